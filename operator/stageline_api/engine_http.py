@@ -1,0 +1,142 @@
+"""The engine's HTTP interface towards the gateway: request, events, errors.
+
+`POST /v1/generate` takes a `GenerateRequest` and answers with newline-delimited JSON, one `Event` per line: exactly
+one `Admitted`, any number of `Delta`, then exactly one `Finished` or `Failed`. A request that is refused before it is
+admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request.
+`POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ChatMessage(_Frozen):
+    """One turn of a chat; rendered by the model's own chat template."""
+
+    role: str
+    content: str
+
+
+class ChatPrompt(_Frozen):
+    """Messages to render with the chat template, generation prompt added."""
+
+    kind: Literal["chat"] = "chat"
+    messages: tuple[ChatMessage, ...] = Field(min_length=1)
+
+
+class TextPrompt(_Frozen):
+    """Raw text, tokenized as it is."""
+
+    kind: Literal["text"] = "text"
+    text: str
+
+
+class TokenPrompt(_Frozen):
+    """Token ids, used as they are."""
+
+    kind: Literal["tokens"] = "tokens"
+    token_ids: tuple[int, ...] = Field(min_length=1)
+
+
+Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="kind")]
+
+
+class SamplingParams(_Frozen):
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Drawn by the gateway when the client gives none; noise is keyed by (seed, choice, position)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """None allows as many as the context still holds."""
+    stop: tuple[str, ...] = Field(default=(), max_length=16)
+    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)
+    ignore_eos: bool = False
+
+
+class GenerateRequest(_Frozen):
+    """One completion to generate."""
+
+    request_id: str = Field(min_length=1, max_length=128)
+    prompt: Prompt
+    sampling: SamplingParams = SamplingParams()
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Admitted(_Frozen):
+    """The request holds a place; prompt tokenized."""
+
+    type: Literal["admitted"] = "admitted"
+    prompt_tokens: int
+
+
+class Delta(_Frozen):
+    """New output. `text` may lag behind `token_ids` while a character or a possible stop string is incomplete."""
+
+    type: Literal["delta"] = "delta"
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class Finished(_Frozen):
+    """The end of a stream that went well (or was aborted by its client)."""
+
+    type: Literal["finished"] = "finished"
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Failed(_Frozen):
+    """The end of a stream that the engine could not finish."""
+
+    type: Literal["failed"] = "failed"
+    message: str
+
+
+Event = Annotated[Admitted | Delta | Finished | Failed, Field(discriminator="type")]
+
+
+class ErrorCode(StrEnum):
+    """Machine-readable refusal codes."""
+
+    INVALID_VALUE = "invalid_value"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    NO_CHAT_TEMPLATE = "no_chat_template"
+    NOT_READY = "not_ready"
+    DRAINING = "draining"
+    QUEUE_FULL = "queue_full"
+
+
+class EngineError(_Frozen):
+    """Body of a refusal. `param` names the offending field in OpenAI's vocabulary (`messages`, `prompt`, `max_tokens`)."""
+
+    code: ErrorCode
+    message: str
+    param: str | None = None
+    retry_after_seconds: float | None = None
+
+
+class ModelInfo(_Frozen):
+    """`GET /v1/info`: what this engine serves."""
+
+    served_name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    extra: dict[str, Any] = {}

@@ -1,0 +1,55 @@
+"""What the stage's and the engine's health endpoints say (`GET /status`), as JSON."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from stageline_api.runtime_config import LayerRange
+
+
+class Phase(StrEnum):
+    """Where a stage or an engine is in its life. Order is the usual order."""
+
+    STARTING = "Starting"
+    CONNECTING = "Connecting"
+    LOADING = "Loading"
+    RENDEZVOUS = "Rendezvous"
+    WARMING = "Warming"
+    READY = "Ready"
+    DRAINING = "Draining"
+    FAILED = "Failed"
+
+
+class StageStatus(BaseModel):
+    """One stage's own account of itself, served at `http://<pod>:9100/status`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    phase: Phase
+    stage: int
+    stage_count: int
+    incarnation: int
+    layers: LayerRange | None = None
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    memory_bytes: int = 0
+    """Weights plus KV cache this stage holds."""
+    steps: int = 0
+    message: str = ""
+
+
+class EngineStatus(BaseModel):
+    """The engine's account of the whole group, served at `http://<stage 0 pod>:8000/status`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    phase: Phase
+    served_name: str
+    max_model_len: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    stages_connected: int = 0
+    stages_ready: int = 0
+    message: str = ""

@@ -1,0 +1,16 @@
+"""Label and annotation keys that Stageline puts on objects. Logic is keyed by these, never by parsed names."""
+
+from typing import Final
+
+MODEL: Final = "stageline.dev/model"
+GROUP: Final = "stageline.dev/group"
+STAGE: Final = "stageline.dev/stage"
+REVISION: Final = "stageline.dev/revision"
+INCARNATION: Final = "stageline.dev/incarnation"
+
+APP_NAME: Final = "app.kubernetes.io/name"
+APP_INSTANCE: Final = "app.kubernetes.io/instance"
+APP_COMPONENT: Final = "app.kubernetes.io/component"
+APP_PART_OF: Final = "app.kubernetes.io/part-of"
+APP_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+APP_VERSION: Final = "app.kubernetes.io/version"

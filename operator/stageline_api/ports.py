@@ -1,0 +1,13 @@
+"""The ports of the pod contract, one constant each.
+
+Every pod has its own IP (a loopback address of its own on one machine), so these never collide.
+"""
+
+from typing import Final
+
+ENGINE_HTTP: Final = 8000
+PLAN_BUS: Final = 5600
+RENDEZVOUS: Final = 29500
+STAGE_HEALTH: Final = 9100
+GATEWAY: Final = 8080
+OPERATOR_METRICS: Final = 9090

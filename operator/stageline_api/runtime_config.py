@@ -1,0 +1,59 @@
+"""The resolved config: what the planner writes into a group's ConfigMap and every container reads.
+
+All defaults have been applied by then; a container never guesses. Units are in the names.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class LayerRange(BaseModel):
+    """Layers of one stage, both ends included, counted from zero."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first: int = Field(ge=0)
+    last: int = Field(ge=0)
+
+    @property
+    def count(self) -> int:
+        """Number of layers in the range."""
+        return self.last - self.first + 1
+
+
+class Timeouts(BaseModel):
+    """How long each phase may take before it counts as failed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rendezvous_seconds: float = 120.0
+    load_seconds: float = 1800.0
+    step_seconds: float = 60.0
+    drain_seconds: float = 30.0
+
+
+class RuntimeConfig(BaseModel):
+    """Everything the engine and the stages of one group need, besides the contract's environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_name: str
+    """The PipelineModel's name."""
+    namespace: str
+    served_name: str
+    source: str
+    """Canonical source URL (`stageline_api.model_source`)."""
+    cache_dir: str
+    """Root of the model cache, writable for `stageline prepare` and readable for the rest."""
+    stage_count: int
+    dtype: str = "auto"
+    """`auto` (the model's own), `float32` or `bfloat16`."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None takes the model's context length."""
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    """Most tokens one step may carry; a longer prompt is prefilled in chunks."""
+    seed: int = 0
+    stage_layers: tuple[LayerRange, ...] | None = None
+    """Explicit cut, one range per stage; None lets the engine cut."""
+    network_interface: str | None = None
+    timeouts: Timeouts = Timeouts()

@@ -1,0 +1,152 @@
+"""What the engine and the stages say to each other on the plan bus: one frozen struct per thing said.
+
+The handshake: a stage says `Hello`, the engine answers all of them at once with `Welcome` (the cut and the sizes), a
+stage that has loaded, joined the rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in
+`seq` order to every stage and the last stage answers each with `StepDone`. Encoded with msgpack; never pickled.
+"""
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Hello(_Message, frozen=True):
+    """Stage to engine, first message. `token` is the bus's shared secret."""
+
+    protocol: int
+    stage: int
+    stage_count: int
+    incarnation: int
+    token: str
+    available_bytes: int
+
+
+class Loaded(_Message, frozen=True):
+    """Stage to engine: weights and KV cache are in place, peers are connected, a warm-up step has crossed."""
+
+    stage: int
+    memory_bytes: int
+
+
+class SampledRow(_Message, frozen=True):
+    """One sampled token of one request."""
+
+    slot: int
+    generation: int
+    token: int
+
+
+class StepDone(_Message, frozen=True):
+    """Last stage to engine: plan `seq` is finished; `rows` holds a token for each row that needed one."""
+
+    seq: int
+    rows: tuple[SampledRow, ...]
+
+
+class Fault(_Message, frozen=True):
+    """Stage to engine: I am about to exit; the text of my termination message."""
+
+    stage: int
+    failure_class: str
+    detail: str
+
+
+class Welcome(_Message, frozen=True):
+    """Engine to stage: what to load and how large to make things."""
+
+    first_layer: int
+    last_layer: int
+    model_dir: str
+    dtype: str
+    num_cohorts: int
+    slots_per_cohort: int
+    slot_tokens: int
+    """Capacity of one slot in tokens (`max_model_len`)."""
+    max_step_tokens: int
+    """Most tokens a plan carries."""
+
+
+class Refused(_Message, frozen=True):
+    """Engine to stage: the handshake failed; the stage exits 64 with this sentence."""
+
+    detail: str
+
+
+class RowSampling(_Message, frozen=True):
+    """Sampling parameters of one request, sent once when its slot is filled."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    choice: int
+
+
+class SlotFill(_Message, frozen=True):
+    """A request takes a slot under a new generation; stages reset the slot's state."""
+
+    slot: int
+    generation: int
+    sampling: RowSampling
+
+
+class PlanRow(_Message, frozen=True):
+    """One request's part of a step.
+
+    `token_ids` holds the input of a prefill chunk; empty means a decode row, whose single input token stage 0 takes
+    from feedback. `position` is the position of the first input token.
+    """
+
+    slot: int
+    generation: int
+    position: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    need_sample: bool
+
+
+class StepPlan(_Message, frozen=True):
+    """One step of one cohort. Everything a stage sends or receives for it follows from this alone.
+
+    `feedback_through`: before stage 0 builds its inputs it applies the feedback of every plan up to this `seq`.
+    `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan.
+    """
+
+    seq: int
+    cohort: int
+    fills: tuple[SlotFill, ...]
+    rows: tuple[PlanRow, ...]
+    padded_tokens: int
+    feedback_through: int
+    feedback_posted: bool
+    dummy: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens in the step."""
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """A rowless plan that only shows that every stage still answers."""
+        return not self.rows
+
+
+class WorkOutstanding(_Message, frozen=True):
+    """Engine to stage: whether any request is unfinished; separates starved from idle in the stage's clock."""
+
+    outstanding: bool
+
+
+class Shutdown(_Message, frozen=True):
+    """Engine to stage: drained; exit 0."""
+
+    reason: str
+
+
+ToEngine = Hello | Loaded | StepDone | Fault
+ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown
