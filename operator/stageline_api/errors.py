@@ -1,0 +1,20 @@
+"""The one exception that carries a sentence for a person: every part raises it, the command line prints it.
+
+Raise `UserError` for what a person can fix (a bad file, a port in use, a missing model). The message is one sentence
+or a few lines that name the thing, its value and what to do; it never holds a secret. Anything else that escapes is
+a bug in Stageline and is reported as one.
+"""
+
+from typing import Final
+
+USAGE_EXIT_CODE: Final = 2
+"""Exit status of bad command-line input: an unknown option, a file that can't be read, a PipelineModel that is refused."""
+
+
+class UserError(Exception):
+    """An expected failure. `exit_code` is the process's exit status: 2 for bad input, or an `ExitCode` in a pod."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = int(exit_code)
