@@ -1,0 +1,57 @@
+# Every target does its own set-up: a fresh clone needs Python 3.11, make and PyPI, nothing else.
+# Only relative paths are used, so that a checkout may live under any name.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+MODEL ?= examples/smollm2.yaml
+SOURCES := operator runtime tests
+export PYTHON
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^## / {printf "\n%s\n", substr($$0, 4)} \
+		/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+## Use it
+
+.PHONY: setup
+setup: ## Make the environment (.venv); does nothing when it is up to date
+	@sh scripts/setup
+
+.PHONY: up
+up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…" for more)
+	@.venv/bin/stageline up "$(MODEL)" $(ARGS)
+
+## Work on it
+
+.PHONY: test
+test: setup ## Run every test (ARGS="…" go to pytest)
+	@$(PY) -m pytest $(ARGS)
+
+.PHONY: check
+check: setup ## Formatting, lint, types, layers, generated files
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	$(PY) -m stageline_api.crd --check
+
+.PHONY: format
+format: setup ## Format the code and mend what lint can mend
+	$(PY) -m ruff format $(SOURCES)
+	$(PY) -m ruff check --fix $(SOURCES)
+
+.PHONY: generate
+generate: setup ## Write the generated files anew (the CRD)
+	$(PY) -m stageline_api.crd
+
+.PHONY: lock
+lock: setup ## Write constraints.txt from what .venv holds
+	@sh scripts/lock
+
+.PHONY: clean
+clean: ## Remove the environment and every cache (downloaded models stay)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find operator runtime tests -type d -name __pycache__ -prune -exec rm -rf {} +
