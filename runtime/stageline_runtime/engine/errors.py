@@ -1,0 +1,52 @@
+"""Refusals: why a request isn't taken, as the one exception that the HTTP edge turns into an `EngineError` body.
+
+`EngineRefusal` with a `retry_after_seconds` means "try again later"; `PromptError` means "never, until the request is
+changed" and names the field in OpenAI's vocabulary.
+"""
+
+from stageline_api.engine_http import EngineError, ErrorCode
+
+HTTP_STATUS_OF_CODE: dict[ErrorCode, int] = {
+    ErrorCode.INVALID_VALUE: 400,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
+    ErrorCode.NO_CHAT_TEMPLATE: 400,
+    ErrorCode.NOT_READY: 503,
+    ErrorCode.DRAINING: 503,
+    ErrorCode.QUEUE_FULL: 503,
+}
+
+
+class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fault
+    """A request that is not admitted; `message` is a sentence its sender can act on."""
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        retry_after_seconds: float | None = None,
+        *,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+        self.param = param
+
+    @property
+    def http_status(self) -> int:
+        """Status of the HTTP answer: 400 for what must change, 503 for what may be tried again."""
+        return HTTP_STATUS_OF_CODE[self.code]
+
+    def body(self) -> EngineError:
+        """The answer's body."""
+        return EngineError(
+            code=self.code, message=self.message, param=self.param, retry_after_seconds=self.retry_after_seconds
+        )
+
+
+class PromptError(EngineRefusal):
+    """A request that can't be served as it is. `param` names the field to change."""
+
+    def __init__(self, code: ErrorCode, message: str, *, param: str) -> None:
+        super().__init__(code, message, param=param)
