@@ -1,0 +1,142 @@
+"""Turns a `GenerateRequest` into an `AdmittedRequest`: renders, tokenizes, and checks everything a stage relies on.
+
+What leaves here can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus output
+fit the context. What can't be served is refused with the field, the value and the rule.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from stageline_api.engine_http import ChatPrompt, ErrorCode, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from stageline_runtime.engine.chat_template import ChatTemplate, no_chat_template
+from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.port import AdmittedRequest
+from stageline_runtime.engine.tokenizer import EngineTokenizer, check_unicode
+from stageline_runtime.engine.tokenizer_config import read_tokenizer_config
+
+QUICK_CHARACTERS = 8192
+"""Text up to this long is tokenized in a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReader:
+    """Checks requests against one model. Safe from any thread."""
+
+    tokenizer: EngineTokenizer
+    chat_template: ChatTemplate | None
+    vocab_size: int
+    """Rows of the model's embedding; ids run from 0 to one less."""
+    max_model_len: int
+    """Most tokens of prompt plus output."""
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def load(
+        cls, model_dir: Path, *, vocab_size: int, max_model_len: int, eos_token_ids: Iterable[int]
+    ) -> "PromptReader":
+        """Load tokenizer and chat template of the model in `model_dir`.
+
+        Raises:
+            RuntimeFailure: class ModelLoad, naming the file.
+        """
+        config = read_tokenizer_config(model_dir)
+        source = config.chat_template
+        return cls(
+            tokenizer=EngineTokenizer.load(model_dir, config),
+            chat_template=None if source is None else ChatTemplate(source, config.special_tokens),
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset(eos_token_ids),
+        )
+
+    def read(self, request: GenerateRequest) -> AdmittedRequest:
+        """Check `request` and work out its token ids and limits.
+
+        Raises:
+            PromptError: naming the field of the request that can't be served.
+        """
+        sampling = request.sampling
+        for stop in sampling.stop:
+            if not stop:
+                raise PromptError(ErrorCode.INVALID_VALUE, "A stop string must not be empty.", param="stop")
+            check_unicode(stop, "stop")
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        token_ids = self.render_prompt(request.prompt)
+        stop_token_ids = frozenset(sampling.stop_token_ids)
+        return AdmittedRequest(
+            request_id=request.request_id,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            max_new_tokens=self._max_new_tokens(len(token_ids), sampling.max_tokens),
+            stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
+        )
+
+    def render_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of `prompt`: at least one, each within the vocabulary, leaving room for at least one more.
+
+        Raises:
+            PromptError: naming `messages` or `prompt`.
+        """
+        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        token_ids = self._tokenize(prompt)
+        self._check_ids(token_ids, param)
+        if not token_ids:
+            raise PromptError(ErrorCode.INVALID_VALUE, "The prompt is empty: it has no token.", param=param)
+        if len(token_ids) > self.max_model_len - 1:
+            message = (
+                f"The prompt has {len(token_ids)} tokens, but this model takes at most {self.max_model_len - 1}: "
+                f"its context is {self.max_model_len} tokens, and the answer needs at least one."
+            )
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+        return token_ids
+
+    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
+            case ChatPrompt(messages=messages):
+                if self.chat_template is None:
+                    raise no_chat_template()
+                for message in messages:
+                    check_unicode(message.role, "messages")
+                    check_unicode(message.content, "messages")
+                text = self.chat_template.render(messages)
+                return self.tokenizer.encode(text, add_special_tokens=False, param="messages")
+            case TextPrompt(text=text):
+                return self.tokenizer.encode(text, add_special_tokens=True)
+            case TokenPrompt(token_ids=token_ids):
+                return token_ids
+            case _:
+                assert_never(prompt)
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        for index in token_ids:
+            if not 0 <= index < self.vocab_size:
+                message = f"Token id {index} is not in this model's vocabulary: ids are 0 to {self.vocab_size - 1}."
+                raise PromptError(ErrorCode.INVALID_VALUE, message, param=param)
+
+    def _max_new_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        room = self.max_model_len - prompt_tokens
+        if max_tokens is None:
+            return room
+        if max_tokens > room:
+            message = (
+                f"The prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together "
+                f"{prompt_tokens + max_tokens}, but this model's context is {self.max_model_len} tokens; "
+                f"lower max_tokens to {room} or shorten the prompt."
+            )
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
+        return max_tokens
+
+
+def is_quick(prompt: Prompt) -> bool:
+    """Whether reading `prompt` is cheap enough to do on the event loop; a template's cost is never known beforehand."""
+    match prompt:
+        case ChatPrompt():
+            return False
+        case TextPrompt(text=text):
+            return len(text) <= QUICK_CHARACTERS
+        case TokenPrompt():
+            return True
+        case _:
+            assert_never(prompt)
