@@ -8,7 +8,7 @@ a bug in Stageline and is reported as one.
 from typing import Final
 
 USAGE_EXIT_CODE: Final = 2
-"""Exit status of bad command-line input: an unknown option, a file that can't be read, a PipelineModel that is refused."""
+"""Exit status of bad input at the command line: an unknown option, an unreadable file, a refused PipelineModel."""
 
 
 class UserError(Exception):

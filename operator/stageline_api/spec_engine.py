@@ -1,0 +1,106 @@
+"""`spec.engine` and `spec.parallelism`: what runs the model, and over how many stages."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.spec_base import SpecBase, cel, cel_extra
+
+MOST_STAGES: Final = 64
+
+_NO_TENSOR: Final = "tensor parallelism is not built yet: must be 1"
+_ONE_ENGINE: Final = 'must be "stageline": no other engine is built yet'
+
+
+def _default(field: str) -> int:
+    """The runtime's own default, so that the two can't drift apart."""
+    value = RuntimeConfig.model_fields[field].default
+    assert isinstance(value, int), field
+    return value
+
+
+def _engine_name(name: str) -> str:
+    if name != "stageline":
+        raise ValueError(_ONE_ENGINE)
+    return name
+
+
+def _tensor(size: int) -> int:
+    if size != 1:
+        raise ValueError(_NO_TENSOR)
+    return size
+
+
+class EngineSpec(SpecBase):
+    """How the model is run."""
+
+    name: Annotated[str, AfterValidator(_engine_name)] = Field(
+        default="stageline",
+        max_length=63,
+        json_schema_extra=cel_extra(cel("self == 'stageline'", _ONE_ENGINE)),
+        description='Engine that runs the model. Default and only value so far: "stageline".',
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description=(
+            "Number format of weights, activations and KV cache. Default `auto`, the model's own. `float32` doubles "
+            "the memory of a bfloat16 model and gives the same tokens for any number of stages and any batch."
+        ),
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description=(
+            "Longest prompt plus output, in tokens. Default: the model's context length, which it may not exceed. "
+            "A smaller value needs less KV cache. Between 1 and 16777216."
+        ),
+    )
+    max_num_seqs: int = Field(
+        default=_default("max_num_seqs"),
+        ge=1,
+        le=1024,
+        description=(
+            "Most requests a group works on at once; more wait in its queue. They are spread over as many cohorts as "
+            "there are stages, so fewer requests than `parallelism.pipeline` leave stages idle. Default 16, between 1 "
+            "and 1024."
+        ),
+    )
+    max_num_batched_tokens: int = Field(
+        default=_default("max_num_batched_tokens"),
+        ge=1,
+        le=65_536,
+        description=(
+            "Most tokens one step may carry; a longer prompt is read in chunks over several steps. A larger value "
+            "reads long prompts faster and makes running answers wait longer. Default 512, between 1 and 65536."
+        ),
+    )
+    seed: int = Field(
+        default=_default("seed"),
+        ge=0,
+        le=2_147_483_647,
+        description=(
+            "Base seed of the group's own random choices; a request's `seed` decides its sampling noise. "
+            "Default 0, between 0 and 2147483647."
+        ),
+    )
+
+
+class ParallelismSpec(SpecBase):
+    """How one group divides the model."""
+
+    pipeline: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_STAGES,
+        description=(
+            "Number of stages that the model's layers are cut into; each stage is one pod. Default 1, between 1 and "
+            "64, and at most the model's number of layers. With `stages` given, its length must equal this."
+        ),
+    )
+    tensor: Annotated[int, AfterValidator(_tensor)] = Field(
+        default=1,
+        json_schema_extra=cel_extra(cel("self == 1", _NO_TENSOR)),
+        description="Number of devices that share one stage's layers. Default and only value so far: 1.",
+    )

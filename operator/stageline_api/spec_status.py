@@ -1,0 +1,107 @@
+"""`status` of a PipelineModel: what the operator has seen, and the bookkeeping that survives its restart.
+
+Write it with `StatusBase.to_manifest()`. The operator keeps no memory of its own, so a group's incarnation, restart
+times and back-off are written here before its pods are made.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+from stageline_api.failures import FailureClass
+
+
+def _timestamp_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+Timestamp = Annotated[AwareDatetime, PlainSerializer(_timestamp_text, when_used="json")]
+"""A moment in UTC, written in RFC 3339 with microseconds."""
+
+
+class StatusBase(BaseModel):
+    """Base of what Stageline writes. Unknown fields are kept out, so that a newer operator's status can be read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The status as JSON values under Kubernetes' names, without what is not set."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Condition(StatusBase):
+    """A condition in metav1 form."""
+
+    type: str = Field(max_length=316, description="Available, Progressing, Degraded or Ready.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    observed_generation: int | None = Field(default=None, description="Generation of the spec this was judged on.")
+    last_transition_time: Timestamp = Field(description="When `status` last changed.")
+    reason: str = Field(max_length=1024, description="Why, as one CamelCase word.")
+    message: str = Field(default="", max_length=32_768, description="Why, as a sentence a person can act on.")
+
+
+class StageObserved(StatusBase):
+    """One stage of one group, as last seen."""
+
+    index: int = Field(description="Place in the pipeline, counted from zero.")
+    pod: str = Field(default="", description="Name of its pod.")
+    node: str = Field(default="", description="Node the pod runs on; empty until it is scheduled.")
+    layers: str = Field(default="", description="Layers it holds, as first-last; empty until the engine has cut.")
+    ready: bool = Field(default=False, description="Whether it has loaded and the whole pipeline has answered.")
+    message: str = Field(default="", description="What it is doing, or why it is not ready.")
+
+
+class GroupStatus(StatusBase):
+    """One copy of the pipeline."""
+
+    index: int = Field(description="Number of the group, counted from zero.")
+    incarnation: int = Field(description="How often its pods have been made anew; every pod carries it as a label.")
+    revision: str = Field(default="", description="Hash of the template its pods were made from.")
+    phase: str = Field(default="", description="Where the group is in its life.")
+    restarts: tuple[Timestamp, ...] = Field(default=(), description="When it was restarted, within the restart window.")
+    backoff_until: Timestamp | None = Field(default=None, description="Its next restart does not start before this.")
+    stages: tuple[StageObserved, ...] = Field(
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]},
+        description="Its stages, in pipeline order.",
+    )
+
+
+class FailureRecord(StatusBase):
+    """Why a group failed: the one failure that no other explains."""
+
+    time: Timestamp = Field(description="When the container ended.")
+    group: int = Field(description="Group that failed.")
+    incarnation: int = Field(description="Incarnation that failed.")
+    stage: int | None = Field(default=None, description="Stage that failed first.")
+    container: str = Field(default="", description="Container that failed first.")
+    reason: str = Field(default="", description="Reason as Kubernetes gives it.")
+    failure_class: FailureClass = Field(description="What kind of failure it was.")
+    exit_code: int | None = Field(default=None, description="Exit code of the container.")
+    message: str = Field(default="", description="Its last words.")
+
+
+class PipelineModelStatus(StatusBase):
+    """What the operator has seen of the groups and wrote down about them."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec this status is about.")
+    replicas: int = Field(default=0, description="Groups that exist.")
+    ready_replicas: int = Field(default=0, description="Groups that answer requests.")
+    updated_replicas: int = Field(default=0, description="Groups made from the current template.")
+    selector: str = Field(default="", description="Label selector of stage 0 pods, one for each group.")
+    url: str = Field(default="", description="Base URL of the endpoint.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        description="Available, Progressing, Degraded and Ready.",
+    )
+    groups: tuple[GroupStatus, ...] = Field(
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]},
+        description="Every group, with the bookkeeping of its restarts.",
+    )
+    last_failures: tuple[FailureRecord, ...] = Field(
+        default=(), description="Latest failures, newest first, kept when pods are replaced."
+    )
