@@ -1,0 +1,30 @@
+"""Why a model could not be prepared, as a sentence for the person who named its source."""
+
+import errno
+
+from stageline_api.errors import UserError
+from stageline_api.failures import ExitCode
+
+
+class PrepareError(UserError):
+    """The model can't be fetched, converted or stored. Ends the process with `ExitCode.MODEL_LOAD`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.MODEL_LOAD)
+
+
+def storage_error(error: OSError, action: str) -> PrepareError:
+    """Say in a sentence what the file system refused. `action` reads after "cannot", e.g. "write the model cache"."""
+    where = f" at {error.filename}" if error.filename else ""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            hint = "the disk is full; free some space or choose another cache directory"
+        case errno.EACCES | errno.EPERM:
+            hint = "permission denied; make it writable for this user or choose another cache directory"
+        case errno.EROFS:
+            hint = "the file system is read-only; choose another cache directory"
+        case errno.ENOENT:
+            hint = "it does not exist"
+        case _:
+            hint = error.strerror or str(error)
+    return PrepareError(f"cannot {action}{where}: {hint}")

@@ -1,0 +1,126 @@
+"""Fills a cache entry exactly once: under a lock, in a hidden directory, published by one rename.
+
+`.<key>.lock` is held (flock, so that the kernel frees it when its holder dies) while an entry is made; whoever comes
+second waits and then finds the entry. Work happens in `.<key>.partial-*`, on the cache's own file system; only the lock's
+holder has one, so any that is found with the lock free was left by a killed run and is removed. Lock files stay: removing
+one would let two processes lock two files of the same name.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stageline_runtime.prepare.cache import (
+    CONVERTER_VERSION,
+    MANIFEST_NAME,
+    Manifest,
+    cache_key,
+    entry_problem,
+    files_with_sizes,
+)
+from stageline_runtime.prepare.errors import storage_error
+from stageline_runtime.prepare.progress import Reporter
+
+PARTIAL_MARK = ".partial-"
+
+Fill = Callable[[Path, Path], str]
+"""Writes a model: takes an empty model directory and a scratch directory, returns what the source resolved to."""
+
+
+def ensure_entry(cache_dir: Path, canonical_source: str, fill: Fill, reporter: Reporter) -> Path:
+    """The complete entry of a source; `fill` runs when there is none yet.
+
+    Raises:
+        PrepareError: the cache can't be written, or `fill` refused.
+    """
+    key = cache_key(canonical_source)
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(cache_dir, key, reporter):
+            _remove_leftovers(cache_dir, key)
+            if _is_complete(cache_dir / key, reporter):
+                reporter.note(f"Found {canonical_source} in the cache")
+            else:
+                _fill_and_publish(cache_dir, canonical_source, fill)
+    except OSError as error:
+        raise storage_error(error, f"fill the model cache {cache_dir}") from error
+    return cache_dir / key
+
+
+def _is_complete(entry: Path, reporter: Reporter) -> bool:
+    if not entry.exists():
+        return False
+    problem = entry_problem(entry)
+    if problem is not None:
+        reporter.note(f"The cache entry {entry} is damaged ({problem}); making it again")
+    return problem is None
+
+
+def _fill_and_publish(cache_dir: Path, canonical_source: str, fill: Fill) -> None:
+    key = cache_key(canonical_source)
+    partial = Path(tempfile.mkdtemp(prefix=f".{key}{PARTIAL_MARK}", dir=cache_dir))
+    try:
+        model, scratch = partial / "model", partial / "scratch"
+        model.mkdir()
+        scratch.mkdir()
+        resolved = fill(model, scratch)
+        manifest = Manifest(
+            source=canonical_source,
+            resolved=resolved,
+            converter_version=CONVERTER_VERSION,
+            files=files_with_sizes(model),
+        )
+        (model / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
+        _sync(model)
+        if (cache_dir / key).exists():
+            (cache_dir / key).rename(partial / "damaged")
+        model.rename(cache_dir / key)
+        _sync_one(cache_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(cache_dir: Path, key: str, reporter: Reporter) -> Iterator[None]:
+    path = cache_dir / f".{key}.lock"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reporter.note(f"Another process is preparing this model; waiting for it to finish (lock {path})")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_leftovers(cache_dir: Path, own_key: str) -> None:
+    """Remove what killed runs left: of this entry, whose lock is held, and of others whose lock is free."""
+    for partial in cache_dir.glob(f".*{PARTIAL_MARK}*"):
+        key = partial.name[1:].partition(PARTIAL_MARK)[0]
+        if key == own_key:
+            shutil.rmtree(partial, ignore_errors=True)
+            continue
+        with (cache_dir / f".{key}.lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Force the files to disk, so that a rename that survives a power cut names whole files."""
+    for path in directory.rglob("*"):
+        _sync_one(path)
+    _sync_one(directory)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
