@@ -1,0 +1,165 @@
+"""Which token of a plan reads and writes which part of the KV cache, worked out once per plan for all layers.
+
+Invariants: every index follows from the plan alone, so all stages agree; padding tokens own no slot and so can't write
+to one; a query sees exactly the positions up to its own. Reads are padded to a bucket so that shapes are few; what lies
+in the padding is masked and, since the cache starts zeroed and slots are reset on reuse, finite.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from stageline_runtime.messages import PlanRow
+
+CONTEXT_BUCKET_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """Sizes of the KV cache that indices are checked against, and how queries fold."""
+
+    num_slots: int
+    slot_tokens: int
+    group_size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunk:
+    """Several tokens of one request."""
+
+    tokens: slice
+    """The chunk's tokens within the step."""
+    slot: int
+    positions: slice
+    """Where the chunk's keys and values go."""
+    context: int
+    """Padded number of positions read."""
+    mask: torch.Tensor
+    """Additive, `[group_size * num_tokens, context]`; group-major, as the folded queries are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRun:
+    """Single-token rows of consecutive slots, so that their cache is one view."""
+
+    tokens: slice | torch.Tensor
+    slots: slice
+    context: int
+    mask: torch.Tensor
+    """Additive, `[num_rows, 1, 1, context]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """A plan's rows, as attention needs them."""
+
+    positions: torch.Tensor
+    """`[padded_tokens]` int64; zero for padding."""
+    prefill: tuple[PrefillChunk, ...]
+    decode: tuple[DecodeRun, ...]
+    decode_tokens: torch.Tensor
+    """`[num_decode_rows]` int64, with `decode_slots` and `decode_positions`: what the decode rows write."""
+    decode_slots: torch.Tensor
+    decode_positions: torch.Tensor
+    written: tuple[tuple[int, int], ...]
+    """(slot, end position) of each row, for the cache's high-water marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeRow:
+    token: int
+    slot: int
+    position: int
+
+
+def build_attention_batch(rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape) -> AttentionBatch:
+    """Work out the indices and masks of a plan.
+
+    Raises:
+        ValueError: a row lies outside the cache or the rows don't fit `padded_tokens`; a bug in whoever planned it.
+    """
+    positions = torch.zeros(padded_tokens, dtype=torch.int64)
+    prefill: list[PrefillChunk] = []
+    decode: list[_DecodeRow] = []
+    offset = 0
+    for row in rows:
+        _check_row(row, shape)
+        tokens = slice(offset, offset + row.num_tokens)
+        if tokens.stop > padded_tokens:
+            raise ValueError(f"rows need at least {tokens.stop} tokens, but the plan is padded to {padded_tokens}")
+        positions[tokens] = torch.arange(row.position, row.position + row.num_tokens)
+        if row.num_tokens == 1:
+            decode.append(_DecodeRow(offset, row.slot, row.position))
+        else:
+            prefill.append(_prefill_chunk(row, tokens, shape))
+        offset = tokens.stop
+    decode.sort(key=lambda entry: entry.slot)
+    return AttentionBatch(
+        positions=positions,
+        prefill=tuple(prefill),
+        decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)),
+        decode_tokens=torch.tensor([row.token for row in decode], dtype=torch.int64),
+        decode_slots=torch.tensor([row.slot for row in decode], dtype=torch.int64),
+        decode_positions=torch.tensor([row.position for row in decode], dtype=torch.int64),
+        written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
+    )
+
+
+def _check_row(row: PlanRow, shape: CacheShape) -> None:
+    if not 0 <= row.slot < shape.num_slots:
+        raise ValueError(f"slot {row.slot} is outside the cache's {shape.num_slots} slots")
+    if row.num_tokens < 1 or row.position < 0 or row.position + row.num_tokens > shape.slot_tokens:
+        raise ValueError(
+            f"slot {row.slot}: {row.num_tokens} tokens at position {row.position} don't fit {shape.slot_tokens}"
+        )
+
+
+def _padded_context(length: int, shape: CacheShape) -> int:
+    buckets = -(-length // CONTEXT_BUCKET_TOKENS)
+    return min(buckets * CONTEXT_BUCKET_TOKENS, shape.slot_tokens)
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Zero where visible, minus infinity elsewhere, in the queries' dtype so that no layer converts it again."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+
+
+def _prefill_chunk(row: PlanRow, tokens: slice, shape: CacheShape) -> PrefillChunk:
+    end = row.position + row.num_tokens
+    context = _padded_context(end, shape)
+    visible = torch.arange(context)[None, :] <= torch.arange(row.position, end)[:, None]
+    return PrefillChunk(
+        tokens=tokens,
+        slot=row.slot,
+        positions=slice(row.position, end),
+        context=context,
+        mask=_additive(visible, shape.dtype).repeat(shape.group_size, 1),
+    )
+
+
+def _consecutive(rows: list[_DecodeRow]) -> list[list[_DecodeRow]]:
+    """Split rows, ordered by slot, where a slot is skipped."""
+    runs: list[list[_DecodeRow]] = [rows[:1]] if rows else []
+    for before, row in pairwise(rows):
+        if row.slot == before.slot + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def _decode_run(run: list[_DecodeRow], shape: CacheShape) -> DecodeRun:
+    context = _padded_context(max(row.position for row in run) + 1, shape)
+    last_visible = torch.tensor([row.position for row in run])[:, None]
+    visible = torch.arange(context)[None, :] <= last_visible
+    tokens = [row.token for row in run]
+    in_order = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
+    return DecodeRun(
+        tokens=slice(tokens[0], tokens[-1] + 1) if in_order else torch.tensor(tokens, dtype=torch.int64),
+        slots=slice(run[0].slot, run[-1].slot + 1),
+        context=context,
+        mask=_additive(visible, shape.dtype)[:, None, None, :],
+    )

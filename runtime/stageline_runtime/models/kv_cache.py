@@ -1,0 +1,45 @@
+"""Keys and values of a stage's layers: one contiguous region per slot, addressed by global slot id.
+
+A global slot id is `cohort * slots_per_cohort + index`. The memory is reserved zeroed at load, so pages that no request
+reaches are never touched, and masked reads always meet finite numbers. A slot is zeroed up to its high-water mark when
+a new request takes it: a masked weight of zero times a stale NaN would otherwise reach that request's output.
+"""
+
+import torch
+
+from stageline_runtime.models.attention_batch import AttentionBatch
+
+
+class KvCache:
+    """Keys and values `[num_slots, num_kv_heads, slot_tokens, head_dim]` for each of the stage's layers."""
+
+    def __init__(
+        self, *, num_layers: int, num_slots: int, num_kv_heads: int, slot_tokens: int, head_dim: int, dtype: torch.dtype
+    ) -> None:
+        shape = (num_slots, num_kv_heads, slot_tokens, head_dim)
+        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(num_layers)]
+        self._high_water_tokens = [0] * num_slots
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch) -> None:
+        """Store the step's keys and values `[padded_tokens, num_kv_heads, head_dim]`; padding is left out.
+
+        `layer` counts from the stage's first layer.
+        """
+        for cache, new in ((self.keys[layer], key), (self.values[layer], value)):
+            for chunk in batch.prefill:
+                cache[chunk.slot, :, chunk.positions] = new[chunk.tokens].transpose(0, 1)
+            if batch.decode:
+                cache[batch.decode_slots, :, batch.decode_positions] = new[batch.decode_tokens]
+
+    def mark_written(self, batch: AttentionBatch) -> None:
+        """Remember how far each slot is filled, so that `reset_slot` clears no more than it must."""
+        for slot, end in batch.written:
+            self._high_water_tokens[slot] = max(self._high_water_tokens[slot], end)
+
+    def reset_slot(self, slot: int) -> None:
+        """Zero what earlier requests wrote to `slot`."""
+        end = self._high_water_tokens[slot]
+        for cache in (*self.keys, *self.values):
+            cache[slot, :, :end].zero_()
+        self._high_water_tokens[slot] = 0

@@ -1,0 +1,31 @@
+"""What a stage's compute offers to the stage loop, whatever the model family or device.
+
+One hidden tensor goes in and one comes out: the residual stream, already summed. Nothing here knows about transports,
+plans in flight or sampling.
+"""
+
+from typing import Protocol
+
+import torch
+
+from stageline_runtime.messages import StepPlan
+from stageline_runtime.models.attention_batch import AttentionBatch
+
+
+class StageModel(Protocol):
+    """Embedding, layers and head of one stage; a stage calls only the parts it holds."""
+
+    def attention_batch(self, plan: StepPlan) -> AttentionBatch:
+        """Derive positions, slots and masks from the plan, once per plan."""
+
+    def reset_slot(self, slot: int) -> None:
+        """Forget what a slot holds, when a new request takes it."""
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
+
+    def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Run the stage's layers: hidden `[padded_tokens, hidden_size]` in, the same shape out; writes KV."""
+
+    def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """Map `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""

@@ -1,0 +1,1 @@
+"""How a model is divided among stages. Pure: no torch, no I/O."""
