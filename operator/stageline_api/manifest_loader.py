@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.field_problem import FieldProblem, show_value
 from stageline_api.pipeline_model import API_VERSION, KIND, PipelineModel
-from stageline_api.strict_yaml import YamlProblem, read_documents
+from stageline_api.strict_yaml import UnreadableYamlError, read_documents
 from stageline_api.validation_problems import problems_of
 
 
@@ -27,14 +27,14 @@ def load_manifests(path: Path) -> LoadResult:
     file = str(path)
     try:
         documents = read_documents(path)
-    except YamlProblem as problem:
+    except UnreadableYamlError as problem:
         return LoadResult((), (FieldProblem(path="", rule=str(problem), file=file),))
     if not documents:
         return LoadResult((), (FieldProblem(path="", rule="holds no PipelineModel", file=file),))
     models: list[PipelineModel] = []
     problems: list[FieldProblem] = []
     first_document: dict[tuple[str, str], int] = {}
-    for number, document in enumerate(documents, start=1):
+    for number, document in documents:
         shown_number = number if len(documents) > 1 else None
         parsed = parse_manifest(document)
         if isinstance(parsed, PipelineModel):

@@ -18,7 +18,7 @@ _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _STRING_TAG: Final = "tag:yaml.org,2002:str"
 
 
-class YamlProblem(Exception):
+class UnreadableYamlError(Exception):
     """The file can't be read as YAML documents; the message is a sentence with the line where it is known."""
 
 
@@ -32,22 +32,22 @@ _JsonLikeLoader.yaml_implicit_resolvers = {
 }
 
 
-def read_documents(path: Path) -> list[Any]:
-    """Every document of a file that is not empty, as JSON-like values.
+def read_documents(path: Path) -> list[tuple[int, Any]]:
+    """Every document of a file that is not empty, as its place in the file (from one) and its JSON-like value.
 
     Raises:
-        YamlProblem: the file can't be read, is no UTF-8, or holds YAML that is refused.
+        UnreadableYamlError: the file can't be read, is no UTF-8, or holds YAML that is refused.
     """
     text = _read_text(path)
     try:
         return list(_documents(text))
     except RecursionError:
-        raise YamlProblem("is nested too deeply") from None
+        raise UnreadableYamlError("is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
-        raise YamlProblem(_sentence(error)) from None
+        raise UnreadableYamlError(_sentence(error)) from None
     except yaml.reader.ReaderError as error:
         character = f"U+{error.character:04X}" if isinstance(error.character, int) else repr(error.character)
-        raise YamlProblem(f"holds the character {character}, which YAML does not allow") from None
+        raise UnreadableYamlError(f"holds the character {character}, which YAML does not allow") from None
 
 
 def _read_text(path: Path) -> str:
@@ -55,20 +55,22 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
     except OSError as error:
-        raise YamlProblem(f"can't be read: {error.strerror or error}") from None
+        raise UnreadableYamlError(f"can't be read: {error.strerror or error}") from None
     if len(data) > LARGEST_FILE_BYTES:
-        raise YamlProblem(f"is larger than {LARGEST_FILE_BYTES} bytes, too large for a PipelineModel")
+        raise UnreadableYamlError(f"is larger than {LARGEST_FILE_BYTES} bytes, too large for a PipelineModel")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise YamlProblem(f"line {line}: is not UTF-8 text") from None
+        raise UnreadableYamlError(f"line {line}: is not UTF-8 text") from None
 
 
-def _documents(text: str) -> Iterator[Any]:
+def _documents(text: str) -> Iterator[tuple[int, Any]]:
     loader = _JsonLikeLoader(text)
+    number = 0
     try:
         while loader.check_node():
+            number += 1
             node = loader.get_node()
             if node is None:
                 continue
@@ -77,9 +79,11 @@ def _documents(text: str) -> Iterator[Any]:
                 value = loader.construct_document(node)
             except (ValueError, OverflowError) as error:
                 # PyYAML converts numbers without a guard: "!!int x", or an integer of thousands of digits.
-                raise YamlProblem(f"document at {_place(node.start_mark)}: holds a malformed value ({error})") from None
+                raise UnreadableYamlError(
+                    f"document at {_place(node.start_mark)}: holds a malformed value ({error})"
+                ) from None
             if value is not None:
-                yield value
+                yield number, value
     finally:
         loader.dispose()
 
@@ -94,7 +98,7 @@ class _NodeCheck:
         """Number of values below and including `node`, aliases followed."""
         known = self._sizes.get(id(node), 0)
         if known is None:
-            raise YamlProblem(f"{_place(node.start_mark)}: an alias contains itself")
+            raise UnreadableYamlError(f"{_place(node.start_mark)}: an alias contains itself")
         if known:
             return known
         self._sizes[id(node)] = None
@@ -105,7 +109,7 @@ class _NodeCheck:
         elif isinstance(node, yaml.SequenceNode):
             size += sum(self.check(item) for item in node.value)
         if size > MOST_NODES:
-            raise YamlProblem(
+            raise UnreadableYamlError(
                 f"{_place(node.start_mark)}: holds more than {MOST_NODES} values once aliases are followed"
             )
         self._sizes[id(node)] = size
@@ -116,9 +120,9 @@ def _check_keys(node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in (_STRING_TAG, _MERGE_TAG):
-            raise YamlProblem(f"{_place(key.start_mark)}: a key must be a string; put it in quotes")
+            raise UnreadableYamlError(f"{_place(key.start_mark)}: a key must be a string; put it in quotes")
         if key.value in seen:
-            raise YamlProblem(f'{_place(key.start_mark)}: the key "{key.value}" is given twice in one mapping')
+            raise UnreadableYamlError(f'{_place(key.start_mark)}: the key "{key.value}" is given twice in one mapping')
         seen.add(key.value)
 
 

@@ -1,0 +1,112 @@
+"""Entry point of `stageline`: the table of subcommands, and what a failure looks like to the person who typed it."""
+
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from stageline_api.errors import UserError
+from stageline_cli.lazy_group import LazyCommand, LazyGroup
+
+DEBUG_ENV: Final = "STAGELINE_DEBUG"
+"""Set to 1 to see the traceback of an unexpected failure."""
+
+_INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells report it."""
+
+COMMANDS: Final = {
+    "up": LazyCommand(
+        target="stageline_cli.up:up",
+        help="Serve a PipelineModel on this machine, each stage a process.",
+        extra="runtime,prepare,gateway",
+    ),
+    "down": LazyCommand(target="stageline_cli.down:down", help="End what `up --detach` started."),
+    "validate": LazyCommand(
+        target="stageline_cli.validate:validate", help="Check PipelineModel files; exit status 2 when one is refused."
+    ),
+    "crd": LazyCommand(target="stageline_cli.crd_command:crd", help="Print the CustomResourceDefinition."),
+    "prepare": LazyCommand(
+        target="stageline_runtime.prepare.command:prepare",
+        help="Fill the model cache (init container of a stage pod).",
+        extra="prepare",
+    ),
+    "engine": LazyCommand(
+        target="stageline_runtime.engine.command:engine",
+        help="Schedule one group's requests (container of stage 0's pod).",
+        extra="runtime",
+    ),
+    "stage": LazyCommand(
+        target="stageline_runtime.stage.command:stage",
+        help="Run one stage's layers (container of every stage pod).",
+        extra="runtime",
+    ),
+    "gateway": LazyCommand(
+        target="stageline_gateway.command:gateway",
+        help="Serve the OpenAI API before the groups.",
+        extra="gateway",
+    ),
+}
+
+cli = LazyGroup(
+    name="stageline",
+    commands_table=COMMANDS,
+    help="Serve a large language model as a pipeline of stages.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="Print the version and exit.",
+            callback=lambda ctx, _option, given: _print_version(ctx) if given else None,
+        )
+    ],
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line (`sys.argv` by default) and end the process with its exit status."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; a traceback is printed only with STAGELINE_DEBUG=1."""
+    try:
+        outcome = cli.main(args=arguments, prog_name="stageline", standalone_mode=False)
+    except UserError as error:
+        return _say(error.message, error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone, as with `| head`; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get(DEBUG_ENV) == "1":
+            traceback.print_exc()
+            return 1
+        shown = " ".join(f"{type(error).__name__}: {error}".split())
+        return _say(f"{shown} (unexpected; run with {DEBUG_ENV}=1 for the traceback)", 1)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _say(message: str, exit_code: int) -> int:
+    print(f"stageline: {message}", file=sys.stderr)
+    return exit_code
+
+
+def _print_version(ctx: click.Context) -> None:
+    click.echo(f"stageline {importlib.metadata.version('stageline')}")
+    ctx.exit()
+
+
+if __name__ == "__main__":
+    main()
