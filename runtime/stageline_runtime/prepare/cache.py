@@ -1,8 +1,8 @@
 """The model cache on disk: where an entry lives, what makes it complete. Reads only; `publish` writes.
 
-An entry is `<cache_dir>/<key>/`, a Hugging Face directory plus a manifest. The key follows from the canonical source and
-the converter's version, so an engine finds the directory without asking anyone, and a new converter never reads what an
-older one wrote. A `file://` source is used where it is and never copied.
+An entry is `<cache_dir>/<key>/`, a Hugging Face directory plus a manifest. The key follows from the canonical source
+and the converter's version, so an engine finds the directory without asking anyone, and a new converter never reads
+what an older one wrote. A `file://` source is used where it is and never copied.
 """
 
 import hashlib

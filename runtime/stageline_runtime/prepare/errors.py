@@ -28,3 +28,10 @@ def storage_error(error: OSError, action: str) -> PrepareError:
         case _:
             hint = error.strerror or str(error)
     return PrepareError(f"cannot {action}{where}: {hint}")
+
+
+class BadConfigError(UserError):
+    """What was asked can't work with this model. Ends the process with `ExitCode.BAD_CONFIG`; never retried."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.BAD_CONFIG)

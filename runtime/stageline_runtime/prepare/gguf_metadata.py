@@ -80,9 +80,8 @@ def open_gguf(path: Path) -> GgufModel:
     model = GgufModel(path, reader, "")
     architecture = model.required("general.architecture", str)
     if architecture not in ARCHITECTURES:
-        raise PrepareError(
-            f"{path.name}: general.architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
+        known = ", ".join(ARCHITECTURES)
+        raise PrepareError(f"{path.name}: general.architecture {architecture!r} is not supported; supported: {known}")
     if reader.byte_order != "I":
         raise PrepareError(f"{path.name} was written for a machine of the other byte order")
     if int(model.get("split.count") or 1) > 1:

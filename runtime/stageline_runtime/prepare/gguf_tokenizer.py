@@ -75,7 +75,7 @@ def tokenizer_config(model: GgufModel) -> dict[str, Any]:
 
 
 def adds_bos(model: GgufModel) -> bool:
-    """Whether encoding a text puts the beginning-of-sequence token first. llama.cpp's default is on for Llama 3 only."""
+    """Whether encoding a text puts the beginning-of-sequence token first. Undeclared, only Llama 3 files mean yes."""
     declared = model.get("tokenizer.ggml.add_bos_token")
     return bool(declared) if declared is not None else _pre_name(model) == "llama-bpe"
 

@@ -1,9 +1,9 @@
 """Fills a cache entry exactly once: under a lock, in a hidden directory, published by one rename.
 
 `.<key>.lock` is held (flock, so that the kernel frees it when its holder dies) while an entry is made; whoever comes
-second waits and then finds the entry. Work happens in `.<key>.partial-*`, on the cache's own file system; only the lock's
-holder has one, so any that is found with the lock free was left by a killed run and is removed. Lock files stay: removing
-one would let two processes lock two files of the same name.
+second waits and then finds the entry. Work happens in `.<key>.partial-*`, on the cache's own file system; only the
+lock's holder has one, so any that is found with the lock free was left by a killed run and is removed. Lock files stay:
+removing one would let two processes lock two files of the same name.
 """
 
 import fcntl

