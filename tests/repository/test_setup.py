@@ -53,6 +53,15 @@ case "$1" in -V) echo "Python 3.9.2" ;; *) exit 1 ;; esac
 PYTHON_WITHOUT_VENV = """#!/bin/sh
 case "$1,$2" in -V,*) echo "Python 3.12.2" ;; *ensurepip*) exit 1 ;; esac
 """
+MAKE_THAT_FAILS = """#!/bin/sh
+for argument; do
+    case "$argument" in
+        --*) ;;
+        up) [ "$BROKEN" = serve ] && echo "The capital is Rome." || echo "The capital is Paris."; exit 0 ;;
+        *) [ "$argument" != "$BROKEN" ]; exit ;;
+    esac
+done
+"""
 TOOLS = ("awk", "cat", "cut", "dirname", "find", "flock", "make", "mkdir", "rm", "sh", "sha256sum")
 
 
@@ -156,9 +165,29 @@ def test_help_is_the_default_target_and_lists_every_target() -> None:
     assert missing == [], done.stdout
 
 
-def test_ci_runs_check_and_test_and_is_executable() -> None:
-    script = ROOT / ".ci" / "run"
+@pytest.mark.parametrize("broken", ["check", "test", "serve"])
+def test_ci_runs_every_gate_and_fails_when_one_does(tmp_path: Path, broken: str) -> None:
+    """The real script with a stand-in for make, so that each gate can be made to fail alone."""
+    script = tmp_path / ".ci" / "run"
+    script.parent.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", script)
     assert os.access(script, os.X_OK)
-    text = script.read_text(encoding="utf-8")
-    assert "set -euo pipefail" in text
-    assert [line.split()[1] for line in text.splitlines() if line.startswith("section ")] == ["setup", "check", "test"]
+    stand_in = tmp_path / "bin" / "make"
+    stand_in.parent.mkdir()
+    stand_in.write_text(MAKE_THAT_FAILS, encoding="utf-8")
+    stand_in.chmod(0o755)
+    environment = os.environ | {"PATH": f"{stand_in.parent}:{os.environ['PATH']}", "BROKEN": broken}
+    failed = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1, failed.stdout
+    assert [line.split()[1] for line in failed.stdout.splitlines() if " FAILED after " in line] == [broken]
+    assert [line.split()[1] for line in failed.stdout.splitlines() if " after " in line] == [
+        "setup",
+        "check",
+        "test",
+        "serve",
+    ]
+
+    passed = subprocess.run(
+        [str(script)], env=environment | {"BROKEN": ""}, capture_output=True, text=True, check=False
+    )
+    assert passed.returncode == 0, passed.stdout
