@@ -16,8 +16,8 @@ from stageline_runtime.engine.port import AdmittedRequest
 from stageline_runtime.engine.tokenizer import EngineTokenizer, check_unicode
 from stageline_runtime.engine.tokenizer_config import read_tokenizer_config
 
-QUICK_CHARACTERS = 8192
-"""Text up to this long is tokenized in a few milliseconds."""
+QUICK_LENGTH = 8192
+"""A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ def is_quick(prompt: Prompt) -> bool:
         case ChatPrompt():
             return False
         case TextPrompt(text=text):
-            return len(text) <= QUICK_CHARACTERS
-        case TokenPrompt():
-            return True
+            return len(text) <= QUICK_LENGTH
+        case TokenPrompt(token_ids=token_ids):
+            return len(token_ids) <= QUICK_LENGTH
         case _:
             assert_never(prompt)
