@@ -22,6 +22,8 @@ class Hello(_Message, frozen=True):
     stage_count: int
     incarnation: int
     token: str
+    host: str
+    """Identity of the machine, so that stages sharing one share its memory in the engine's arithmetic."""
     available_bytes: int
 
 
@@ -47,12 +49,10 @@ class StepDone(_Message, frozen=True):
     rows: tuple[SampledRow, ...]
 
 
-class Fault(_Message, frozen=True):
-    """Stage to engine: I am about to exit; the text of my termination message."""
+class DrainRequested(_Message, frozen=True):
+    """Stage to engine: this pod was told to end; let the group finish its streams and shut down."""
 
     stage: int
-    failure_class: str
-    detail: str
 
 
 class Welcome(_Message, frozen=True):
@@ -68,6 +68,8 @@ class Welcome(_Message, frozen=True):
     """Capacity of one slot in tokens (`max_model_len`)."""
     max_step_tokens: int
     """Most tokens a plan carries."""
+    stages_on_host: int
+    """Stages of this group that share the machine, and so its cores."""
 
 
 class Refused(_Message, frozen=True):
@@ -124,6 +126,7 @@ class StepPlan(_Message, frozen=True):
     feedback_through: int
     feedback_posted: bool
     dummy: bool
+    """A warm-up step: `padded_tokens` rows of nothing run through all layers and touch no slot."""
 
     @property
     def num_tokens(self) -> int:
@@ -132,8 +135,13 @@ class StepPlan(_Message, frozen=True):
 
     @property
     def is_heartbeat(self) -> bool:
-        """A rowless plan that only shows that every stage still answers."""
-        return not self.rows
+        """A rowless plan that no stage computes: it only shows that every stage still answers."""
+        return not self.rows and not self.dummy
+
+    @property
+    def sampled_rows(self) -> tuple[PlanRow, ...]:
+        """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
+        return tuple(row for row in self.rows if row.need_sample)
 
 
 class WorkOutstanding(_Message, frozen=True):
@@ -148,5 +156,5 @@ class Shutdown(_Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Loaded | StepDone | Fault
+ToEngine = Hello | Loaded | StepDone | DrainRequested
 ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown

@@ -1,0 +1,92 @@
+"""Reads the pod contract: environment variables and the resolved config, checked once at the entry."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from stageline_api import env, ports
+from stageline_api.failures import FailureClass
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.termination import RuntimeFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodContract:
+    """What a container knows about its place in the group."""
+
+    config: RuntimeConfig
+    stage: int
+    stage_count: int
+    group: int
+    incarnation: int
+    pod_ip: str
+    master_addr: str
+    master_port: int
+    bus_token: str
+
+
+def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
+    """Read and check the contract.
+
+    Raises:
+        RuntimeFailure: class BadConfig, naming the variable and its value.
+    """
+    config = read_config(environ)
+    stage = _integer(environ, env.STAGE_INDEX)
+    stage_count = _integer(environ, env.STAGE_COUNT)
+    if stage_count != config.stage_count:
+        raise _bad(f"{env.STAGE_COUNT}={stage_count} differs from the config's stage_count {config.stage_count}")
+    if not 0 <= stage < stage_count:
+        raise _bad(f"{env.STAGE_INDEX}={stage} is not between 0 and {stage_count - 1}")
+    return PodContract(
+        config=config,
+        stage=stage,
+        stage_count=stage_count,
+        group=_integer(environ, env.GROUP_INDEX),
+        incarnation=_integer(environ, env.INCARNATION),
+        pod_ip=_text(environ, env.POD_IP),
+        master_addr=_text(environ, env.MASTER_ADDR),
+        master_port=_integer(environ, env.MASTER_PORT, default=ports.RENDEZVOUS),
+        bus_token=_text(environ, env.BUS_TOKEN),
+    )
+
+
+def read_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
+    """Read the resolved config that `STAGELINE_CONFIG` names.
+
+    Raises:
+        RuntimeFailure: class BadConfig, naming the file and what is wrong.
+    """
+    path = Path(_text(environ, env.CONFIG))
+    try:
+        return RuntimeConfig.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _bad(f"{env.CONFIG}: {path} can't be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise _bad(f"{path.name}: {field}: {first['msg']}") from error
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise _bad(f"{name} is not set")
+    return value
+
+
+def _integer(environ: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    value = environ.get(name)
+    if value is None and default is not None:
+        return default
+    try:
+        return int(_text(environ, name))
+    except ValueError as error:
+        raise _bad(f"{name}={value!r} is not an integer") from error
+
+
+def _bad(detail: str) -> RuntimeFailure:
+    return RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="contract")

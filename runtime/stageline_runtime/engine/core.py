@@ -1,0 +1,260 @@
+"""The engine's loop: requests go in, plans go out up to P + 1 ahead of the results, tokens come back.
+
+Event-driven on one asyncio loop: a new request or a finished plan triggers `_pump`, which sends plans until the
+run-ahead is full or nothing can run. Nothing here blocks, and nothing decides rows: that is the scheduler's.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
+from stageline_api.health import EngineStatus, Phase
+from stageline_runtime.engine.metrics import EngineMetrics
+from stageline_runtime.engine.port import AdmittedRequest, EndEvent, EngineRefusal, FailEvent, TokenEvent
+from stageline_runtime.engine.request import Request
+from stageline_runtime.engine.scheduler import NewToken, Scheduler
+from stageline_runtime.messages import RowSampling, StepDone, StepPlan, ToStage, WorkOutstanding
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+RequestEvent = TokenEvent | EndEvent | FailEvent
+
+
+class _Stream:
+    """One request's way back to its server: a queue that ends with an EndEvent or a FailEvent."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.events: asyncio.Queue[RequestEvent] = asyncio.Queue()
+        self.arrived_seconds = time.monotonic()
+        self.prompt_tokens = prompt_tokens
+        self.scheduled = False
+
+
+class EngineCore:
+    """Implements `EngineCorePort` over a scheduler and a way to send to all stages."""
+
+    def __init__(self, info: ModelInfo, metrics: EngineMetrics) -> None:
+        self._info = info
+        self._metrics = metrics
+        self._streams: dict[str, _Stream] = {}
+        self._scheduler: Scheduler | None = None
+        self._send: Callable[[ToStage], None] = lambda _message: None
+        self._run_ahead = 1
+        self._phase = Phase.STARTING
+        self._message = ""
+        self._pump_wanted = False
+        self._outstanding_said = False
+        self._plans_since: float | None = None
+        self._last_plan_seconds = time.monotonic()
+        self._warm: asyncio.Event = asyncio.Event()
+        self.drained: asyncio.Event = asyncio.Event()
+        """Set when a drain was asked for and no request is left."""
+        self.stages_connected: Callable[[], int] = lambda: 0
+        self.stages_loaded: Callable[[], int] = lambda: 0
+        self._prompt_tokens_total = 0
+        self._generation_tokens_total = 0
+
+    # -- life of the engine ------------------------------------------------------------------------------------
+
+    def set_phase(self, phase: Phase, message: str = "") -> None:
+        """Say where the engine is; only `READY` admits requests."""
+        self._phase = phase
+        self._message = message
+
+    def attach(self, scheduler: Scheduler, send: Callable[[ToStage], None]) -> None:
+        """The group stands: plans can be made and sent."""
+        self._scheduler = scheduler
+        self._send = send
+        self._run_ahead = scheduler.ledger.num_cohorts + 1
+
+    async def warm_up(self, num_tokens: int) -> None:
+        """Send one dummy plan through all stages and wait for its end."""
+        self._dispatch(self._live_scheduler.warm_up(num_tokens))
+        await self._warm.wait()
+
+    def seconds_without_progress(self) -> float:
+        """How long the oldest unfinished plan has been out; 0 when none is."""
+        return 0.0 if self._plans_since is None else time.monotonic() - self._plans_since
+
+    def beat_if_idle(self) -> None:
+        """Send a heartbeat plan when nothing has been sent for a while and nothing is in flight."""
+        idle_seconds = time.monotonic() - self._last_plan_seconds
+        if self._live_scheduler.num_plans_in_flight == 0 and idle_seconds >= HEARTBEAT_SECONDS:
+            self._dispatch(self._live_scheduler.heartbeat())
+
+    def fail_all(self, message: str) -> None:
+        """End every stream with a failure; called once, when the group is lost."""
+        self.set_phase(Phase.FAILED, message)
+        for stream in self._streams.values():
+            stream.events.put_nowait(FailEvent(message))
+        self._streams.clear()
+
+    # -- EngineCorePort ----------------------------------------------------------------------------------------
+
+    def submit(self, request: AdmittedRequest) -> AsyncIterator[RequestEvent]:
+        """Queue a request; its tokens come as events. Raises EngineRefusal when it can't be taken now."""
+        self._refuse_unless_ready()
+        scheduler = self._live_scheduler
+        if request.request_id in self._streams:
+            raise EngineRefusal(ErrorCode.INVALID_VALUE, f"request_id {request.request_id!r} is in use", None)
+        if not scheduler.can_add:
+            raise EngineRefusal(ErrorCode.QUEUE_FULL, f"{scheduler.num_waiting} requests are waiting already", 1.0)
+        sampling = request.sampling
+        row_sampling = RowSampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, 0)
+        scheduler.add(
+            Request(
+                request_id=request.request_id,
+                prompt=request.prompt_token_ids,
+                sampling=row_sampling,
+                max_new_tokens=request.max_new_tokens,
+                stop_token_ids=request.stop_token_ids,
+            )
+        )
+        stream = self._streams[request.request_id] = _Stream(len(request.prompt_token_ids))
+        self._want_pump()
+        return self._events(request.request_id, stream)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; its stream ends with ABORT."""
+        if self._scheduler is not None:
+            self._scheduler.abort(request_id)
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.events.put_nowait(EndEvent(FinishReason.ABORT))
+        self._want_pump()
+
+    def status(self) -> EngineStatus:
+        """The engine's account of the group."""
+        scheduler = self._scheduler
+        return EngineStatus(
+            phase=self._phase,
+            served_name=self._info.served_name,
+            max_model_len=self._info.max_model_len,
+            requests_running=scheduler.num_running if scheduler else 0,
+            requests_waiting=scheduler.num_waiting if scheduler else 0,
+            prompt_tokens_total=self._prompt_tokens_total,
+            generation_tokens_total=self._generation_tokens_total,
+            stages_connected=self.stages_connected(),
+            stages_ready=self.stages_loaded(),
+            message=self._message,
+        )
+
+    def info(self) -> ModelInfo:
+        """What is served."""
+        return self._info
+
+    def start_drain(self) -> None:
+        """Admit nothing more; `drained` is set when the last stream has ended."""
+        if self._phase is not Phase.FAILED:
+            self.set_phase(Phase.DRAINING)
+        self._check_drained()
+
+    def metrics_text(self) -> bytes:
+        """Exposition text, gauges read at this moment."""
+        scheduler = self._scheduler
+        if scheduler is not None:
+            self._metrics.running.set(scheduler.num_running)
+            self._metrics.waiting.set(scheduler.num_waiting)
+            self._metrics.kv_usage.set(scheduler.ledger.reserved_tokens / scheduler.ledger.capacity_tokens)
+            self._metrics.plans_in_flight.set(scheduler.num_plans_in_flight)
+        return self._metrics.render()
+
+    # -- plans out, tokens in ----------------------------------------------------------------------------------
+
+    def step_done(self, done: StepDone) -> None:
+        """A plan has left the last stage."""
+        for token in self._live_scheduler.complete(done.seq, done.rows):
+            self._deliver(token)
+        in_flight = self._live_scheduler.num_plans_in_flight
+        self._plans_since = time.monotonic() if in_flight else None
+        self._warm.set()
+        self._pump()
+
+    def _deliver(self, token: NewToken) -> None:
+        stream = self._streams.get(token.request_id)
+        self._metrics.generation_tokens.inc()
+        self._generation_tokens_total += 1
+        if stream is None:
+            return
+        stream.events.put_nowait(TokenEvent((token.token,)))
+        if token.finished:
+            reason = FinishReason.STOP if token.stopped else FinishReason.LENGTH
+            stream.events.put_nowait(EndEvent(reason))
+            del self._streams[token.request_id]
+
+    def _want_pump(self) -> None:
+        """Pump once at the end of this turn of the loop, so that a burst shares its first plans."""
+        if not self._pump_wanted:
+            self._pump_wanted = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_wanted = False
+        scheduler = self._scheduler
+        if scheduler is None or self._phase not in (Phase.READY, Phase.DRAINING):
+            return
+        self._say_outstanding(scheduler.has_requests)
+        while scheduler.num_plans_in_flight < self._run_ahead and (plan := scheduler.schedule()) is not None:
+            self._observe(plan)
+            self._dispatch(plan)
+        self._check_drained()
+
+    def _dispatch(self, plan: StepPlan) -> None:
+        self._last_plan_seconds = time.monotonic()
+        if self._plans_since is None:
+            self._plans_since = self._last_plan_seconds
+        self._send(plan)
+
+    def _observe(self, plan: StepPlan) -> None:
+        self._metrics.plans.inc()
+        self._metrics.cohort_rows.observe(len(plan.rows))
+        if plan.fills:
+            self._observe_first_rows()
+
+    def _observe_first_rows(self) -> None:
+        now = time.monotonic()
+        for request_id in self._live_scheduler.just_filled():
+            stream = self._streams.get(request_id)
+            if stream is not None and not stream.scheduled:
+                stream.scheduled = True
+                self._metrics.queue_seconds.observe(now - stream.arrived_seconds)
+                self._metrics.prompt_tokens.inc(stream.prompt_tokens)
+                self._prompt_tokens_total += stream.prompt_tokens
+
+    def _say_outstanding(self, outstanding: bool) -> None:
+        if outstanding != self._outstanding_said:
+            self._outstanding_said = outstanding
+            self._send(WorkOutstanding(outstanding))
+
+    def _check_drained(self) -> None:
+        has_requests = self._scheduler is not None and self._scheduler.has_requests
+        if self._phase is Phase.DRAINING and not has_requests:
+            self.drained.set()
+
+    def _refuse_unless_ready(self) -> None:
+        match self._phase:
+            case Phase.READY:
+                return
+            case Phase.DRAINING:
+                raise EngineRefusal(ErrorCode.DRAINING, "this group is draining and takes no new requests", 1.0)
+            case _:
+                raise EngineRefusal(ErrorCode.NOT_READY, f"this group is not ready: {self._phase.value}", 2.0)
+
+    @property
+    def _live_scheduler(self) -> Scheduler:
+        assert self._scheduler is not None, "the group does not stand yet"
+        return self._scheduler
+
+    async def _events(self, request_id: str, stream: _Stream) -> AsyncIterator[RequestEvent]:
+        try:
+            while True:
+                event = await stream.events.get()
+                yield event
+                if not isinstance(event, TokenEvent):
+                    return
+        finally:
+            if self._streams.get(request_id) is stream:
+                self.abort(request_id)

@@ -1,0 +1,179 @@
+"""The life of an engine: read the model, answer HTTP, form the group, warm it up, serve, drain, end with a reason."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from stageline_api import ports
+from stageline_api.engine_http import ModelInfo
+from stageline_api.errors import UserError
+from stageline_api.failures import ExitCode, FailureClass
+from stageline_api.health import Phase
+from stageline_runtime.contract import PodContract
+from stageline_runtime.engine.core import EngineCore
+from stageline_runtime.engine.group import StageGroup
+from stageline_runtime.engine.metrics import EngineMetrics
+from stageline_runtime.engine.prompts import PromptReader
+from stageline_runtime.engine.scheduler import Scheduler
+from stageline_runtime.engine.server import build_app
+from stageline_runtime.engine.slots import SlotLedger
+from stageline_runtime.messages import Shutdown
+from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.prepare.cache import prepared_model_dir
+from stageline_runtime.termination import RuntimeFailure, write_last_words
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 1024
+"""Requests that may wait for a slot; more are told to come again."""
+TICK_SECONDS = 0.5
+WATCHDOG_GRACE_SECONDS = 5.0
+"""Stages' own watchdogs name the operation that hangs, so they go first."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the engine drains its group first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the engine."""
+        yield
+
+
+class EngineProcess:
+    """One engine from start to end; `run` returns the exit code."""
+
+    def __init__(self, contract: PodContract) -> None:
+        self._contract = contract
+
+    async def run(self) -> ExitCode:
+        """Serve until drained (0) or until something fails (the code of its class)."""
+        try:
+            model_dir, model = self._read_model()
+            prompts = self._read_prompts(model_dir, model)
+            await self._serve(model_dir, model, prompts)
+        except RuntimeFailure as failure:
+            return write_last_words(failure.message(None))
+        logger.info("drained")
+        return ExitCode.DRAINED
+
+    async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader) -> None:
+        served_name = self._contract.config.served_name
+        info = ModelInfo(
+            served_name=served_name,
+            max_model_len=prompts.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=tuple(sorted(prompts.eos_token_ids)),
+        )
+        core = EngineCore(info, EngineMetrics(served_name))
+        server = _Server(uvicorn.Config(build_app(core, prompts), log_config=None, access_log=False))
+        http = asyncio.create_task(server.serve(sockets=[self._listen()]))
+        group = StageGroup(
+            self._contract, model, model_dir, on_step_done=core.step_done, on_drain_requested=lambda _stage: drain()
+        )
+        core.stages_connected = lambda: group.num_connected
+        core.stages_loaded = lambda: group.num_loaded
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+
+        def drain() -> None:
+            stop.set()
+            core.start_drain()
+
+        loop.add_signal_handler(signal.SIGTERM, drain)
+        loop.add_signal_handler(signal.SIGINT, drain)
+        try:
+            await self._form_and_run(core, group, stop)
+        except RuntimeFailure as failure:
+            core.fail_all(f"the group failed: {failure.detail}")
+            raise
+        finally:
+            group.expect_closing()
+            group.broadcast(Shutdown("drained" if stop.is_set() else "the engine ends"))
+            server.should_exit = True
+            await http
+
+    async def _form_and_run(self, core: EngineCore, group: StageGroup, stop: asyncio.Event) -> None:
+        core.set_phase(Phase.CONNECTING, "waiting for the stages")
+        await group.listen()
+        forming = asyncio.create_task(self._form(core, group))
+        stopping = asyncio.create_task(stop.wait())
+        await _first_of(forming, stopping)
+        if not forming.done():
+            forming.cancel()
+            return
+        stopping.cancel()
+        forming.result()
+        if not stop.is_set():
+            core.set_phase(Phase.READY)
+            logger.info("ready: %s over %d stages", self._contract.config.served_name, self._contract.stage_count)
+        await self._watch(core, group)
+
+    async def _form(self, core: EngineCore, group: StageGroup) -> None:
+        size = await group.form()
+        ledger = SlotLedger(size.num_cohorts, size.slots_per_cohort, size.slot_tokens)
+        max_step_tokens = self._contract.config.max_num_batched_tokens
+        core.attach(Scheduler(ledger, max_step_tokens=max_step_tokens, max_waiting=MAX_WAITING), group.broadcast)
+        core.set_phase(Phase.WARMING)
+        warming = asyncio.create_task(core.warm_up(min(8, max_step_tokens)))
+        await _first_of(warming, group.failure)
+        if not warming.done():
+            warming.cancel()
+            raise group.failure.result()
+
+    async def _watch(self, core: EngineCore, group: StageGroup) -> None:
+        """Heartbeats while idle, the step limit while busy; returns once drained."""
+        limit = self._contract.config.timeouts.step_seconds + WATCHDOG_GRACE_SECONDS
+        drained = asyncio.create_task(core.drained.wait())
+        while not drained.done():
+            await _first_of(drained, group.failure, timeout_seconds=TICK_SECONDS)
+            if group.failure.done():
+                raise group.failure.result()
+            if core.seconds_without_progress() > limit:
+                detail = f"no plan finished within {limit:g} s"
+                raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
+            core.beat_if_idle()
+
+    def _listen(self) -> socket.socket:
+        host = self._contract.pod_ip
+        try:
+            return socket.create_server((host, ports.ENGINE_HTTP), backlog=2048)
+        except OSError as error:
+            detail = f"can't listen on {host}:{ports.ENGINE_HTTP}: {error.strerror}"
+            raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
+
+    def _read_model(self) -> tuple[Path, ModelConfig]:
+        config = self._contract.config
+        try:
+            model_dir = prepared_model_dir(config.source, Path(config.cache_dir))
+        except UserError as error:
+            raise RuntimeFailure(FailureClass.BAD_CONFIG, error.message, operation="read the source") from error
+        try:
+            model = read_model_config(model_dir)
+        except UnsupportedModelError as error:
+            raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the model's config") from error
+        return model_dir, model
+
+    def _read_prompts(self, model_dir: Path, model: ModelConfig) -> PromptReader:
+        asked = self._contract.config.max_model_len
+        if asked is not None and asked > model.context_length:
+            detail = f"spec.engine.maxModelLen {asked} is larger than the model's context of {model.context_length}"
+            raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check maxModelLen")
+        return PromptReader.load(
+            model_dir,
+            vocab_size=model.vocab_size,
+            max_model_len=asked or model.context_length,
+            eos_token_ids=model.eos_token_ids,
+        )
+
+
+async def _first_of(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:
+    """Wait until one of the futures is done, or the time is up; none is cancelled."""
+    await asyncio.wait(futures, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)

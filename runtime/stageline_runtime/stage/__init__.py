@@ -1,0 +1,1 @@
+"""One stage's process: load a range of layers, run plans in order, account for every second."""

@@ -1,0 +1,71 @@
+"""The stage's state clock: always in exactly one state, so that the states' seconds sum to wall time. Pure.
+
+Written by the runner's thread at each change of state and read by the metrics thread at any moment; a reading adds the
+state that is running now up to the moment of reading.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class BusyKind(StrEnum):
+    """What a busy stage computes."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    DUMMY = "dummy"
+
+
+class WaitReason(StrEnum):
+    """What a waiting stage lacks."""
+
+    RECV = "recv"
+    SEND = "send"
+    FEEDBACK = "feedback"
+    HOST = "host"
+    STARVED = "starved"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No request is unfinished anywhere; never part of the bubble."""
+
+
+State = BusyKind | WaitReason | Idle
+IDLE = Idle()
+
+
+class StateClock:
+    """Seconds spent in each state since the clock was made."""
+
+    def __init__(self, now_nanoseconds: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._now = now_nanoseconds
+        self._started = self._since = now_nanoseconds()
+        self._state: State = IDLE
+        self._spent: dict[State, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> State:
+        """The state now."""
+        return self._state
+
+    def enter(self, state: State) -> None:
+        """Close the running state and begin `state` at the same instant."""
+        with self._lock:
+            now = self._now()
+            self._spent[self._state] = self._spent.get(self._state, 0) + now - self._since
+            self._state = state
+            self._since = now
+
+    def reading(self) -> tuple[dict[State, float], float]:
+        """Seconds by state (the running one included) and wall seconds, taken at one instant."""
+        with self._lock:
+            now = self._now()
+            spent = dict(self._spent)
+            spent[self._state] = spent.get(self._state, 0) + now - self._since
+        return {state: nanoseconds / 1e9 for state, nanoseconds in spent.items()}, (now - self._started) / 1e9

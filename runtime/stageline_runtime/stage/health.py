@@ -1,0 +1,72 @@
+"""The stage's health endpoint on its own address: `/healthz`, `/readyz`, `/status`, `/metrics`.
+
+Served by a thread from what the main thread has written down; it never asks the pipeline and so answers while a step
+runs.
+"""
+
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from stageline_api.health import Phase
+from stageline_runtime.stage.metrics import StageMetrics
+from stageline_runtime.stage.progress import StageProgress
+
+
+class HealthServer:
+    """Listens until the process ends."""
+
+    def __init__(self, host: str, port: int, progress: StageProgress, metrics: StageMetrics) -> None:
+        self._server = ThreadingHTTPServer((host, port), _handler_for(progress, metrics))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler_for(progress: StageProgress, metrics: StageMetrics) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            match self.path.partition("?")[0]:
+                case "/healthz":
+                    alive = progress.phase is not Phase.FAILED
+                    status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
+                    self._answer(status, progress.phase.value.encode())
+                case "/readyz":
+                    ready = progress.phase is Phase.READY
+                    status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+                    self._answer(status, progress.phase.value.encode())
+                case "/status":
+                    body = progress.status().model_dump_json().encode()
+                    self._answer(HTTPStatus.OK, body, "application/json")
+                case "/metrics":
+                    self._answer(HTTPStatus.OK, metrics.render(), "text/plain; version=0.0.4; charset=utf-8")
+                case _:
+                    self._answer(HTTPStatus.NOT_FOUND, b"not found")
+
+        def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
+            """Probes come every second; they are not worth a line."""
+
+    return Handler

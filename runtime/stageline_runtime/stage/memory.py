@@ -1,0 +1,49 @@
+"""How much memory this process may still take, and which machine it shares it with (Linux)."""
+
+import socket
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """The smaller of what the machine has available and what the control group leaves."""
+    machine = _machine_available_bytes()
+    limit = _read_number(_CGROUP / "memory.max")
+    used = _read_number(_CGROUP / "memory.current")
+    if limit is None or used is None:
+        return machine
+    return min(machine, max(0, limit - used))
+
+
+def host_identity() -> str:
+    """Equal for processes that share a machine's memory under the same limit."""
+    boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
+    # Two containers of one machine with limits of their own don't share memory; their cgroup namespaces differ.
+    limited = _read_number(_CGROUP / "memory.max") is not None
+    return f"{boot}/{socket.gethostname()}" if limited else boot
+
+
+def resident_bytes() -> int:
+    """Memory this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096
+
+
+def _machine_available_bytes() -> int:
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    raise OSError(f"{_MEMINFO} names no MemAvailable")
+
+
+def _read_number(path: Path) -> int | None:
+    """The number in a control file; None where the file is missing or says `max`."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

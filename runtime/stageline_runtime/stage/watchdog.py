@@ -1,0 +1,80 @@
+"""Ends a stage that hangs: each operation that could wait for ever is announced, and a thread looks at the clock.
+
+A hung stage can't report through its own main thread, so the watchdog writes the last words and ends the process. It
+also ends a stage whose engine has gone while the stage was too busy to notice.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from stageline_api.failures import FailureClass
+from stageline_runtime.termination import RuntimeFailure
+
+POLL_SECONDS = 0.5
+ENGINE_GRACE_SECONDS = 3.0
+"""How long after the engine hung up the main thread may take to end by itself (it may still hold a `Shutdown`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    step: int
+    operation: str
+    peer: int | None
+    since_seconds: float
+
+
+class Watchdog:
+    """One per stage. `end` is called from the watchdog's thread and must not return."""
+
+    def __init__(
+        self, step_timeout_seconds: float, engine_hung_up: Callable[[], bool], end: Callable[[RuntimeFailure], NoReturn]
+    ) -> None:
+        self._timeout_seconds = step_timeout_seconds
+        self._engine_hung_up = engine_hung_up
+        self._end = end
+        self._watched: _Watched | None = None
+        self._hung_up_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def watch(self, step: int, operation: str, peer: int | None) -> None:
+        """An operation begins; it replaces the one before."""
+        self._watched = _Watched(step, operation, peer, time.monotonic())
+
+    def rest(self) -> None:
+        """Nothing that could hang is under way."""
+        self._watched = None
+
+    def failure_at(self, now_seconds: float) -> RuntimeFailure | None:
+        """The reason to end the stage at `now_seconds`, if there is one."""
+        watched = self._watched
+        if watched is not None and now_seconds - watched.since_seconds > self._timeout_seconds:
+            towards = "" if watched.peer is None else f" (stage {watched.peer})"
+            return RuntimeFailure(
+                FailureClass.STEP_TIMEOUT,
+                f"plan {watched.step}: {watched.operation}{towards} took longer than {self._timeout_seconds:g} s",
+                operation=watched.operation,
+                step=watched.step,
+                peer=watched.peer,
+            )
+        if not self._engine_hung_up():
+            self._hung_up_since = None
+            return None
+        if self._hung_up_since is None:
+            self._hung_up_since = now_seconds
+        if now_seconds - self._hung_up_since > ENGINE_GRACE_SECONDS:
+            return RuntimeFailure(FailureClass.ENGINE_LOST, "the engine closed the plan bus", operation="plan bus")
+        return None
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(POLL_SECONDS)
+            failure = self.failure_at(time.monotonic())
+            if failure is not None:
+                self._end(failure)

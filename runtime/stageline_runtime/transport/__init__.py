@@ -1,0 +1,1 @@
+"""How hidden tensors and feedback cross between stages. The runner sees `protocol.Transport` and nothing below it."""

@@ -1,0 +1,59 @@
+"""What the stage's runner needs of a transport.
+
+Every call is a pure function of a plan: both ends derive shape and order from it, so no metadata crosses with a tensor.
+Receives may be posted before they are needed; sends return once the tensor is queued and wait only when the ring of
+outstanding sends is full.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+FEEDBACK_WIDTH = 3
+"""Columns of a feedback row: generation, number of tokens, token."""
+
+
+class PeerLostError(Exception):
+    """A neighbour is gone or did not answer in time."""
+
+    def __init__(self, peer: int, operation: str, detail: str, *, timed_out: bool = False) -> None:
+        super().__init__(f"stage {peer} was lost during {operation}: {detail}")
+        self.peer = peer
+        self.operation = operation
+        self.timed_out = timed_out
+
+
+class Transport(Protocol):
+    """Hidden tensors downstream, feedback from the last stage to the first."""
+
+    def post_hidden(self, seq: int, num_tokens: int) -> None:
+        """Be ready for plan `seq`'s hidden tensor from the stage before."""
+        ...
+
+    def wait_hidden(self, seq: int) -> Tensor:
+        """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`; raises PeerLostError."""
+        ...
+
+    def send_hidden(self, seq: int, hidden: Tensor) -> None:
+        """Send `[num_tokens, hidden_size]` to the stage after; raises PeerLostError."""
+        ...
+
+    def would_block(self) -> bool:
+        """Whether the next `send_hidden` has to wait for an earlier one."""
+        ...
+
+    def post_feedback(self, seq: int, num_rows: int) -> None:
+        """First stage: be ready for plan `seq`'s sampled rows."""
+        ...
+
+    def wait_feedback(self, seq: int) -> Tensor:
+        """First stage: sampled rows `[num_rows, FEEDBACK_WIDTH]` int64 of plan `seq`; raises PeerLostError."""
+        ...
+
+    def send_feedback(self, seq: int, rows: Tensor) -> None:
+        """Last stage: send sampled rows `[num_rows, FEEDBACK_WIDTH]` to the first stage; raises PeerLostError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...

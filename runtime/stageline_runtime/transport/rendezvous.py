@@ -1,0 +1,90 @@
+"""How the stages of one incarnation find each other: torch's TCPStore on stage 0, keyed by incarnation.
+
+The store listens on the pod's own address alone (a listening socket is handed in, because TCPStore by itself would
+listen on every address of the machine). Process groups are made directly rather than through the global default, so
+that nothing in a stage depends on global state.
+"""
+
+import socket
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+
+from stageline_api.failures import FailureClass
+from stageline_runtime.contract import PodContract
+from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.transport.gloo import GlooTransport, PointToPointGroup
+
+
+def join(contract: PodContract, *, hidden_size: int, dtype: torch.dtype) -> GlooTransport:
+    """Meet the other stages and connect.
+
+    Raises:
+        RuntimeFailure: class RendezvousTimeout when not all stages came in time.
+    """
+    timeouts = contract.config.timeouts
+    try:
+        store = _open_store(contract, timedelta(seconds=timeouts.rendezvous_seconds))
+        scope = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
+        groups = [
+            ProcessGroupGloo(
+                PrefixStore(f"{scope}/{name}", store),
+                contract.stage,
+                contract.stage_count,
+                _options(contract, timeouts.rendezvous_seconds),
+            )
+            for name in ("hidden", "feedback")
+        ]
+    except (RuntimeError, OSError) as error:
+        detail = (
+            f"stage {contract.stage} did not meet its peers at {contract.master_addr}:{contract.master_port} "
+            f"within {timeouts.rendezvous_seconds:g} s: {str(error).splitlines()[0]}"
+        )
+        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="rendezvous") from error
+    return GlooTransport(
+        cast(PointToPointGroup, groups[0]),
+        cast(PointToPointGroup, groups[1]),
+        stage=contract.stage,
+        stage_count=contract.stage_count,
+        hidden_size=hidden_size,
+        dtype=dtype,
+        step_timeout_seconds=timeouts.step_seconds,
+    )
+
+
+def _open_store(contract: PodContract, timeout: timedelta) -> TCPStore:
+    if contract.stage != 0:
+        return TCPStore(
+            contract.master_addr,
+            contract.master_port,
+            contract.stage_count,
+            is_master=False,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+    listener = socket.create_server((contract.pod_ip, contract.master_port), backlog=128)
+    return TCPStore(
+        contract.pod_ip,
+        contract.master_port,
+        contract.stage_count,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        # The store takes the descriptor over and closes it.
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _options(contract: PodContract, timeout_seconds: float) -> Any:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs leave it out
+    interface = contract.config.network_interface
+    if interface:
+        device = ProcessGroupGloo.create_device(interface=interface)
+    else:
+        device = ProcessGroupGloo.create_device(hostname=contract.pod_ip)
+    options._devices = [device]
+    options._timeout = timedelta(seconds=timeout_seconds)
+    options._threads = 1
+    return options
