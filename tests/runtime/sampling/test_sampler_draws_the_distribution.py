@@ -1,0 +1,152 @@
+"""What the sampler draws: the right support, the right frequencies, and the same token whatever the batch."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise
+from stageline_runtime.sampling.sampler import PREFILTER_SIZE, SamplingRow, sample
+
+
+def row(
+    *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0, choice: int = 0, position: int = 0
+) -> SamplingRow:
+    return SamplingRow(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, choice=choice, position=position)
+
+
+def reference_support(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[int]:
+    """Token ids kept by a plain full sort, best first."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    order = order[: top_k or len(order)]
+    highest = logits[order[0]] / temperature
+    weights = [math.exp(logits[token] / temperature - highest) for token in order]
+    kept, mass = [], 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if kept and top_p < 1.0 and mass >= top_p * math.fsum(weights):
+            break
+        kept.append(token)
+        mass += weight
+    return kept
+
+
+def reference_token(logits: list[float], parameters: SamplingRow) -> int:
+    """The kept token with the largest logit / temperature + noise."""
+    kept = reference_support(logits, parameters.temperature, parameters.top_k, parameters.top_p)
+    noise = gumbel_noise([NoiseKey(parameters.seed, parameters.choice, parameters.position)], torch.tensor([kept]))
+    scores = [
+        logits[token] / parameters.temperature + float(value) for token, value in zip(kept, noise[0], strict=True)
+    ]
+    return kept[scores.index(max(scores))]
+
+
+# Eighths tie often, as bfloat16 logits do, and are exact in float32.
+eighths = st.integers(-64, 64).map(lambda value: value / 8)
+top_ps = st.one_of(st.just(1.0), st.floats(0.01, 0.999))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=st.lists(eighths, min_size=1, max_size=40),
+    temperature=st.sampled_from([0.25, 0.5, 1.0, 2.0]),
+    top_k=st.integers(0, 50),
+    top_p=top_ps,
+    seed=st.integers(-(2**63), 2**64 - 1),
+    position=st.integers(0, 10_000),
+)
+def test_token_is_that_of_a_plain_full_sort(
+    logits: list[float], temperature: float, top_k: int, top_p: float, seed: int, position: int
+) -> None:
+    parameters = row(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, position=position)
+    drawn = sample(torch.tensor([logits], dtype=torch.float32), [parameters])
+    assert drawn.tolist() == [reference_token(logits, parameters)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    flatness=st.sampled_from([0.0, 0.01, 0.3, 3.0]),
+    top_k=st.sampled_from([0, 1, PREFILTER_SIZE - 1, PREFILTER_SIZE, PREFILTER_SIZE + 1, 600, 1000, 2000]),
+    top_p=st.sampled_from([0.001, 0.2, 0.5, 0.9, 0.999, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_prefilter_changes_nothing_in_a_large_vocabulary(flatness: float, top_k: int, top_p: float, seed: int) -> None:
+    """From one peak to fully flat, where far more than the prefiltered candidates are kept and all of them tie."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(1000, generator=generator) * flatness * 8).round() / 8
+    parameters = row(top_k=top_k, top_p=top_p, seed=seed)
+    assert sample(logits[None], [parameters]).tolist() == [reference_token(logits.tolist(), parameters)]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.5, 0, 0.8), (0.9, 6, 0.9)]
+)
+def test_frequencies_follow_the_softmax_of_what_is_kept(temperature: float, top_k: int, top_p: float) -> None:
+    logits = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0]
+    draws = 20_000
+    rows = [row(temperature=temperature, top_k=top_k, top_p=top_p, seed=11, position=i) for i in range(draws)]
+    counts = torch.bincount(sample(torch.tensor([logits]).expand(draws, -1), rows), minlength=len(logits)).tolist()
+    kept = reference_support(logits, temperature, top_k, top_p)
+    weights = {token: math.exp(logits[token] / temperature) for token in kept}
+    expected = {token: draws * weight / sum(weights.values()) for token, weight in weights.items()}
+    assert sum(counts[token] for token in kept) == draws, counts
+    chi_square = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in kept)
+    # Quantile 0.999 of chi-square is below 25 for up to 7 degrees of freedom; the seed is fixed, so this can't flake.
+    assert chi_square < 25, (chi_square, counts, expected)
+
+
+def test_consecutive_seeds_positions_and_choices_draw_independently() -> None:
+    """Pairs of neighbouring draws from a fair coin fall on all four outcomes alike."""
+    draws = 8_000
+    for name in ("seed", "position", "choice"):
+        rows = [row(**{name: i}) for i in range(draws)]  # type: ignore[arg-type]
+        tokens = sample(torch.zeros(draws, 2), rows)
+        pairs = torch.bincount(tokens[:-1] * 2 + tokens[1:], minlength=4).tolist()
+        expected = (draws - 1) / 4
+        assert sum((count - expected) ** 2 / expected for count in pairs) < 16.3, (name, pairs)
+
+
+mixed_rows = st.lists(
+    st.builds(
+        row,
+        temperature=st.sampled_from([0.0, 0.3, 1.0]),
+        top_p=top_ps,
+        top_k=st.sampled_from([0, 1, 40, 300]),
+        seed=st.integers(0, 2**63),
+        choice=st.integers(0, 3),
+        position=st.integers(0, 4096),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=mixed_rows, logits_seed=st.integers(0, 1000))
+def test_a_row_does_not_depend_on_its_batch(rows: list[SamplingRow], logits_seed: int) -> None:
+    logits = torch.randn(len(rows), 517, generator=torch.Generator().manual_seed(logits_seed))
+    together = sample(logits, rows).tolist()
+    assert together == [int(sample(logits[i : i + 1], rows[i : i + 1])) for i in range(len(rows))]
+    reverse = sample(logits.flip(0), rows[::-1]).tolist()
+    assert together == reverse[::-1]
+
+
+def test_zero_temperature_takes_the_best_token_beside_sampled_rows() -> None:
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
+    rows = [row(temperature=0.0 if i % 2 else 1.0, seed=i) for i in range(6)]
+    tokens = sample(logits, rows)
+    assert tokens[1::2].tolist() == logits.argmax(-1)[1::2].tolist()
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert sample(torch.empty(0, 10), []).tolist() == []
+
+
+def test_noise_never_changes_between_versions() -> None:
+    """A resumed stream draws the noise that the broken one would have drawn, also after an upgrade."""
+    noise = gumbel_noise([NoiseKey(seed=42, choice=1, position=7)], torch.tensor([[0, 1, 49_151]]))
+    assert noise.tolist()[0] == pytest.approx(EXPECTED_NOISE, abs=1e-12)
+
+
+EXPECTED_NOISE = [0.8569149797267548, -0.5321643869576631, 1.8090434799444508]
