@@ -1,0 +1,147 @@
+"""One request's answer, whole or as server-sent events, from the first engine event to the last byte.
+
+A status is sent only once the engine has admitted the request, so a refusal always has its own status. After that a
+stream ends in one of two ways: with its closing chunk and `[DONE]`, or with an error event and no `[DONE]`. The
+engine's stream is closed before the answer is over, however it ends.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_gateway import sse
+from stageline_gateway.connection import Ending, run_while_connected
+from stageline_gateway.errors import ApiError, answer_broken
+from stageline_gateway.metrics import RequestMeter
+from stageline_gateway.responses import JsonAnswer, error_answer
+from stageline_gateway.translate import AnswerShape, Stamp, usage
+from stageline_gateway.upstream import StreamEvent
+
+CUT_OFF = "The gateway is shutting down and could not wait for the end of this answer."
+CLIENT_GONE_CODE = 499
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What an answer is made from."""
+
+    events: AsyncGenerator[StreamEvent, None]
+    shape: AnswerShape
+    stamp: Stamp
+    meter: RequestMeter
+    cut: asyncio.Event
+    include_usage: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of every answer: the id, so that a client can quote it."""
+        return {"x-request-id": self.stamp.id}
+
+
+class Answer(Response):
+    """Counts a request and sees it through: answer, refusal, a client that leaves, a gateway that stops."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; every end is counted once by its status."""
+        meter = self.exchange.meter
+        code = CLIENT_GONE_CODE
+        with meter.metrics.in_flight.labels(meter.model).track_inprogress():
+            try:
+                ending = await run_while_connected(self._closing_events(send), receive, self.exchange.cut)
+                failure = answer_broken(CUT_OFF) if ending is Ending.CUT else None
+                code = CLIENT_GONE_CODE if ending is Ending.CLIENT_GONE and not self.started else 200
+            except ApiError as error:
+                failure = error
+            if failure is not None:
+                code = 200 if self.started else failure.status
+                await self._fail(failure, scope, receive, send)
+        meter.metrics.requests.labels(meter.model, str(code)).inc()
+
+    async def _closing_events(self, send: Send) -> None:
+        async with aclosing(self.exchange.events):
+            await self._answer(send)
+
+    async def _answer(self, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.started:
+            await error_answer(failure, self.exchange.headers)(scope, receive, send)
+            return
+        self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
+        await send({"type": "http.response.body", "body": sse.event(failure.body()), "more_body": False})
+
+
+class WholeAnswer(Answer):
+    """The answer as one JSON object."""
+
+    async def _answer(self, send: Send) -> None:
+        pieces: list[str] = []
+        async for event in self.exchange.events:
+            self.exchange.meter.see(event)
+            match event:
+                case Delta(text=text):
+                    pieces.append(text)
+                case Finished():
+                    await self._send_whole("".join(pieces), event, send)
+                case Admitted():
+                    pass
+
+    async def _send_whole(self, text: str, end: Finished, send: Send) -> None:
+        exchange = self.exchange
+        body = exchange.stamp.envelope(exchange.shape.whole_kind, [exchange.shape.whole(text, end.reason)])
+        body["usage"] = usage(end.prompt_tokens, end.completion_tokens)
+        answer = JsonAnswer(body, headers=exchange.headers)
+        self.started = True
+        await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+
+class StreamedAnswer(Answer):
+    """The answer as server-sent events, one chunk per piece of text."""
+
+    async def _answer(self, send: Send) -> None:
+        async for event in self.exchange.events:
+            self.exchange.meter.see(event)
+            match event:
+                case Admitted():
+                    await self._open(send)
+                case Delta(text=text):
+                    if text:
+                        await self._send(sse.event(self._chunk(self.exchange.shape.piece(text))), send)
+                case Finished():
+                    await self._close(event, send)
+
+    async def _open(self, send: Send) -> None:
+        headers = [(k.encode(), v.encode()) for k, v in (sse.HEADERS | self.exchange.headers).items()]
+        self.started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        opening = self.exchange.shape.opening()
+        # Without an opening chunk a comment still tells the client that its request holds a place.
+        await self._send(b": admitted\n\n" if opening is None else sse.event(self._chunk(opening)), send)
+
+    async def _close(self, end: Finished, send: Send) -> None:
+        exchange = self.exchange
+        body = sse.event(self._chunk(exchange.shape.closing(end.reason)))
+        if exchange.include_usage:
+            counts = exchange.stamp.envelope(exchange.shape.chunk_kind, [])
+            body += sse.event(counts | {"usage": usage(end.prompt_tokens, end.completion_tokens)})
+        await self._send(body + sse.DONE, send, more=False)
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self.exchange.stamp.envelope(self.exchange.shape.chunk_kind, [choice])
+        return chunk | {"usage": None} if self.exchange.include_usage else chunk
+
+    async def _send(self, body: bytes, send: Send, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": more})

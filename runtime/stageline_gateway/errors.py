@@ -1,0 +1,80 @@
+"""Errors as OpenAI's clients expect them: a status and `{"error": {"message", "type", "param", "code"}}`.
+
+Every refusal in the gateway is an `ApiError`, made by one of the functions here, so that each kind of failure has one
+status and one code. Messages are for the client: they name the field, the value and the rule, and never hold an
+address inside the cluster.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, assert_never
+
+from stageline_api.engine_http import EngineError, ErrorCode
+
+SHOWN_CHARACTERS = 100
+"""How much of a client's own value an error repeats."""
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A refusal. Not frozen, since Python writes tracebacks to it.
+
+    `retry_after_seconds` becomes the `Retry-After` header; None means trying again will not help.
+    """
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after_seconds: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of the response, also the data of an error event."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Headers that go with the status."""
+        if self.retry_after_seconds is None:
+            return {}
+        return {"retry-after": str(max(1, ceil(self.retry_after_seconds)))}
+
+
+def shown(value: object) -> str:
+    """`value` as it may appear in a message: its repr, cut to `SHOWN_CHARACTERS`."""
+    text = repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+
+
+def bad_value(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """400: a field whose type or value breaks a rule."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def model_not_found(model: str) -> ApiError:
+    """404: no group of this name is known, ready or not."""
+    return ApiError(404, f"The model {shown(model)} is not served here.", param="model", code="model_not_found")
+
+
+def not_ready(message: str, retry_after_seconds: float) -> ApiError:
+    """503: the request is fine, and may succeed later."""
+    return ApiError(503, message, "server_error", code="not_ready", retry_after_seconds=retry_after_seconds)
+
+
+def answer_broken(message: str) -> ApiError:
+    """502: the engine failed after it had begun to answer."""
+    return ApiError(502, message, "server_error", code="engine_failed")
+
+
+def refused_by_engine(error: EngineError, default_param: str, retry_after_seconds: float) -> ApiError:
+    """The engine's refusal in OpenAI's words. `default_param` is the prompt's field in the client's request."""
+    match error.code:
+        case ErrorCode.INVALID_VALUE:
+            return bad_value(error.param or default_param, error.message)
+        case ErrorCode.CONTEXT_LENGTH_EXCEEDED | ErrorCode.NO_CHAT_TEMPLATE:
+            return bad_value(error.param or default_param, error.message, error.code.value)
+        case ErrorCode.NOT_READY | ErrorCode.DRAINING | ErrorCode.QUEUE_FULL:
+            wait_seconds = error.retry_after_seconds or retry_after_seconds
+            return ApiError(503, error.message, "server_error", code=error.code.value, retry_after_seconds=wait_seconds)
+        case _:
+            assert_never(error.code)

@@ -1,0 +1,140 @@
+"""The request bodies of OpenAI's API that this gateway understands, checked strictly.
+
+Types are never coerced ("5" is not a number) and an unknown field is refused, so nothing a client asks for is lost
+without a word. Extensions to OpenAI's fields: `top_k`, `stop_token_ids`, `ignore_eos`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+INT32_MAX = 2**31 - 1
+"""Token ids and counts travel as integers of fixed width behind the engine; this bounds them all."""
+UNION_TAGS = frozenset({"#text", "#list"})
+"""Names of the members of unions; they show up in an error's location and are no part of a field's path."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's documented default of `max_tokens` for `/v1/completions`."""
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
+StopString = Annotated[str, Field(min_length=1)]
+
+
+def _text_or_list(value: Any) -> str | None:
+    match value:
+        case str():
+            return "#text"
+        case list():
+            return "#list"
+        case _:
+            return None
+
+
+def _prompt_kind(value: Any) -> str | None:
+    match value:
+        case str():
+            return "#text"
+        case [int(), *_]:
+            return "#list"
+        case _:
+            return None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class TextPart(_Strict):
+    """One part of a message's content; only text can be read by the models served here."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Tag("#list"), Field(min_length=1)],
+    Discriminator(
+        _text_or_list,
+        custom_error_type="content_type",
+        custom_error_message="must be a string or a list of text parts",
+    ),
+]
+Stop = Annotated[
+    Annotated[StopString, Tag("#text")] | Annotated[list[StopString], Tag("#list"), Field(max_length=16)],
+    Discriminator(
+        _text_or_list, custom_error_type="stop_type", custom_error_message="must be a string or a list of strings"
+    ),
+]
+CompletionPrompt = Annotated[
+    Annotated[str, Tag("#text")] | Annotated[list[TokenId], Tag("#list")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_type",
+        custom_error_message="must be one string or one non-empty list of token ids; send several prompts one by one",
+    ),
+]
+
+
+class Message(_Strict):
+    """One turn. Fields that a client repeats from an earlier answer may be there as long as they are null."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: None = None
+    refusal: None = None
+    audio: None = None
+    annotations: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string; parts are joined without a separator, as they would be read."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class StreamOptions(_Strict):
+    """`include_usage` adds a last chunk with the token counts."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Request(_Strict):
+    model: str
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    seed: int | None = None
+    stop: Stop = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, however they were written."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ChatRequest(_Request):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: TokenCount | None = None
+
+
+class CompletionRequest(_Request):
+    """Body of `POST /v1/completions`."""
+
+    prompt: CompletionPrompt

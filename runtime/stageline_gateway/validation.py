@@ -1,0 +1,72 @@
+"""From a JSON object to a checked request, or to the one error that names what is wrong with it."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from stageline_gateway.errors import ApiError, bad_value, shown
+from stageline_gateway.openai_types import UNION_TAGS, ChatRequest, CompletionRequest
+from stageline_gateway.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, without_unsupported
+
+RequestType = TypeVar("RequestType", bound=BaseModel)
+
+
+def field_path(location: tuple[str | int, ...]) -> str:
+    """A path as OpenAI writes it, `messages[0].content`; tags of unions are left out."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step not in UNION_TAGS:
+            path += f".{step}" if path else step
+    path = path or str(location[-1])
+    return path if len(path) <= 200 else path[:200] + "…"
+
+
+def _as_api_error(detail: ErrorDetails) -> ApiError:
+    param = field_path(detail["loc"])
+    rule = detail["msg"].removeprefix("Input ")
+    match detail["type"]:
+        case "missing":
+            return bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+        case "extra_forbidden":
+            return bad_value(param, f"Unrecognized request argument supplied: '{param}'.", "unknown_parameter")
+        case kind if kind.endswith(("_type", "union_tag_invalid")):
+            return bad_value(
+                param, f"Invalid type for '{param}': {rule}; got {shown(detail['input'])}.", "invalid_type"
+            )
+        case _:
+            return bad_value(param, f"Invalid value for '{param}': {rule}; got {shown(detail['input'])}.")
+
+
+def _checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
+    # OpenAI's clients may send null for any optional field.
+    optional = {name for name, field in model.model_fields.items() if not field.is_required()}
+    given = {name: value for name, value in fields.items() if value is not None or name not in optional}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _as_api_error(error.errors(include_url=False, include_context=False)[0]) from None
+
+
+def _check_stream_options(request: ChatRequest | CompletionRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise bad_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+
+
+def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
+    """Check the body of a chat completion; raises ApiError 400 naming the first field that is wrong."""
+    request = _checked(ChatRequest, without_unsupported(fields, CHAT_NEUTRAL))
+    _check_stream_options(request)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
+    return request
+
+
+def parse_completion(fields: Mapping[str, Any]) -> CompletionRequest:
+    """Check the body of a text completion; raises ApiError 400 naming the first field that is wrong."""
+    request = _checked(CompletionRequest, without_unsupported(fields, COMPLETION_NEUTRAL))
+    _check_stream_options(request)
+    return request
