@@ -6,6 +6,7 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 MODEL ?= examples/smollm2.yaml
 SOURCES := operator runtime tests
+CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stageline_api charts/stageline)
 export PYTHON
 
 .PHONY: help
@@ -36,7 +37,9 @@ check: setup ## Formatting, lint, types, layers, generated files
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
 	.venv/bin/lint-imports
-	$(PY) -m stageline_api.crd --check
+	@for file in $(CRD_FILES); do \
+		.venv/bin/stageline crd | diff -u "$$file" - || { echo "$$file is out of date: run make generate" >&2; exit 1; }; \
+	done
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
