@@ -1,0 +1,93 @@
+"""Pod addresses: each pod leases a loopback address of its own, so that the contract's ports never collide.
+
+Linux routes all of 127.0.0.0/8 to the loopback device, so every address in it can be bound without set-up. A lease is
+an exclusive `flock` on a file named after the address; the kernel drops it when the node dies, however it dies. An
+address on which a contract port is taken by someone who knows nothing of leases is passed over.
+"""
+
+import fcntl
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stageline_api import ports
+from stageline_api.errors import UserError
+
+CONTRACT_PORTS: Final = (ports.ENGINE_HTTP, ports.PLAN_BUS, ports.RENDEZVOUS, ports.STAGE_HEALTH)
+_FIRST_SUBNET: Final = 64
+_SUBNETS: Final = 128
+_HOSTS: Final = 254
+
+
+@dataclass(frozen=True)
+class AddressLease:
+    """One leased address; `release` gives it back."""
+
+    address: str
+    lock_fd: int
+
+    def release(self) -> None:
+        """Drop the lock. The lock file stays: removing it would let two holders lock two files of one name."""
+        os.close(self.lock_fd)
+
+
+class AddressPool:
+    """Leases addresses 127.64.0.1 to 127.191.255.254, starting at a place that depends on the process id.
+
+    Addresses are handed out in rising order and so not reused soon: a new incarnation never meets the connections
+    that its predecessor left in TIME_WAIT.
+    """
+
+    def __init__(self, lock_dir: Path | None = None) -> None:
+        if sys.platform != "linux":
+            raise UserError(
+                f"running a pipeline on one machine needs Linux (this is {sys.platform}): only Linux lets every pod "
+                "have a loopback address of its own; use a cluster or a Linux virtual machine"
+            )
+        self._lock_dir = lock_dir or Path(tempfile.gettempdir()) / f"stageline-addresses-{os.getuid()}"
+        self._lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._candidates = _candidates(start=os.getpid())
+
+    def lease(self) -> AddressLease:
+        """Return the next free address; raises `UserError` when the whole range is taken."""
+        for address in self._candidates:
+            lease = self._try_lease(address)
+            if lease is not None:
+                return lease
+        raise UserError("no loopback address is free in 127.64.0.0 to 127.191.255.255; stop other `stageline up` runs")
+
+    def _try_lease(self, address: str) -> AddressLease | None:
+        lock_fd = os.open(self._lock_dir / address, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_fd)
+            return None
+        if not all(can_bind(address, port) for port in CONTRACT_PORTS):
+            os.close(lock_fd)
+            return None
+        return AddressLease(address, lock_fd)
+
+
+def _candidates(start: int) -> Iterator[str]:
+    """Every address of the range once, from subnet `start` on."""
+    for offset in range(_SUBNETS * 256):
+        subnet, third = divmod((start * 7 + offset) % (_SUBNETS * 256), 256)
+        for host in range(1, _HOSTS + 1):
+            yield f"127.{_FIRST_SUBNET + subnet}.{third}.{host}"
+
+
+def can_bind(address: str, port: int) -> bool:
+    """Whether a listener could be opened on `address`:`port` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+        except OSError:
+            return False
+    return True

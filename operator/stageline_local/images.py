@@ -1,0 +1,47 @@
+"""Images a process node knows: names that mean "run the command as it is", with the environment the image gives."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTP_PROXY")
+_PASSED_ON_LOWER: Final = ("HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+_PASSED_ON_PREFIXES: Final = ("PIP_", "SSL_CERT_", "REQUESTS_CA_", "CURL_CA_", "CUDA_", "OMP_", "MKL_", "UV_")
+
+
+@dataclass(frozen=True)
+class LocalImages:
+    """Known image names and the environment their containers start from; any other name is an `ErrImagePull`."""
+
+    names: frozenset[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def refusal(self, image: str) -> str | None:
+        """Why a container of `image` can't be started, or None when it can."""
+        if image in self.names:
+            return None
+        known = ", ".join(sorted(self.names)) or "none"
+        return (
+            f"image {image!r} is not known to this node, which runs local processes and pulls nothing; known: {known}"
+        )
+
+
+def machine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a Stageline image would provide, taken from this machine.
+
+    The interpreter's own script directory leads `PATH`, so that `stageline` is the installed one. Only settings that
+    concern the machine are passed on (locale, proxies, package index, certificates, thread counts); the rest of the
+    caller's environment stays out, tokens above all.
+    """
+    environ = os.environ if environ is None else environ
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if name.upper() in (*_PASSED_ON, *_PASSED_ON_LOWER) or name.upper().startswith(_PASSED_ON_PREFIXES)
+    }
+    scripts = Path(sys.executable).parent
+    path = environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    return passed | {"PATH": f"{scripts}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

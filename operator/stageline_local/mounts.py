@@ -1,0 +1,92 @@
+"""Volumes as directories, and mount paths rewritten to them.
+
+A local process has no mount namespace, so a container's mount points are replaced by the directories behind them.
+The rule: wherever a mount path appears as a whole path or as the leading part of one, in an env value, the command,
+an argument or the text of a mounted ConfigMap, it is replaced; the longest mount path wins and replaced text is not
+looked at again. The termination message path is treated like a mount of one file. Paths that a program has built in
+are not seen, so manifests must name their paths (`TMPDIR=/tmp`, `STAGELINE_CONFIG=/etc/stageline/...`).
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class ObjectLookup(Protocol):
+    """Where a node reads ConfigMaps and Secrets."""
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """The object, or None when there is no such object."""
+
+
+class PathRewriter:
+    """Replaces mount paths by local paths in text."""
+
+    def __init__(self, local_path_of: Mapping[str, Path]) -> None:
+        self._local_path_of = {path.rstrip("/") or "/": local for path, local in local_path_of.items()}
+        longest_first = sorted(self._local_path_of, key=len, reverse=True)
+        alternatives = "|".join(re.escape(path) for path in longest_first)
+        self._pattern = re.compile(rf"(?<![\w./-])(?:{alternatives})(?![\w.-])") if longest_first else None
+
+    def rewrite(self, text: str) -> str:
+        """`text` with every mount path replaced."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: str(self._local_path_of[match[0]]), text)
+
+
+class MissingObjectError(LookupError):
+    """A volume or an env entry names an object or a key that does not exist (yet)."""
+
+
+def realise_mounts(pod: Mapping[str, Any], container: Mapping[str, Any], pod_dir: Path) -> dict[str, Path]:
+    """Directories of a container's volume mounts, by mount path; emptyDirs are made and shared by the pod."""
+    volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+    local_path_of: dict[str, Path] = {}
+    for mount in container.get("volumeMounts", []):
+        root = _volume_root(volumes[mount["name"]], container["name"], pod_dir)
+        local_path_of[mount["mountPath"]] = root / mount.get("subPath", "")
+    return local_path_of
+
+
+def _volume_root(volume: Mapping[str, Any], container_name: str, pod_dir: Path) -> Path:
+    root: Path
+    match volume:
+        case {"hostPath": {"path": str(path)} as source}:
+            return _host_path(Path(path), source.get("type", ""))
+        case {"emptyDir": _}:
+            root = pod_dir / "volumes" / volume["name"]
+        case {"configMap": _}:
+            # One copy per container: its text is rewritten for that container's mounts.
+            root = pod_dir / "volumes" / container_name / volume["name"]
+        case _:
+            raise ValueError(f"volume {volume['name']!r} has a source that this node does not know")
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _host_path(path: Path, kind: str) -> Path:
+    if kind == "DirectoryOrCreate":
+        path.mkdir(parents=True, exist_ok=True)
+    if kind == "Directory" and not path.is_dir():
+        raise MissingObjectError(f"hostPath {str(path)!r} is not a directory on this machine")
+    return path
+
+
+def project_config_maps(
+    pod: Mapping[str, Any], container: Mapping[str, Any], pod_dir: Path, objects: ObjectLookup, rewriter: PathRewriter
+) -> None:
+    """Write the files of a container's ConfigMap mounts; raises `MissingObjectError` naming the ConfigMap."""
+    mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+    namespace = pod["metadata"].get("namespace", "default")
+    for volume in pod["spec"].get("volumes", []):
+        if volume["name"] not in mounted or "configMap" not in volume:
+            continue
+        name = volume["configMap"]["name"]
+        config_map = objects.get("ConfigMap", namespace, name)
+        if config_map is None:
+            raise MissingObjectError(f"ConfigMap {name!r} does not exist in namespace {namespace!r}")
+        root = _volume_root(volume, container["name"], pod_dir)
+        for file_name, text in config_map.get("data", {}).items():
+            (root / file_name).write_text(rewriter.rewrite(text))

@@ -1,0 +1,147 @@
+"""What the node knows of a container, and the pod status in Kubernetes form that follows from it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, assert_never
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Not started: `reason` is the kubelet's (`PodInitializing`, `ErrImagePull`, `CreateContainerConfigError`)."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The process runs."""
+
+    started_at: datetime
+    pid: int
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """The process ended. `exit_code` is 128 + signal when a signal ended it; `message` is its last words."""
+
+    exit_code: int
+    signal: int
+    reason: str
+    message: str
+    started_at: datetime
+    finished_at: datetime
+
+
+ContainerState = Waiting | Running | Terminated
+
+
+@dataclass(frozen=True)
+class ContainerRecord:
+    """One container as the node sees it."""
+
+    name: str
+    image: str
+    state: ContainerState
+    started: bool = False
+    ready: bool = False
+
+    def with_state(self, state: ContainerState) -> "ContainerRecord":
+        """The record in another state; a container that does not run is neither started nor ready."""
+        runs = isinstance(state, Running)
+        return replace(self, state=state, started=self.started and runs, ready=self.ready and runs)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Whether the node took the pod; `message` says why not."""
+
+    admitted: bool
+    message: str = ""
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in UTC, with microseconds so that the order of two deaths within a second is kept."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def pod_status(
+    admission: Admission,
+    init: Sequence[ContainerRecord],
+    main: Sequence[ContainerRecord],
+    pod_ip: str,
+    started_at: datetime,
+) -> dict[str, Any]:
+    """`status` of a pod whose restart policy is Never."""
+    initialized = all(_succeeded(record) for record in init)
+    ready = initialized and all(record.ready for record in main)
+    return {
+        "phase": _phase(init, main),
+        "podIP": pod_ip,
+        "podIPs": [{"ip": pod_ip}],
+        "hostIP": pod_ip,
+        "startTime": timestamp(started_at),
+        "conditions": [
+            _condition("PodScheduled", admission.admitted, "Unschedulable", admission.message),
+            _condition("Initialized", initialized, "ContainersNotInitialized"),
+            _condition("ContainersReady", ready, "ContainersNotReady"),
+            _condition("Ready", ready, "ContainersNotReady"),
+        ],
+        "initContainerStatuses": [_container_status(record, _succeeded(record)) for record in init],
+        "containerStatuses": [_container_status(record, record.ready) for record in main],
+    }
+
+
+def _succeeded(record: ContainerRecord) -> bool:
+    return isinstance(record.state, Terminated) and record.state.exit_code == 0
+
+
+def _phase(init: Sequence[ContainerRecord], main: Sequence[ContainerRecord]) -> str:
+    if any(isinstance(record.state, Terminated) and record.state.exit_code != 0 for record in init):
+        return "Failed"
+    if any(isinstance(record.state, Waiting) for record in (*init, *main)):
+        return "Pending"
+    if any(isinstance(record.state, Running) for record in main):
+        return "Running"
+    return "Succeeded" if all(_succeeded(record) for record in main) else "Failed"
+
+
+def _condition(kind: str, holds: bool, reason: str, message: str = "") -> dict[str, Any]:
+    if holds:
+        return {"type": kind, "status": "True"}
+    return {"type": kind, "status": "False", "reason": reason, "message": message}
+
+
+def _container_status(record: ContainerRecord, ready: bool) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "image": record.image,
+        "imageID": "",
+        "restartCount": 0,
+        "ready": ready,
+        "started": record.started,
+        "state": _state(record.state),
+        "lastState": {},
+    }
+
+
+def _state(state: ContainerState) -> Mapping[str, Any]:
+    match state:
+        case Waiting():
+            return {"waiting": {"reason": state.reason, "message": state.message}}
+        case Running():
+            return {"running": {"startedAt": timestamp(state.started_at)}}
+        case Terminated():
+            return {
+                "terminated": {
+                    "exitCode": state.exit_code,
+                    "signal": state.signal,
+                    "reason": state.reason,
+                    "message": state.message,
+                    "startedAt": timestamp(state.started_at),
+                    "finishedAt": timestamp(state.finished_at),
+                }
+            }
+        case _:
+            assert_never(state)
