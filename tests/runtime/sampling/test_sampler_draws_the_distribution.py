@@ -23,7 +23,8 @@ def reference_support(logits: list[float], temperature: float, top_k: int, top_p
     order = order[: top_k or len(order)]
     highest = logits[order[0]] / temperature
     weights = [math.exp(logits[token] / temperature - highest) for token in order]
-    kept, mass = [], 0.0
+    kept: list[int] = []
+    mass = 0.0
     for token, weight in zip(order, weights, strict=True):
         if kept and top_p < 1.0 and mass >= top_p * math.fsum(weights):
             break
@@ -100,7 +101,7 @@ def test_consecutive_seeds_positions_and_choices_draw_independently() -> None:
     """Pairs of neighbouring draws from a fair coin fall on all four outcomes alike."""
     draws = 8_000
     for name in ("seed", "position", "choice"):
-        rows = [row(**{name: i}) for i in range(draws)]  # type: ignore[arg-type]
+        rows = [row(**{name: i}) for i in range(draws)]
         tokens = sample(torch.zeros(draws, 2), rows)
         pairs = torch.bincount(tokens[:-1] * 2 + tokens[1:], minlength=4).tolist()
         expected = (draws - 1) / 4
