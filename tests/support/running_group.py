@@ -1,0 +1,153 @@
+"""A real group for tests: one engine and P stage processes on loopback addresses of their own, no planner, no node."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from stageline_api import env, ports
+from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
+from stageline_api.runtime_config import RuntimeConfig
+
+START_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class RunningGroup:
+    """Processes of one incarnation and how to reach them."""
+
+    directory: Path
+    addresses: list[str]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Base URL of the engine."""
+        return f"http://{self.addresses[0]}:{ports.ENGINE_HTTP}"
+
+    def log(self, name: str) -> str:
+        """What a process has written."""
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def last_words(self, name: str) -> dict[str, Any]:
+        """The termination message a process left."""
+        return dict(json.loads((self.directory / f"{name}.termination").read_text()))
+
+    def wait_ready(self) -> None:
+        """Until the engine says so; fails with the logs when a process ends first."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
+            assert not ended, "\n".join(f"{name} ended:\n{self.log(name)}" for name in ended)
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=2.0).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError("not ready in time:\n" + "\n".join(self.log(name) for name in self.processes))
+
+    def generate(self, token_ids: tuple[int, ...], sampling: SamplingParams, request_id: str = "") -> list[int]:
+        """Token ids of one completion."""
+        request = GenerateRequest(
+            request_id=request_id or secrets.token_hex(8), prompt=TokenPrompt(token_ids=token_ids), sampling=sampling
+        )
+        tokens: list[int] = []
+        with (
+            httpx.Client(timeout=120.0) as client,
+            client.stream("POST", f"{self.url}/v1/generate", content=request.model_dump_json()) as response,
+        ):
+            assert response.status_code == 200, response.read().decode()
+            for line in response.iter_lines():
+                event = json.loads(line)
+                tokens += event.get("token_ids", [])
+                assert event["type"] != "failed", event
+        return tokens
+
+    def generate_all(self, prompts: list[tuple[int, ...]], samplings: list[SamplingParams]) -> list[list[int]]:
+        """All completions at once, in the order of the prompts."""
+        with ThreadPoolExecutor(max_workers=len(prompts)) as pool:
+            return list(pool.map(self.generate, prompts, samplings))
+
+    def wait_ended(self, name: str, timeout_seconds: float = 30.0) -> int:
+        """The exit status of a process that is expected to end."""
+        return self.processes[name].wait(timeout=timeout_seconds)
+
+    def kill(self, name: str) -> None:
+        """End a process the hard way."""
+        self.processes[name].send_signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes.values():
+            process.wait(timeout=10)
+
+
+@contextmanager
+def running_group(
+    directory: Path, model_dir: Path, stage_count: int, *, start: bool = True, threads: int = 1, **config: Any
+) -> Iterator[RunningGroup]:
+    """Start a group on `model_dir` and wait until it is ready; everything is ended on the way out."""
+    directory.mkdir(parents=True, exist_ok=True)
+    block = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}"
+    group = RunningGroup(directory, [f"{block}.{stage + 1}" for stage in range(stage_count)])
+    settings = RuntimeConfig(
+        model_name="test",
+        namespace="default",
+        served_name="test",
+        source=f"file://{model_dir}",
+        cache_dir=str(directory / "cache"),
+        stage_count=stage_count,
+        **config,
+    )
+    (directory / "config.json").write_text(settings.model_dump_json())
+    token = secrets.token_hex(16)
+    try:
+        for stage in range(stage_count):
+            start_process(group, f"stage-{stage}", "stage", stage, token, threads)
+        start_process(group, "engine", "engine", 0, token, threads)
+        if start:
+            group.wait_ready()
+        yield group
+    finally:
+        group.stop()
+
+
+def start_process(group: RunningGroup, name: str, command: str, stage: int, token: str, threads: int = 1) -> None:
+    """Start one container's command as the pod contract has it."""
+    environment = {
+        **os.environ,
+        env.CONFIG: str(group.directory / "config.json"),
+        env.STAGE_INDEX: str(stage),
+        env.STAGE_COUNT: str(len(group.addresses)),
+        env.GROUP_INDEX: "0",
+        env.INCARNATION: "1",
+        env.POD_IP: group.addresses[stage],
+        env.MASTER_ADDR: group.addresses[0],
+        env.MASTER_PORT: str(ports.RENDEZVOUS),
+        env.BUS_TOKEN: token,
+        env.TERMINATION_PATH: str(group.directory / f"{name}.termination"),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    with (group.directory / f"{name}.log").open("wb") as log:
+        group.processes[name] = subprocess.Popen(
+            [sys.executable, "-m", "stageline_cli.main", command],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
