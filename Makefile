@@ -13,7 +13,7 @@ export PYTHON
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^## / {printf "\n%s\n", substr($$0, 4)} \
-		/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+		/^[a-z][a-z-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
 ## Use it
 
@@ -32,14 +32,7 @@ test: setup ## Run every test (ARGS="…" go to pytest)
 	@$(PY) -m pytest $(ARGS)
 
 .PHONY: check
-check: setup ## Formatting, lint, types, layers, generated files
-	$(PY) -m ruff format --check $(SOURCES)
-	$(PY) -m ruff check $(SOURCES)
-	$(PY) -m mypy
-	.venv/bin/lint-imports
-	@for file in $(CRD_FILES); do \
-		.venv/bin/stageline crd | diff -u "$$file" - || { echo "$$file is out of date: run make generate" >&2; exit 1; }; \
-	done
+check: check-format check-lint check-types check-layers check-generated ## Everything but the tests
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
@@ -58,3 +51,27 @@ lock: setup ## Write constraints.txt from what .venv holds
 clean: ## Remove the environment and every cache (downloaded models stay)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find operator runtime tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+## The parts of make check
+
+.PHONY: check-format
+check-format: setup ## Is the code formatted?
+	@$(PY) -m ruff format --check $(SOURCES)
+
+.PHONY: check-lint
+check-lint: setup ## Does ruff find anything?
+	@$(PY) -m ruff check $(SOURCES)
+
+.PHONY: check-types
+check-types: setup ## Do the types agree, strictly?
+	@$(PY) -m mypy
+
+.PHONY: check-layers
+check-layers: setup ## Do imports only go down?
+	@.venv/bin/lint-imports
+
+.PHONY: check-generated
+check-generated: setup ## Are the generated files what the code generates?
+	@for file in $(CRD_FILES); do \
+		.venv/bin/stageline crd | diff -u "$$file" - || { echo "$$file is out of date: run make generate" >&2; exit 1; }; \
+	done
