@@ -25,6 +25,8 @@ def storage_error(error: OSError, action: str) -> PrepareError:
             hint = "the file system is read-only; choose another cache directory"
         case errno.ENOENT:
             hint = "it does not exist"
+        case errno.ENOTDIR | errno.EEXIST:
+            hint = "a part of the path is not a directory"
         case _:
             hint = error.strerror or str(error)
     return PrepareError(f"cannot {action}{where}: {hint}")
