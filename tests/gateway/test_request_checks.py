@@ -1,0 +1,237 @@
+"""Whatever a client sends, the answer is a 4xx in OpenAI's form that names the field: never a 500."""
+
+import json
+from typing import Any
+
+import pytest
+from gateway_harness import MODEL, RunningGateway
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
+JSON = {"content-type": "application/json"}
+
+
+def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[str, str] = JSON) -> tuple[int, Any]:
+    """The status and the error of a request that must be refused."""
+    answered = gateway.http.post(path, content=content, headers=headers)
+    assert 400 <= answered.status_code < 500, answered.text
+    error = answered.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return answered.status_code, error
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 10**400}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": "0"}, "frequency_penalty"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"store": True}, "store"),
+        ({"made_up": 1}, "made_up"),
+        ({"made_up": None}, "made_up"),
+        ({"#text": 1}, "#text"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"seed": "7"}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": 3}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"model": 3}, "model"),
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": ["Hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Bo"}]}, "messages[0].name"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+    ],
+    ids=lambda value: ascii(value)[:60],
+)
+def test_a_bad_chat_field_is_named(
+    gateway: RunningGateway, engine: ScriptedEngine, extra: dict[str, Any], param: str
+) -> None:
+    status, error = refusal(gateway, "/v1/chat/completions", json.dumps(CHAT | extra).encode())
+    assert (status, error["param"]) == (400, param), error
+    assert param in error["message"]
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [1, 2**40]}, "prompt[1]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": None}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"messages": []}, "messages"),
+    ],
+    ids=lambda value: ascii(value)[:60],
+)
+def test_a_bad_completion_field_is_named(gateway: RunningGateway, extra: dict[str, Any], param: str) -> None:
+    status, error = refusal(gateway, "/v1/completions", json.dumps(TEXT | extra).encode())
+    assert (status, error["param"]) == (400, param), error
+
+
+def test_values_that_ask_for_nothing_are_accepted(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    asks_nothing = {
+        "n": 1,
+        "logprobs": False,
+        "tools": [],
+        "presence_penalty": 0.0,
+        "response_format": {"type": "text"},
+        "top_logprobs": None,
+        "temperature": None,
+        "stop": None,
+        "user": "bo",
+        "store": False,
+    }
+    repeated = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": None}
+    body = CHAT | asks_nothing | {"messages": [repeated, *CHAT["messages"]]}
+    answered = gateway.http.post("/v1/chat/completions", json=body)
+    assert answered.status_code == 200, answered.text
+    assert engine.requests[0].sampling.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"model": NaN}',
+        b'{"temperature": 1e999}',
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"messages": ' + b'{"a":' * 150 + b"1" + b"}" * 151,
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda content: ascii(content[:24]),
+)
+def test_a_body_that_is_not_good_json_is_refused(gateway: RunningGateway, content: bytes) -> None:
+    status, _ = refusal(gateway, "/v1/chat/completions", content)
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+        {"content-type": ";;;"},
+    ],
+    ids=str,
+)
+def test_a_body_that_is_not_declared_as_json_is_refused(gateway: RunningGateway, headers: dict[str, str]) -> None:
+    status, _ = refusal(gateway, "/v1/completions", json.dumps(TEXT).encode(), headers)
+    assert status == 415
+
+
+def test_a_body_that_is_too_large_is_refused(gateway: RunningGateway) -> None:
+    status, error = refusal(gateway, "/v1/completions", json.dumps(TEXT | {"prompt": "x" * 5_000_000}).encode())
+    assert (status, error["code"]) == (413, "body_too_large")
+
+
+def test_a_body_of_unknown_length_is_bounded_too(gateway: RunningGateway) -> None:
+    def chunks() -> Any:
+        yield b'{"prompt": "'
+        for _ in range(5):
+            yield b"x" * 1_000_000
+
+    answered = gateway.http.post("/v1/completions", content=chunks(), headers=JSON)
+    assert answered.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/absent", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/models/%ff%00", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/v1/embeddings", 404),
+    ],
+)
+def test_unknown_paths_and_methods_use_the_same_form(
+    gateway: RunningGateway, method: str, path: str, status: int
+) -> None:
+    answered = gateway.http.request(method, path)
+    assert answered.status_code == status
+    assert answered.json()["error"]["type"] == "invalid_request_error"
+
+
+FIELDS = st.sampled_from(
+    ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "stream", "n",
+     "stream_options", "logprobs", "stop_token_ids", "user", "ignore_eos", "role", "content", "type", "text"]
+)  # fmt: skip
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([MODEL, "user", "text"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS | st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+    base=st.sampled_from([CHAT, TEXT, {}]),
+    extra=st.dictionaries(FIELDS, JSON_VALUES, max_size=3),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_json_object_makes_the_gateway_fail(
+    gateway: RunningGateway, path: str, base: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    answered = gateway.http.post(path, content=json.dumps(base | extra).encode(), headers=JSON)
+    assert answered.status_code in {200, 400, 404}, answered.text
+    if answered.status_code != 200:
+        assert answered.json()["error"]["message"]
+
+
+@given(content=st.binary(max_size=200))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_make_the_gateway_fail(gateway: RunningGateway, content: bytes) -> None:
+    refusal(gateway, "/v1/chat/completions", content)
