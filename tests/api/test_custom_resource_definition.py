@@ -1,0 +1,106 @@
+"""The CRD: generated, structural, and saying what the Python types say."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from manifest_samples import manifest
+from stageline_api import crd
+from stageline_api.pipeline_model import PipelineModel
+
+CHART_FILE = Path(__file__).parents[2] / "charts" / "stageline" / "crds" / crd.FILE_NAME
+FORBIDDEN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "not", "const", "title", "additionalItems", "uniqueItems"}
+
+
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = crd.build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def _nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, each in schema.get("properties", {}).items():
+        yield from _nodes(each, f"{path}.{name}")
+    if "items" in schema:
+        yield from _nodes(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from _nodes(schema["additionalProperties"], f"{path}[*]")
+
+
+def _at(path: str) -> dict[str, Any]:
+    return dict(_nodes(_schema()))[path]
+
+
+@pytest.mark.parametrize("file", [crd.PACKAGED_FILE, CHART_FILE], ids=["package", "chart"])
+def test_the_committed_file_is_what_the_types_say(file: Path) -> None:
+    assert file.read_text() == crd.render_crd(), "run `python -m stageline_api.crd` and commit the result"
+
+
+def test_the_schema_is_structural() -> None:
+    for path, node in _nodes(_schema()):
+        assert not FORBIDDEN & set(node), path
+        assert ("type" in node) != node.get("x-kubernetes-int-or-string", False), path
+        assert not ("properties" in node and "additionalProperties" in node), path
+        assert node.get("default", 0) is not None, path
+        if node.get("type") == "array":
+            assert "items" in node, path
+
+
+def test_everything_a_person_writes_is_described_and_bounded() -> None:
+    for path, node in _nodes(_schema()["properties"]["spec"], "spec"):
+        if not path.endswith(("[*]", "]")):
+            assert node.get("description"), path
+        match node.get("type"):
+            case "string":
+                assert "enum" in node or "maxLength" in node, path
+            case "array":
+                assert "maxItems" in node, path
+            case "integer" if not path.endswith(".tensor"):
+                assert {"minimum", "maximum"} <= set(node), path
+            case "object" if "additionalProperties" in node:
+                assert "maxProperties" in node, path
+
+
+def test_the_defaults_are_those_of_the_types() -> None:
+    spec = PipelineModel.model_validate(manifest()).to_manifest()["spec"]
+    for name, node in _schema()["properties"]["spec"]["properties"].items():
+        if name != "model":
+            assert node["default"] == spec[name], name
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (".spec", "when one stage gives layers, every stage must"),
+        (".spec", "must have one entry for each stage of parallelism.pipeline"),
+        (".spec.model", "is only allowed with an hf:// source"),
+        (".spec.model.source", "must be file:///dir, hf://org/name[@revision] or pypi://"),
+        (".spec.engine.name", "no other engine is built yet"),
+        (".spec.parallelism.tensor", "tensor parallelism is not built yet"),
+        ("", "metadata.name must be at most 40 characters"),
+    ],
+)
+def test_what_spans_fields_or_is_not_built_is_refused_by_a_rule_with_a_sentence(path: str, words: str) -> None:
+    rules = _at(path)["x-kubernetes-validations"]
+    assert any(words in rule["message"] for rule in rules), rules
+    assert all(len(rule["rule"]) > 5 for rule in rules)
+
+
+def test_lists_with_a_key_are_maps_and_their_keys_are_required() -> None:
+    for path in (".status.conditions", ".status.groups", ".spec.template.env"):
+        node = _at(path)
+        assert node["x-kubernetes-list-type"] == "map"
+        assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"]), path
+
+
+def test_kubectl_shows_and_scales_it() -> None:
+    built = yaml.safe_load(crd.render_crd())
+    version = built["spec"]["versions"][0]
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["READY", "DESIRED", "UP-TO-DATE", "STAGES", "REASON", "AGE"]
+    assert built["spec"]["names"]["shortNames"] == ["plm"]
+    assert version["subresources"]["status"] == {}
+    assert set(version["subresources"]["scale"].values()) == {".spec.replicas", ".status.replicas", ".status.selector"}

@@ -1,0 +1,227 @@
+"""Every way a manifest can be wrong, and the exact line a person reads."""
+
+from pathlib import Path
+
+import pytest
+
+from stageline_api.manifest_loader import load_manifests
+
+HEAD = "apiVersion: stageline.dev/v1alpha1\nkind: PipelineModel\nmetadata: {name: m}\n"
+MODEL = "  model: {source: 'hf://org/name'}\n"
+
+
+def _lines(tmp_path: Path, content: str | bytes) -> list[str]:
+    file = tmp_path / "m.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    loaded = load_manifests(file)
+    return [str(problem).removeprefix(f"{tmp_path}/") for problem in loaded.problems]
+
+
+SPEC_CASES = {
+    "pipeline-zero": ("parallelism: {pipeline: 0}", "spec.parallelism.pipeline: 0 is not allowed: must be at least 1"),
+    "pipeline-large": (
+        "parallelism: {pipeline: 65}",
+        "spec.parallelism.pipeline: 65 is not allowed: must be at most 64",
+    ),
+    "number-in-quotes": (
+        'parallelism: {pipeline: "2"}',
+        'spec.parallelism.pipeline: "2" is not allowed: must be an integer',
+    ),
+    "true-for-number": ("replicas: true", "spec.replicas: true is not allowed: must be an integer"),
+    "float-for-number": ("replicas: 1.0", "spec.replicas: 1.0 is not allowed: must be an integer"),
+    "nan-for-number": ("replicas: .nan", "spec.replicas: NaN is not allowed: must be an integer"),
+    "null": ("stages:", "spec.stages: null is not allowed: leave the field out to get its default"),
+    "scalar-for-mapping": ("engine: fast", 'spec.engine: "fast" is not allowed: must be a mapping of fields'),
+    "mapping-for-list": ("stages: {a: 1}", 'spec.stages: {"a": 1} is not allowed: must be a list'),
+    "number-for-string": (
+        "network: {interface: 0}",
+        "spec.network.interface: 0 is not allowed: must be a string; put it in quotes",
+    ),
+    "tensor": (
+        "parallelism: {tensor: 2}",
+        "spec.parallelism.tensor: 2 is not allowed: tensor parallelism is not built yet: must be 1",
+    ),
+    "engine-vllm": (
+        "engine: {name: vllm}",
+        'spec.engine.name: "vllm" is not allowed: must be "stageline": no other engine is built yet',
+    ),
+    "dtype": (
+        "engine: {dtype: float16}",
+        'spec.engine.dtype: "float16" is not allowed: must be one of "auto", "float32" or "bfloat16"',
+    ),
+    "unknown-with-neighbour": (
+        "engine: {maxModelLength: 9}",
+        'spec.engine.maxModelLength: unknown field; did you mean "maxModelLen"?',
+    ),
+    "snake-case": ("engine: {max_num_seqs: 9}", 'spec.engine.max_num_seqs: unknown field; did you mean "maxNumSeqs"?'),
+    "unknown": ("network: {mtu: 9}", "spec.network.mtu: unknown field; the fields here are interface"),
+    "unknown-in-list": (
+        "stages: [{layer: 0-3}]",
+        'spec.stages[0].layer: unknown field; did you mean "layers"?',
+    ),
+    "not-built-field": ("engine: {prefixCache: true}", "spec.engine.prefixCache: unknown field; the fields here are "
+                        "name, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, seed"),
+    "stage-count": (
+        "parallelism: {pipeline: 3}\n  stages: [{}, {}]",
+        "spec.stages: has 2 entries but parallelism.pipeline is 3: give one entry for each stage",
+    ),
+    "layers-missing-on-one": (
+        "parallelism: {pipeline: 2}\n  stages: [{layers: 0-3}, {}]",
+        "spec.stages[1].layers: is missing: when one stage gives layers, every stage must",
+    ),
+    "layers-start": (
+        "stages: [{layers: 2-3}]",
+        'spec.stages[0].layers: "2-3" is not allowed: layers 0 to 1 are missing: the first stage must start at layer 0',
+    ),
+    "layers-gap": (
+        "parallelism: {pipeline: 2}\n  stages: [{layers: 0-3}, {layers: 5-8}]",
+        'spec.stages[1].layers: "5-8" is not allowed: layer 4 is missing: must start at layer 4, right after stages[0]',
+    ),
+    "layers-overlap": (
+        "parallelism: {pipeline: 2}\n  stages: [{layers: 0-3}, {layers: 3-8}]",
+        'spec.stages[1].layers: "3-8" is not allowed: overlaps stages[0], which ends at layer 3: must start at layer 4',
+    ),
+    "layers-reversed": (
+        "stages: [{layers: 8-0}]",
+        'spec.stages[0].layers: "8-0" is not allowed: the first layer must not be above the last: write 0-8',
+    ),
+    "layers-no-range": (
+        "stages: [{layers: all}]",
+        'spec.stages[0].layers: "all" is not allowed: '
+        'must be a range of layers, first-last with both ends included, as in "0-14"',
+    ),
+    "reserved-env": (
+        "template: {env: [{name: RANK, value: '1'}]}",
+        'spec.template.env[0].name: "RANK" is not allowed: is set by Stageline itself',
+    ),
+    "env-value-is-never-shown": (
+        "template: {env: [{name: A, value: 31415926}]}",
+        "spec.template.env[0].value: must be a string; put it in quotes",
+    ),
+    "quantity": (
+        "template: {resources: {limits: {memory: lots}}}",
+        'spec.template.resources.limits.memory: "lots" is not allowed: must be a quantity such as 2, "500m" or "8Gi"',
+    ),
+    "grace-shorter-than-drain": (
+        "template: {terminationGracePeriodSeconds: 5}",
+        "spec.template.terminationGracePeriodSeconds: 5 is not allowed: "
+        "must be at least timeouts.drainSeconds, which is 30",
+    ),
+    "interface": (
+        "network: {interface: 'a b'}",
+        'spec.network.interface: "a b" is not allowed: '
+        "must be the name of a network interface, at most 15 characters",
+    ),
+}  # fmt: skip
+
+MODEL_CASES = {
+    "no-source": ("{}", "spec.model.source: is required"),
+    "pvc": (
+        "{source: 'pvc://claim/dir'}",
+        'spec.model.source: "pvc://claim/dir" is not allowed: '
+        "pvc:// sources are not built yet; use file://, hf:// or pypi://",
+    ),
+    "source-number": ("{source: 7}", "spec.model.source: 7 is not allowed: must be a string; put it in quotes"),
+    "pypi-no-version": (
+        "{source: 'pypi://llm/x.gguf'}",
+        'spec.model.source: "pypi://llm/x.gguf" is not allowed: '
+        "pypi:// needs an exact version, as in pypi://distribution==1.2.3/model.gguf",
+    ),
+    "token-without-hub": (
+        "{source: 'file:///m', tokenSecretRef: {name: t}}",
+        "spec.model.tokenSecretRef: is only allowed with an hf:// source",
+    ),
+    "relative-cache": (
+        "{source: 'file:///m', cache: {hostPath: var/cache}}",
+        'spec.model.cache.hostPath: "var/cache" is not allowed: must be an absolute path without ".."',
+    ),
+    "empty-served-name": (
+        "{source: 'file:///m', servedName: ''}",
+        'spec.model.servedName: "" is not allowed: must not be empty',
+    ),
+}
+
+FILE_CASES: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "m.yaml: holds no PipelineModel"),
+    "only-comments": ("# nothing\n---\n---\n", "m.yaml: holds no PipelineModel"),
+    "a-list": ("- 1\n", "m.yaml: must be a mapping with apiVersion, kind, metadata and spec, not [1]"),
+    "other-kind": (
+        "apiVersion: stageline.dev/v1alpha1\nkind: Deployment\n",
+        'm.yaml: kind: "Deployment" is not allowed: must be "PipelineModel"',
+    ),
+    "no-kind": ("apiVersion: stageline.dev/v1alpha1\n", 'm.yaml: kind: is required: "PipelineModel"'),
+    "syntax": (
+        "a: [1\nb: 2\n",
+        "m.yaml: line 2, column 2: is not valid YAML: expected ',' or ']', but got ':' while parsing a flow sequence",
+    ),
+    "tab": (
+        "a:\n\t- 1\n",
+        r"m.yaml: line 2, column 1: is not valid YAML: found character '\t' that cannot start any token "
+        "while scanning for the next token",
+    ),
+    "duplicate-key": ("a: 1\nb: 2\na: 3\n", 'm.yaml: line 3, column 1: the key "a" is given twice in one mapping'),
+    "key-not-string": ("on: 1\n", "m.yaml: line 1, column 1: a key must be a string; put it in quotes"),
+    "python-tag": (
+        "a: !!python/object/apply:os.getpid []\n",
+        "m.yaml: line 1, column 4: is not valid YAML: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/object/apply:os.getpid'",
+    ),
+    "loop": ("a: &x\n  b: *x\n", "m.yaml: line 1, column 4: an alias contains itself"),
+    "not-utf8": (b"a: 1\nb: \xff\n", "m.yaml: line 2: is not UTF-8 text"),
+    "nul": ("a: \0\n", "m.yaml: holds the character U+0000, which YAML does not allow"),
+    "too-large": ("#" * 300_000, "m.yaml: is larger than 262144 bytes, too large for a PipelineModel"),
+    "too-deep": ("a: " + "[" * 20_000, "m.yaml: is nested too deeply"),
+    "long-name": (
+        "apiVersion: stageline.dev/v1alpha1\nkind: PipelineModel\nmetadata: {name: " + "a" * 41 + "}\nspec:\n" + MODEL,
+        f'm.yaml: metadata.name: "{"a" * 41}" is not allowed: must be at most 40 characters, because pod names add '
+        "group, incarnation and stage to it and Kubernetes ends at 63",
+    ),
+    "same-name": (
+        f"{HEAD}spec:\n{MODEL}---\n---\n{HEAD}spec:\n{MODEL}",
+        'm.yaml: document 3: metadata.name: "m" is not allowed: document 1 has the same name in namespace default',
+    ),
+}
+
+
+@pytest.mark.parametrize(("fragment", "line"), SPEC_CASES.values(), ids=SPEC_CASES.keys())
+def test_a_bad_spec_field_gets_one_line_with_its_path_value_and_rule(tmp_path: Path, fragment: str, line: str) -> None:
+    assert _lines(tmp_path, f"{HEAD}spec:\n{MODEL}  {fragment}\n") == [f"m.yaml: {line}"]
+
+
+@pytest.mark.parametrize(("model", "line"), MODEL_CASES.values(), ids=MODEL_CASES.keys())
+def test_a_bad_model_gets_one_line(tmp_path: Path, model: str, line: str) -> None:
+    assert _lines(tmp_path, f"{HEAD}spec:\n  model: {model}\n") == [f"m.yaml: {line}"]
+
+
+@pytest.mark.parametrize(("content", "line"), FILE_CASES.values(), ids=FILE_CASES.keys())
+def test_a_file_that_is_no_manifest_gets_one_line(tmp_path: Path, content: str | bytes, line: str) -> None:
+    assert _lines(tmp_path, content) == [line]
+
+
+def test_every_problem_of_a_file_is_reported_with_its_document(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, f"{HEAD}spec:\n{MODEL}  replicas: 0\n  seed: 1\n---\nkind: 3\n")
+    assert lines == [
+        "m.yaml: document 1: spec.replicas: 0 is not allowed: must be at least 1",
+        "m.yaml: document 1: spec.seed: unknown field; the fields here are "
+        "model, engine, parallelism, stages, template, network, replicas, restart, timeouts",
+        'm.yaml: document 2: apiVersion: is required: "stageline.dev/v1alpha1"',
+        'm.yaml: document 2: kind: 3 is not allowed: must be "PipelineModel"',
+    ]
+
+
+def test_an_alias_bomb_is_refused_without_being_expanded(tmp_path: Path) -> None:
+    levels = ["l0: &l0 [a, a, a, a, a, a, a, a, a]"]
+    levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 40)]
+    (line,) = _lines(tmp_path, "\n".join(levels))
+    assert line.endswith("holds more than 50000 values once aliases are followed")
+
+
+def test_an_unreadable_path_is_a_problem_not_an_exception(tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "absent.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
+        (problem,) = load_manifests(path).problems
+        assert str(problem) == f"{path}: can't be read: {words}"
+
+
+def test_a_value_cannot_write_escape_codes_to_the_terminal(tmp_path: Path) -> None:
+    (line,) = _lines(tmp_path, f'{HEAD}spec:\n{MODEL}  engine: {{dtype: "\\e[31m\\u2028x"}}\n')
+    assert line.isprintable(), line
