@@ -40,6 +40,20 @@ _STAGES_RULES: Final = (
         "when one stage gives layers, every stage must",
         ".stages",
     ),
+    # Each stage starts where the one before ended: [0, ends...] and [starts..., last end] are then the same list.
+    cel(
+        "!has(self.stages) || size(self.stages) == 0 || !self.stages.all(s, has(s.layers)) || "
+        "[0] + self.stages.map(s, int(s.layers.split('-')[1]) + 1) == self.stages.map(s, int(s.layers.split('-')[0])) "
+        "+ [int(self.stages[size(self.stages) - 1].layers.split('-')[1]) + 1]",
+        "layers must start at 0 and follow on from stage to stage, without an overlap or a missing layer",
+        ".stages",
+    ),
+    cel(
+        "!has(self.stages) || self.stages.all(s, !has(s.layers) || "
+        "int(s.layers.split('-')[0]) <= int(s.layers.split('-')[1]))",
+        "the first layer of a range must not be above its last",
+        ".stages",
+    ),
     cel(
         "!has(self.template.terminationGracePeriodSeconds) || "
         "self.template.terminationGracePeriodSeconds >= self.timeouts.drainSeconds",
