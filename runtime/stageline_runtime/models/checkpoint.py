@@ -4,7 +4,7 @@ Headers tell a tensor's shape without reading its data. Every problem is a `Weig
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ class WeightsError(UserError):
         super().__init__(message, ExitCode.MODEL_LOAD)
 
 
-def files_of_tensors(model_dir: Path, names: Mapping[str, tuple[int, ...]]) -> dict[Path, list[str]]:
+def files_of_tensors(model_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:
     """Group tensor names by the file that holds them.
 
     Raises:
@@ -62,9 +62,7 @@ def check_shapes(model_dir: Path, expected: Mapping[str, tuple[int, ...]]) -> No
                     )
 
 
-def read_tensors(
-    model_dir: Path, names: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(model_dir: Path, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each named tensor, copied out of its file and cast to `dtype`, file by file in the order of `names`.
 
     Raises:

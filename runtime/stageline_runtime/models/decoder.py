@@ -19,7 +19,7 @@ from stageline_runtime.models.kv_cache import KvCache
 from stageline_runtime.models.linear import Linear
 from stageline_runtime.models.normalization import RmsNorm
 from stageline_runtime.models.rotary import RotaryTable, rotate
-from stageline_runtime.models.weights import LayerWeights, Progress, Projection, StageWeights, load_stage_weights
+from stageline_runtime.models.weights import LayerWeights, Progress, Projection, StageWeights
 
 
 class FeedForward:
@@ -78,14 +78,28 @@ class DecoderLayer:
 class DecoderStage:
     """Layers `first..last` of a decoder with their KV cache; the first stage embeds, the last has the head."""
 
-    def __init__(self, config: ModelConfig, weights: StageWeights, cache: KvCache, cache_shape: CacheShape) -> None:
-        self._embedding = weights.embedding
-        self._layers = tuple(DecoderLayer(config, layer) for layer in weights.layers)
-        self._final_norm = None if weights.final_norm is None else RmsNorm(weights.final_norm, config.rms_norm_eps)
-        self._head = None if weights.head is None else Linear(weights.head)
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: StageWeights,
+        cache: KvCache,
+        cache_shape: CacheShape,
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        self._embedding = weights.embedding() if is_first else None
+        self._layers = tuple(DecoderLayer(config, layer) for layer in weights.layers())
+        self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps) if is_last else None
+        self._head = self._build_head(config, weights) if is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
         self._cache = cache
         self._cache_shape = cache_shape
+
+    def _build_head(self, config: ModelConfig, weights: StageWeights) -> Linear:
+        if config.tie_word_embeddings and self._embedding is not None:
+            return Linear(self._embedding)
+        return Linear(weights.head())
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
         """Indices and masks of a plan, for `layers`.
@@ -140,7 +154,7 @@ def build_stage_model(
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    weights = load_stage_weights(
+    weights = StageWeights(
         model_dir, config, layer_range, has_embedding=is_first, has_head=is_last, dtype=dtype, progress=progress
     )
     num_slots = num_cohorts * slots_per_cohort
@@ -153,7 +167,7 @@ def build_stage_model(
         dtype=dtype,
     )
     shape = CacheShape(num_slots=num_slots, slot_tokens=slot_tokens, group_size=config.group_size, dtype=dtype)
-    return DecoderStage(config, weights, cache, shape)
+    return DecoderStage(config, weights, cache, shape, is_first=is_first, is_last=is_last)
 
 
 def _linear(projection: Projection) -> Linear:

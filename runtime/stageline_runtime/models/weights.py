@@ -1,12 +1,12 @@
 """One stage's weights, read by tensor name: the layers it holds and, at the ends, embedding, final norm and head.
 
-A stage never reads a tensor of another stage. With tied embeddings the first and the last stage both hold the matrix,
-once each. Projections that share an input are fused at load: query, key and value into one matrix, gate and up into
+A stage never reads a tensor of another stage. With tied embeddings the first and the last stage both read the matrix.
+Projections that share an input are fused at load: query, key and value into one matrix, gate and up into
 one. Missing and misshapen tensors are found from the headers before any data is read.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +46,6 @@ class LayerWeights:
     down: Projection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageWeights:
-    """What one stage holds. `embedding` and `head` are `[vocab_size, hidden_size]`, the same tensor where tied."""
-
-    embedding: torch.Tensor | None
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor | None
-    head: torch.Tensor | None
-
-
 def stage_tensor_shapes(
     config: ModelConfig, layer_range: LayerRange, *, has_embedding: bool, has_head: bool
 ) -> dict[str, tuple[int, ...]]:
@@ -86,7 +76,7 @@ def stage_weight_bytes(
     has_head: bool,
     dtype: torch.dtype,
 ) -> int:
-    """Bytes that the stage's weights take in memory as `dtype`; reads file headers only.
+    """Bytes of the stage's tensors as `dtype`, which is where `progress` ends; reads file headers only.
 
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
@@ -96,35 +86,60 @@ def stage_weight_bytes(
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
 
-def load_stage_weights(
-    model_dir: Path,
-    config: ModelConfig,
-    layer_range: LayerRange,
-    *,
-    has_embedding: bool,
-    has_head: bool,
-    dtype: torch.dtype,
-    progress: Progress,
-) -> StageWeights:
-    """Read the stage's tensors as `dtype`, reporting progress in bytes of memory filled.
+class StageWeights:
+    """The stage's tensors in one dtype, read when asked for, so that never more than one layer is held twice.
 
     Raises:
-        WeightsError: a tensor is missing or misshapen, or a file is unreadable.
+        WeightsError: a tensor is missing or misshapen, or a file is unreadable; found here, from the headers.
     """
-    shapes = stage_tensor_shapes(config, layer_range, has_embedding=has_embedding, has_head=has_head)
-    check_shapes(model_dir, shapes)
-    total_bytes = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
-    tensors: dict[str, torch.Tensor] = {}
-    loaded_bytes = 0
-    for name, tensor in read_tensors(model_dir, shapes, dtype):
-        tensors[name] = tensor
-        loaded_bytes += tensor.nbytes
-        progress(loaded_bytes, total_bytes)
-    embedding = tensors[EMBEDDING_NAME] if has_embedding else None
-    head = tensors[head_name(config)] if has_head else None
-    final_norm = tensors[_FINAL_NORM_NAME] if has_head else None
-    layers = tuple(_take_layer(tensors, layer) for layer in range(layer_range.first, layer_range.last + 1))
-    return StageWeights(embedding=embedding, layers=layers, final_norm=final_norm, head=head)
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: ModelConfig,
+        layer_range: LayerRange,
+        *,
+        has_embedding: bool,
+        has_head: bool,
+        dtype: torch.dtype,
+        progress: Progress,
+    ) -> None:
+        self._model_dir = model_dir
+        self._config = config
+        self._layer_range = layer_range
+        self._shapes = stage_tensor_shapes(config, layer_range, has_embedding=has_embedding, has_head=has_head)
+        self._dtype = dtype
+        self._progress = progress
+        check_shapes(model_dir, self._shapes)
+        self._loaded_bytes = 0
+        self._total_bytes = sum(math.prod(shape) for shape in self._shapes.values()) * dtype.itemsize
+
+    def embedding(self) -> torch.Tensor:
+        """`[vocab_size, hidden_size]`."""
+        return self._read([EMBEDDING_NAME])[EMBEDDING_NAME]
+
+    def layers(self) -> Iterator[LayerWeights]:
+        """The stage's layers in order."""
+        for layer in range(self._layer_range.first, self._layer_range.last + 1):
+            prefix = f"model.layers.{layer}"
+            yield _fuse_layer(self._read(list(_layer_shapes(self._config, prefix))), prefix)
+
+    def final_norm(self) -> torch.Tensor:
+        """`[hidden_size]`."""
+        return self._read([_FINAL_NORM_NAME])[_FINAL_NORM_NAME]
+
+    def head(self) -> torch.Tensor:
+        """`[vocab_size, hidden_size]`; the embedding's matrix where tied."""
+        name = head_name(self._config)
+        return self._read([name])[name]
+
+    def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in read_tensors(self._model_dir, names, self._dtype):
+            tensors[name] = tensor
+            self._loaded_bytes += tensor.nbytes
+            self._progress(self._loaded_bytes, self._total_bytes)
+        return tensors
 
 
 def _layer_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
@@ -155,25 +170,21 @@ def _layer_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]
     return shapes
 
 
-def _take_layer(tensors: dict[str, torch.Tensor], layer: int) -> LayerWeights:
-    """Fuse one layer's tensors, dropping the originals so that no more than one layer is held twice."""
-    prefix = f"model.layers.{layer}"
+def _fuse_layer(tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
     attention, feed_forward = f"{prefix}.self_attn", f"{prefix}.mlp"
     return LayerWeights(
-        input_norm=tensors.pop(f"{prefix}.input_layernorm.weight"),
+        input_norm=tensors[f"{prefix}.input_layernorm.weight"],
         qkv=_fuse(tensors, [f"{attention}.{name}_proj" for name in "qkv"]),
-        query_norm=tensors.pop(f"{attention}.q_norm.weight", None),
-        key_norm=tensors.pop(f"{attention}.k_norm.weight", None),
+        query_norm=tensors.get(f"{attention}.q_norm.weight"),
+        key_norm=tensors.get(f"{attention}.k_norm.weight"),
         output=_fuse(tensors, [f"{attention}.o_proj"]),
-        feed_forward_norm=tensors.pop(f"{prefix}.post_attention_layernorm.weight"),
+        feed_forward_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
         gate_up=_fuse(tensors, [f"{feed_forward}.gate_proj", f"{feed_forward}.up_proj"]),
         down=_fuse(tensors, [f"{feed_forward}.down_proj"]),
     )
 
 
 def _fuse(tensors: dict[str, torch.Tensor], names: list[str]) -> Projection:
-    weights = [tensors.pop(f"{name}.weight") for name in names]
-    biases = [bias for name in names if (bias := tensors.pop(f"{name}.bias", None)) is not None]
-    return Projection(
-        weight=weights[0] if len(weights) == 1 else torch.cat(weights), bias=torch.cat(biases) if biases else None
-    )
+    weights = [tensors[f"{name}.weight"] for name in names]
+    biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
+    return Projection(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)

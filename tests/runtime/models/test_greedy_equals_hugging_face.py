@@ -131,3 +131,21 @@ def test_real_model_answers_like_hugging_face() -> None:
         pytest.skip(f"{REAL_MODEL_VARIABLE} does not name a prepared model directory")
     requests = draw_requests(49_152, count=20, longest_prompt=90, longest_output=16)
     assert_pipelines_agree(Path(model_dir), requests, stage_counts=(1, 2, 3))
+
+
+@pytest.mark.parametrize("write_model", [write_tiny_llama, write_tiny_qwen3])
+def test_in_bfloat16_pipeline_depth_changes_no_token(write_model: Callable[..., Path], tmp_path: Path) -> None:
+    """With every step padded to the same size, though rows meet other rows in other slots at each depth."""
+    model_dir = write_model(tmp_path, dtype="bfloat16")
+    outputs = {}
+    for stage_count in (1, 2, 3):
+        stages = build_stages(
+            model_dir, stage_count, dtype=torch.bfloat16, slots_per_cohort=SLOTS_PER_COHORT, slot_tokens=256
+        )
+        requests = draw_requests(269, count=20, longest_prompt=100, longest_output=20)
+        InProcessPipeline(
+            stages, slots_per_cohort=SLOTS_PER_COHORT, chunk_tokens=8, padded_tokens=lambda _: 8 * SLOTS_PER_COHORT
+        ).generate(requests)
+        outputs[stage_count] = [request.output for request in requests]
+    assert outputs[2] == outputs[1]
+    assert outputs[3] == outputs[1]
