@@ -74,7 +74,8 @@ class EndpointsFile:
 
     def _fail(self, problem: str) -> None:
         if problem != self.problem:
-            logger.warning("%s; the last good version stays in force", problem)
+            consequence = "the last good version stays in force" if self.ever_read else "nothing is served yet"
+            logger.warning("%s; %s", problem, consequence)
         self.problem = problem
         self.on_problem(True)
 

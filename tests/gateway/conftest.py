@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from gateway_harness import RunningGateway, group, running_gateway
 from scripted_engine import ScriptedEngine
 from stageline_gateway.settings import GatewaySettings
@@ -30,7 +31,9 @@ def other_engine() -> Iterator[ScriptedEngine]:
 @pytest.fixture
 def gateway(tmp_path: Path, engine: ScriptedEngine) -> Iterator[RunningGateway]:
     """A gateway whose endpoints file lists `engine`."""
-    settings = GatewaySettings(endpoints_path=tmp_path / "endpoints.json", idle_timeout_seconds=5, retry_after_seconds=1)
+    settings = GatewaySettings(
+        endpoints_path=tmp_path / "endpoints.json", idle_timeout_seconds=2, retry_after_seconds=1
+    )
     with running_gateway(settings) as gateway:
         gateway.serve(group(engine.url))
         yield gateway

@@ -4,11 +4,21 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from gateway_harness import MODEL, RunningGateway, group
 from openai import OpenAI
-from scripted_engine import Refuse, Say, ScriptedEngine, answer
-from stageline_api.engine_http import Admitted, ChatPrompt, Delta, EngineError, ErrorCode, Failed, FinishReason
-from stageline_api.engine_http import TextPrompt, TokenPrompt
+
+from gateway_harness import MODEL, RunningGateway, group
+from scripted_engine import Refuse, Say, ScriptedEngine, Step, answer
+from stageline_api.engine_http import (
+    Admitted,
+    ChatPrompt,
+    Delta,
+    EngineError,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    TextPrompt,
+    TokenPrompt,
+)
 
 
 @pytest.fixture
@@ -137,7 +147,11 @@ def test_errors_are_the_clients_own_classes(client: OpenAI, gateway: RunningGate
 
 
 def test_a_stream_that_breaks_raises_in_the_client(client: OpenAI, engine: ScriptedEngine) -> None:
-    steps = [Say(Admitted(prompt_tokens=1)), Say(Delta(text="par", token_ids=(1,))), Say(Failed(message="stage 1 died"))]
+    steps: list[Step] = [
+        Say(Admitted(prompt_tokens=1)),
+        Say(Delta(text="par", token_ids=(1,))),
+        Say(Failed(message="stage 1 died")),
+    ]
     engine.script = lambda _: steps
     chunks = client.completions.create(model=MODEL, prompt="x", stream=True)
     assert next(chunks).choices[0].text == "par"

@@ -1,17 +1,44 @@
 """Whatever a client sends, the answer is a 4xx in OpenAI's form that names the field: never a 500."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gateway_harness import MODEL, RunningGateway
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gateway_harness import MODEL, RunningGateway, group, running_gateway
 from scripted_engine import ScriptedEngine
+from stageline_gateway.settings import GatewaySettings
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
 JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def shared_engine() -> Iterator[ScriptedEngine]:
+    """One engine for all these tests: hardly any of them reaches it."""
+    engine = ScriptedEngine()
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, shared_engine: ScriptedEngine) -> Iterator[RunningGateway]:
+    """One gateway for all these tests: a refused request leaves nothing behind."""
+    with running_gateway(GatewaySettings(tmp_path_factory.mktemp("gateway") / "endpoints.json")) as gateway:
+        gateway.serve(group(shared_engine.url))
+        yield gateway
+
+
+@pytest.fixture
+def engine(shared_engine: ScriptedEngine) -> ScriptedEngine:
+    """The engine, with what earlier tests asked forgotten."""
+    shared_engine.requests.clear()
+    return shared_engine
 
 
 def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[str, str] = JSON) -> tuple[int, Any]:
@@ -221,7 +248,7 @@ JSON_VALUES = st.recursive(
     base=st.sampled_from([CHAT, TEXT, {}]),
     extra=st.dictionaries(FIELDS, JSON_VALUES, max_size=3),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None)
 def test_no_json_object_makes_the_gateway_fail(
     gateway: RunningGateway, path: str, base: dict[str, Any], extra: dict[str, Any]
 ) -> None:
@@ -232,6 +259,6 @@ def test_no_json_object_makes_the_gateway_fail(
 
 
 @given(content=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None)
 def test_no_bytes_make_the_gateway_fail(gateway: RunningGateway, content: bytes) -> None:
     refusal(gateway, "/v1/chat/completions", content)

@@ -1,22 +1,25 @@
 """A real gateway on a loopback port in a thread, and the endpoints file it reads."""
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import httpx
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_gateway.app import build_app
+from stageline_gateway.serve import bind, url_of
 from stageline_gateway.settings import GatewaySettings
 
 MODEL = "tiny"
+_INCARNATIONS = count(1)
 
 
 def eventually(condition: Callable[[], object], what: Callable[[], object] | str, seconds: float = 10.0) -> None:
@@ -28,8 +31,10 @@ def eventually(condition: Callable[[], object], what: Callable[[], object] | str
 
 
 def group(url: str, index: int = 0, model: str = MODEL, ready: bool = True, message: str = "") -> GroupEndpoint:
-    """One entry of the endpoints file."""
-    return GroupEndpoint(model=model, group=index, incarnation=1, url=url, ready=ready, message=message)
+    """One entry of the endpoints file, with an incarnation of its own so that every version can be told apart."""
+    return GroupEndpoint(
+        model=model, group=index, incarnation=next(_INCARNATIONS), url=url, ready=ready, message=message
+    )
 
 
 def write_endpoints(path: Path, *groups: GroupEndpoint) -> None:
@@ -50,13 +55,13 @@ class RunningGateway:
     def serve(self, *groups: GroupEndpoint) -> None:
         """Write the endpoints file and wait until the gateway shows exactly these groups."""
         write_endpoints(self.endpoints, *groups)
-        wanted = sorted((g.model, g.group, g.ready, g.message) for g in groups)
+        wanted = sorted((g.model, g.group, g.incarnation) for g in groups)
         eventually(lambda: self.shown_groups() == wanted, lambda: f"{self.shown_groups()} != {wanted}")
 
-    def shown_groups(self) -> list[tuple[str, int, bool, str]]:
+    def shown_groups(self) -> list[tuple[str, int, int]]:
         """What /v1/models says."""
         models = self.http.get("/v1/models").json()["data"]
-        return sorted((m["id"], g["group"], g["ready"], g["message"]) for m in models for g in m["groups"])
+        return sorted((m["id"], g["group"], g["incarnation"]) for m in models for g in m["groups"])
 
     def samples(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """All samples on /metrics, by name and sorted labels."""
@@ -75,13 +80,13 @@ class RunningGateway:
 @contextmanager
 def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
     """Serve `settings` until the context ends; open answers are cut then."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bind("127.0.0.1", 0)
     app = build_app(replace(settings, poll_seconds=0.02))
     config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = url_of(listener)
     eventually(lambda: server.started, "the gateway did not start")
     with httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
         yield RunningGateway(url, settings.endpoints_path, http)

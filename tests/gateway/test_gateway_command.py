@@ -1,0 +1,126 @@
+"""The command as a process: where it listens, how it refuses to start, how it drains."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway_harness import MODEL, eventually, group, write_endpoints
+from scripted_engine import Hold, Say, ScriptedEngine, answer
+from stageline_api.engine_http import Admitted
+from stageline_gateway.serve import bind
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "x", "stream": True}
+COMMAND = [sys.executable, "-m", "stageline_gateway"]
+
+
+@contextmanager
+def gateway_process(
+    tmp_path: Path, engine: ScriptedEngine, *options: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gateway before `engine`, with its URL; killed when the test leaves it running."""
+    endpoints, log = tmp_path / "endpoints.json", tmp_path / "gateway.log"
+    write_endpoints(endpoints, group(engine.url))
+    command = [*COMMAND, "--port", "0", "--endpoints", str(endpoints), *options]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stderr=stderr, text=True)
+    try:
+        eventually(lambda: "listening on" in log.read_text() or process.poll() is not None, log.read_text, 30)
+        found = re.search(r"listening on (http://\S+)", log.read_text())
+        assert found, log.read_text()
+        yield process, found.group(1)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+
+
+@contextmanager
+def open_stream(url: str) -> Iterator[Iterator[str]]:
+    """The lines of a stream whose request was admitted."""
+    with (
+        httpx.Client(base_url=url, trust_env=False, timeout=20) as client,
+        client.stream("POST", "/v1/completions", json=BODY) as streaming,
+    ):
+        lines = streaming.iter_lines()
+        assert next(lines) == ": admitted"
+        yield lines
+
+
+def hold_before_text(engine: ScriptedEngine) -> None:
+    """Admit, then wait for the test."""
+    engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Hold(), *answer("late")[1:]]
+
+
+def test_sigterm_lets_streams_finish(tmp_path: Path, engine: ScriptedEngine) -> None:
+    hold_before_text(engine)
+    with gateway_process(tmp_path, engine) as (process, url), open_stream(url) as lines:
+        process.send_signal(signal.SIGTERM)
+        address = httpx.URL(url)
+        eventually(lambda: not _accepts(address.host, address.port or 0), "it still accepts connections")
+        engine.release()
+        rest = "\n".join(lines)
+        assert "late" in rest
+        assert rest.rstrip().endswith("[DONE]")
+        assert process.wait(10) == 0
+
+
+def test_streams_that_outlast_the_drain_get_an_error_event(tmp_path: Path, engine: ScriptedEngine) -> None:
+    hold_before_text(engine)
+    with gateway_process(tmp_path, engine, "--drain-seconds", "0.2") as (process, url), open_stream(url) as lines:
+        process.send_signal(signal.SIGINT)
+        rest = "\n".join(lines)
+        assert "shutting down" in rest
+        assert "[DONE]" not in rest
+        assert process.wait(10) == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, engine: ScriptedEngine) -> None:
+    hold_before_text(engine)
+    with gateway_process(tmp_path, engine) as (process, url), open_stream(url):
+        process.send_signal(signal.SIGTERM)
+        address = httpx.URL(url)
+        eventually(lambda: not _accepts(address.host, address.port or 0), "it still accepts connections")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 1
+
+
+def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--port", str(port), "--endpoints", str(tmp_path / "e.json")]
+        ended = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"127.0.0.1:{port}: Address already in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("options", [["--port", "http"], ["--port", "70000"], []], ids=str)
+def test_bad_options_are_usage_errors(options: list[str]) -> None:
+    ended = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, env=dict(os.environ))
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+
+
+def test_small_writes_are_never_held_back() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
