@@ -20,6 +20,8 @@ class LoadResult:
 
     models: tuple[PipelineModel, ...]
     problems: tuple[FieldProblem, ...]
+    documents: tuple[int | None, ...] = ()
+    """For each model, its document's place in the file, counted from one; None when the file holds one document."""
 
 
 def load_manifests(path: Path) -> LoadResult:
@@ -33,6 +35,7 @@ def load_manifests(path: Path) -> LoadResult:
         return LoadResult((), (FieldProblem(path="", rule="holds no PipelineModel", file=file),))
     models: list[PipelineModel] = []
     problems: list[FieldProblem] = []
+    numbers: list[int | None] = []
     first_document: dict[tuple[str, str], int] = {}
     for number, document in documents:
         shown_number = number if len(documents) > 1 else None
@@ -41,10 +44,11 @@ def load_manifests(path: Path) -> LoadResult:
             earlier = first_document.setdefault((parsed.namespace, parsed.name), number)
             if earlier == number:
                 models.append(parsed)
+                numbers.append(shown_number)
                 continue
             parsed = [_same_name(parsed, earlier)]
         problems.extend(problem.placed(file, shown_number) for problem in parsed)
-    return LoadResult(tuple(models), tuple(problems))
+    return LoadResult(tuple(models), tuple(problems), tuple(numbers))
 
 
 def parse_manifest(document: Any) -> PipelineModel | list[FieldProblem]:

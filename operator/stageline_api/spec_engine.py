@@ -45,7 +45,7 @@ class EngineSpec(SpecBase):
         default="auto",
         description=(
             "Number format of weights, activations and KV cache. Default `auto`, the model's own. `float32` doubles "
-            "the memory of a bfloat16 model and gives the same tokens for any number of stages and any batch."
+            "the memory of a bfloat16 model and keeps greedy answers the same whatever the number of stages."
         ),
     )
     max_model_len: int | None = Field(

@@ -10,12 +10,17 @@ from typing import Any, Final
 
 import yaml
 
+from stageline_api.field_problem import show_value
+
 LARGEST_FILE_BYTES: Final = 262_144
 MOST_NODES: Final = 50_000
 """Most values in one document once aliases are followed."""
 
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _STRING_TAG: Final = "tag:yaml.org,2002:str"
+_JSON_TAGS: Final = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq")
+)
 
 
 class UnreadableYamlError(Exception):
@@ -77,8 +82,8 @@ def _documents(text: str) -> Iterator[tuple[int, Any]]:
             _NodeCheck().check(node)
             try:
                 value = loader.construct_document(node)
-            except (ValueError, OverflowError) as error:
-                # PyYAML converts numbers without a guard: "!!int x", or an integer of thousands of digits.
+            except (ValueError, KeyError, OverflowError) as error:
+                # PyYAML converts without a guard: "!!int x", "!!bool x", or an integer of thousands of digits.
                 raise UnreadableYamlError(
                     f"document at {_place(node.start_mark)}: holds a malformed value ({error})"
                 ) from None
@@ -89,7 +94,7 @@ def _documents(text: str) -> Iterator[tuple[int, Any]]:
 
 
 class _NodeCheck:
-    """Walks a node graph once: counts values as aliases multiply them, finds loops and duplicate keys."""
+    """Walks a node graph once: counts values as aliases multiply them, finds loops, duplicate keys and foreign tags."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int | None] = {}
@@ -101,6 +106,8 @@ class _NodeCheck:
             raise UnreadableYamlError(f"{_place(node.start_mark)}: an alias contains itself")
         if known:
             return known
+        if node.tag not in _JSON_TAGS:
+            raise UnreadableYamlError(f"{_place(node.start_mark)}: the tag {show_value(node.tag)} is not allowed")
         self._sizes[id(node)] = None
         size = 1
         if isinstance(node, yaml.MappingNode):
@@ -122,7 +129,9 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in (_STRING_TAG, _MERGE_TAG):
             raise UnreadableYamlError(f"{_place(key.start_mark)}: a key must be a string; put it in quotes")
         if key.value in seen:
-            raise UnreadableYamlError(f'{_place(key.start_mark)}: the key "{key.value}" is given twice in one mapping')
+            raise UnreadableYamlError(
+                f"{_place(key.start_mark)}: the key {show_value(key.value)} is given twice in one mapping"
+            )
         seen.add(key.value)
 
 

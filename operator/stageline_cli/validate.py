@@ -25,8 +25,8 @@ def validate(files: tuple[Path, ...]) -> int:
     for file in files:
         loaded = load_manifests(file)
         problems = list(loaded.problems)
-        for model in loaded.models:
-            problems.extend(problem.placed(str(file), None) for problem in local_config_problems(model))
+        for model, document in zip(loaded.models, loaded.documents, strict=True):
+            problems.extend(problem.placed(str(file), document) for problem in local_config_problems(model))
         for problem in problems:
             click.echo(str(problem), err=True)
         if not problems:

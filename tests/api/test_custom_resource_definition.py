@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from manifest_samples import manifest
-from stageline_api import crd
+from stageline_api import crd, field_reference
 from stageline_api.pipeline_model import PipelineModel
 
 CHART_FILE = Path(__file__).parents[2] / "charts" / "stageline" / "crds" / crd.FILE_NAME
@@ -105,3 +105,10 @@ def test_kubectl_shows_and_scales_it() -> None:
     assert built["spec"]["names"]["shortNames"] == ["plm"]
     assert version["subresources"]["status"] == {}
     assert set(version["subresources"]["scale"].values()) == {".spec.replicas", ".status.replicas", ".status.selector"}
+
+
+def test_the_committed_field_reference_is_what_the_types_say() -> None:
+    committed = field_reference.DOCUMENT.read_text()
+    assert committed == field_reference.render_field_reference(), (
+        "run `python -m stageline_api.field_reference` and commit the result"
+    )
