@@ -44,7 +44,7 @@ class PromptReader:
         config = read_tokenizer_config(model_dir)
         source = config.chat_template
         return cls(
-            tokenizer=EngineTokenizer.load(model_dir, config),
+            tokenizer=EngineTokenizer.load(model_dir),
             chat_template=None if source is None else ChatTemplate(source, config.special_tokens),
             vocab_size=vocab_size,
             max_model_len=max_model_len,

@@ -17,7 +17,8 @@ class TimeLimitExceededError(Exception):
 
 
 class _Stop(SystemExit):
-    # A SystemExit: no `except Exception` of the code swallows it, and a thread that ends by it prints no traceback.
+    # A SystemExit: no `except Exception` of the code swallows it, and should it come just after the code has ended,
+    # the thread ends by it without a traceback.
     pass
 
 
@@ -49,6 +50,8 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             self._values.append(self._function())
+        except _Stop:
+            return
         except Exception as error:
             self._error = error
 

@@ -1,7 +1,8 @@
 """Text to token ids and back, with the model's `tokenizer.json`, to the same ids as transformers.
 
-Two kinds of text come in: raw text gets the tokens that the model expects at its edges (beginning of sequence), and
-text from a chat template gets none, because the template has written them. Encoding never truncates or pads.
+Two kinds of text come in: raw text gets the special tokens that the post-processor of `tokenizer.json` puts at its
+edges (beginning of sequence), and text from a chat template gets none, because the template has written them. Encoding
+never truncates or pads.
 """
 
 from collections.abc import Sequence
@@ -12,28 +13,23 @@ from tokenizers import Tokenizer
 from stageline_api.engine_http import ErrorCode
 from stageline_api.failures import FailureClass
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.tokenizer_config import TokenizerConfig
 from stageline_runtime.termination import RuntimeFailure
 
 
 class EngineTokenizer:
     """A loaded tokenizer. Encoding long text lets other threads run, so it may go to a worker thread."""
 
-    def __init__(self, backend: Tokenizer, config: TokenizerConfig) -> None:
+    def __init__(self, backend: Tokenizer) -> None:
         """Wrap `backend`; its truncation and padding, which belong to training, are switched off."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        # As in transformers: explicit switches, or no post-processor at all, overrule `tokenizer.json`.
-        self._own_edges = config.adds_edge_tokens or backend.post_processor is None
-        self._bos = self._edge(config, "bos_token") if config.add_bos_token else ()
-        self._eos = self._edge(config, "eos_token") if config.add_eos_token else ()
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(index for index, token in added.items() if token.special)
         """Ids that never show in text (control tokens)."""
 
     @classmethod
-    def load(cls, model_dir: Path, config: TokenizerConfig) -> "EngineTokenizer":
+    def load(cls, model_dir: Path) -> "EngineTokenizer":
         """Load `tokenizer.json` of the model in `model_dir`.
 
         Raises:
@@ -46,7 +42,7 @@ class EngineTokenizer:
             backend = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise _broken(f"{path.name} is not a tokenizer: {error}") from error
-        return cls(backend, config)
+        return cls(backend)
 
     @property
     def vocab_size(self) -> int:
@@ -54,29 +50,21 @@ class EngineTokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> tuple[int, ...]:
-        """Token ids of `text`, with edge tokens when `add_special_tokens`. `param` names the text's field in errors.
+        """Token ids of `text`; `add_special_tokens` lets the post-processor add its own.
+
+        `param` names the field that the text came from, for errors.
 
         Raises:
             PromptError: the text isn't valid Unicode (a lone surrogate).
         """
         check_unicode(text, param)
-        use_backend_edges = add_special_tokens and not self._own_edges
         # The batch call skips the offsets of every token, which takes less than half the time on long text.
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=use_backend_edges)
-        if add_special_tokens and self._own_edges:
-            return (*self._bos, *encoding.ids, *self._eos)
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`; special tokens and ids without a token give nothing."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-
-    def _edge(self, config: TokenizerConfig, name: str) -> tuple[int, ...]:
-        text = config.special_tokens[name]
-        index = self._backend.token_to_id(text)
-        if index is None:
-            raise _broken(f"tokenizer_config.json: {name} {text!r} is not in the vocabulary of tokenizer.json")
-        return (index,)
 
 
 def check_unicode(text: str, param: str) -> None:

@@ -1,7 +1,8 @@
-"""The parts of a model's tokenizer settings that the engine needs: special tokens, edge tokens, chat template.
+"""The parts of a model's tokenizer settings that the engine needs: special tokens and chat template.
 
 Reads `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` and `chat_template.json` with the
-precedence of transformers: a template in a file of its own wins over one in `tokenizer_config.json`.
+precedence of transformers: a template in a file of its own wins over one in `tokenizer_config.json`. `add_bos_token`
+is not read: next to a `tokenizer.json` transformers ignores it, and the file's post-processor decides.
 """
 
 import json
@@ -22,10 +23,6 @@ class TokenizerConfig:
 
     special_tokens: Mapping[str, str]
     """`bos_token`, `eos_token`, … to their text, as far as the model names them."""
-    adds_edge_tokens: bool
-    """Whether the file itself says what to put around text; if not, the post-processor of `tokenizer.json` decides."""
-    add_bos_token: bool
-    add_eos_token: bool
     chat_template: str | None
     """Jinja source, or None when the model has none."""
 
@@ -40,9 +37,6 @@ def read_tokenizer_config(model_dir: Path) -> TokenizerConfig:
     special_tokens = _special_tokens(_read_object(model_dir / "special_tokens_map.json")) | _special_tokens(config)
     return TokenizerConfig(
         special_tokens=special_tokens,
-        adds_edge_tokens="add_bos_token" in config or "add_eos_token" in config,
-        add_bos_token=bool(config.get("add_bos_token")) and "bos_token" in special_tokens,
-        add_eos_token=bool(config.get("add_eos_token")) and "eos_token" in special_tokens,
         chat_template=_find_chat_template(model_dir, config),
     )
 

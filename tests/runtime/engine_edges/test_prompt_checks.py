@@ -1,0 +1,123 @@
+"""What leaves the prompt reader fits the model; what doesn't is refused with the field, the value and the rule."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageline_api.engine_http import (
+    ChatMessage,
+    ChatPrompt,
+    ErrorCode,
+    GenerateRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.prompts import PromptReader
+from tokenizer_models import write_byte_level
+
+MAX_MODEL_LEN = 16
+VOCAB_SIZE = 260
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> PromptReader:
+    write_byte_level(tmp_path, chat_template=TEMPLATE)
+    return PromptReader.load(tmp_path, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, eos_token_ids=[1, 3])
+
+
+def chat(content: str) -> ChatPrompt:
+    return ChatPrompt(messages=(ChatMessage(role="user", content=content),))
+
+
+def request(prompt: Prompt, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(request_id="r", prompt=prompt, sampling=SamplingParams(**sampling))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "code", "param", "words"),
+    [
+        pytest.param(chat(""), {}, ErrorCode.INVALID_VALUE, "messages", "empty", id="empty-chat"),
+        pytest.param(TextPrompt(text=""), {}, ErrorCode.INVALID_VALUE, "prompt", "empty", id="empty-text"),
+        pytest.param(
+            TokenPrompt(token_ids=(5, 260)), {}, ErrorCode.INVALID_VALUE, "prompt", "id 260 .* 0 to 259", id="id-above"
+        ),
+        pytest.param(TokenPrompt(token_ids=(-1,)), {}, ErrorCode.INVALID_VALUE, "prompt", "id -1 ", id="id-below"),
+        pytest.param(
+            TextPrompt(text="x"),
+            {"stop_token_ids": (999,)},
+            ErrorCode.INVALID_VALUE,
+            "stop_token_ids",
+            "id 999 ",
+            id="stop-id",
+        ),
+        pytest.param(
+            TextPrompt(text="x"), {"stop": ("a", "")}, ErrorCode.INVALID_VALUE, "stop", "empty", id="empty-stop"
+        ),
+        pytest.param(
+            TextPrompt(text="x" * 16),
+            {},
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            "prompt",
+            "16 tokens.*most 15",
+            id="long-text",
+        ),
+        pytest.param(
+            chat("x" * 20), {}, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages", "20 tokens.*most 15", id="long-chat"
+        ),
+        pytest.param(
+            TextPrompt(text="x" * 10),
+            {"max_tokens": 7},
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            "max_tokens",
+            "10 tokens.*7.*17.*16 tokens.*to 6",
+            id="long-answer",
+        ),
+        pytest.param(TextPrompt(text="a\udc00"), {}, ErrorCode.INVALID_VALUE, "prompt", "DC00", id="surrogate-text"),
+        pytest.param(chat("\ud800"), {}, ErrorCode.INVALID_VALUE, "messages", "D800", id="surrogate-chat"),
+        pytest.param(
+            TextPrompt(text="a"), {"stop": ("\ud800",)}, ErrorCode.INVALID_VALUE, "stop", "D800", id="surrogate-stop"
+        ),
+    ],
+)
+def test_refusals(
+    reader: PromptReader, prompt: Prompt, sampling: dict[str, Any], code: ErrorCode, param: str, words: str
+) -> None:
+    with pytest.raises(PromptError, match=words) as caught:
+        reader.read(request(prompt, **sampling))
+    assert (caught.value.code, caught.value.param) == (code, param)
+    assert caught.value.http_status == 400
+
+
+def test_ids_above_the_models_embedding_are_refused_even_when_the_tokenizer_makes_them(tmp_path: Path) -> None:
+    write_byte_level(tmp_path, (b"zz",))
+    reader = PromptReader.load(tmp_path, vocab_size=100, max_model_len=16, eos_token_ids=[])
+    with pytest.raises(PromptError, match="ids are 0 to 99"):
+        reader.read(request(TextPrompt(text="é")))
+
+
+def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
+    write_byte_level(tmp_path)
+    reader = PromptReader.load(tmp_path, vocab_size=VOCAB_SIZE, max_model_len=16, eos_token_ids=[])
+    with pytest.raises(PromptError, match="/v1/completions") as caught:
+        reader.read(request(chat("hi")))
+    assert (caught.value.code, caught.value.param) == (ErrorCode.NO_CHAT_TEMPLATE, "messages")
+
+
+def test_the_longest_prompt_leaves_room_for_one_token(reader: PromptReader) -> None:
+    assert reader.read(request(TextPrompt(text="x" * 15))).max_new_tokens == 1
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(None, 12), (12, 12), (3, 3)])
+def test_limits_of_the_answer(reader: PromptReader, max_tokens: int | None, expected: int) -> None:
+    assert reader.read(request(TextPrompt(text="xxxx"), max_tokens=max_tokens)).max_new_tokens == expected
+
+
+def test_stop_tokens_hold_end_of_sequence_unless_ignored(reader: PromptReader) -> None:
+    prompt = TokenPrompt(token_ids=(7,))
+    assert reader.read(request(prompt, stop_token_ids=(9,))).stop_token_ids == {1, 3, 9}
+    assert reader.read(request(prompt, stop_token_ids=(9,), ignore_eos=True)).stop_token_ids == {9}
