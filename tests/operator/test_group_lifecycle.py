@@ -1,0 +1,251 @@
+"""Walks of a PipelineModel through its life, as exact sequences of states."""
+
+from typing import Any
+
+import pytest
+
+from planned_cluster import START, PlannedCluster, tiny_model
+from stageline_api.failures import FailureClass, TerminationMessage
+
+
+def ready_cluster(**spec: Any) -> PlannedCluster:
+    cluster = PlannedCluster(tiny_model(**spec))
+    cluster.settle()
+    cluster.make_ready()
+    cluster.settle()
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady"), cluster.status
+    return cluster
+
+
+def peer_lost(stage: int, peer: int) -> TerminationMessage:
+    return TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=stage, peer=peer, detail="lost my peer")
+
+
+def test_an_incarnation_is_on_record_before_its_pods_exist() -> None:
+    cluster = PlannedCluster(tiny_model())
+    first = cluster.step()
+    assert (cluster.phase(), cluster.status.groups[0].incarnation) == ("Creating", 1)
+    assert sorted(cluster.pods) == []
+    assert first.requeue_after_seconds == 0.0
+    cluster.step()
+    assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1"]
+    cluster.step()
+    assert cluster.phase() == "Starting"
+    assert cluster.condition("Progressing") == ("True", "GroupsStarting")
+
+
+def test_a_group_is_ready_when_every_stage_is() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.settle()
+    cluster.pod(0)["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    cluster.settle()
+    assert cluster.phase() == "Starting"
+    assert [row.ready for row in cluster.status.groups[0].stages] == [True, False]
+    cluster.make_ready()
+    cluster.settle()
+    assert cluster.phase() == "Ready"
+    assert cluster.status.ready_replicas == 1
+    assert {kind: cluster.condition(kind)[0] for kind in ("Available", "Progressing", "Degraded", "Ready")} == {
+        "Available": "True",
+        "Progressing": "False",
+        "Degraded": "False",
+        "Ready": "True",
+    }
+    assert cluster.events == ["GroupReady"]
+
+
+def test_a_killed_stage_replaces_the_group_after_the_back_off_and_its_cause_is_kept() -> None:
+    cluster = ready_cluster()
+    cluster.end_container(1, 137)
+    cluster.end_container(0, 71, peer_lost(stage=0, peer=1), at_seconds=0.5)
+    cluster.step()
+    assert cluster.phase() == "Terminating"
+    failure = cluster.status.last_failures[0]
+    assert (failure.stage, failure.container, failure.failure_class) == (1, "stage", "Killed")
+    assert (failure.exit_code, failure.message) == (137, "killed by SIGKILL")
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("BackingOff", [])
+    assert cluster.condition("Progressing") == ("True", "BackingOff")
+    assert "stage 1 of group 0 failed: Killed: killed by SIGKILL" in cluster.condition_message("Progressing")
+    cluster.advance(0.9)
+    cluster.settle()
+    assert cluster.phase() == "BackingOff"
+    cluster.advance(0.1)
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("Starting", ["tiny-0-2-0", "tiny-0-2-1"])
+    assert cluster.status.last_failures == (failure,)
+
+
+def test_no_pod_is_made_while_an_old_one_is_still_ending() -> None:
+    cluster = ready_cluster()
+    cluster.holds_deletions = True
+    cluster.end_container(1, 137)
+    cluster.settle()
+    cluster.advance(3600)
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("Terminating", ["tiny-0-1-0", "tiny-0-1-1"])
+
+
+def test_back_off_doubles_up_to_a_minute_and_then_the_budget_is_spent() -> None:
+    cluster = ready_cluster(restart={"maxRestarts": 7, "backoffSeconds": 4, "windowSeconds": 86400})
+    waits = []
+    while True:
+        cluster.end_container(0, 137)
+        cluster.settle()
+        if cluster.phase() == "Failed":
+            break
+        until = cluster.status.groups[0].backoff_until
+        assert until is not None
+        waits.append((until - cluster.now).total_seconds())
+        cluster.now = until
+        cluster.settle()
+        cluster.make_ready()
+        cluster.settle()
+    assert waits == [4, 8, 16, 32, 60, 60, 60]
+    assert cluster.condition("Degraded") == ("True", "RestartBudgetSpent")
+    assert "killed by SIGKILL" in cluster.condition_message("Degraded")
+    assert len(cluster.status.last_failures) == 5
+    cluster.advance(10 * 86400)
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("Failed", [])
+
+
+def test_old_restarts_leave_the_window() -> None:
+    cluster = ready_cluster(restart={"maxRestarts": 1, "windowSeconds": 100})
+    for _ in range(3):
+        cluster.advance(101)
+        cluster.end_container(0, 137)
+        cluster.settle()
+        cluster.advance(1)
+        cluster.settle()
+        cluster.make_ready()
+        cluster.settle()
+    assert cluster.phase() == "Ready"
+    assert cluster.status.groups[0].incarnation == 4
+
+
+def test_a_spec_change_revives_a_group_that_spent_its_budget() -> None:
+    cluster = ready_cluster(restart={"maxRestarts": 0})
+    cluster.end_container(0, 137)
+    cluster.settle()
+    assert cluster.phase() == "Failed"
+    cluster.model = tiny_model(generation=2, restart={"maxRestarts": 1})
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("Starting", ["tiny-0-2-0", "tiny-0-2-1"])
+    assert cluster.condition("Degraded") == ("False", "AsExpected")
+
+
+def test_bad_configuration_is_never_tried_again_until_the_spec_changes() -> None:
+    cluster = ready_cluster()
+    detail = "parallelism.pipeline is 2 but the model has 1 layer"
+    cluster.end_container(1, 64, TerminationMessage(failure_class=FailureClass.BAD_CONFIG, stage=1, detail=detail))
+    cluster.settle()
+    cluster.advance(86400)
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("Failed", [])
+    assert cluster.condition("Degraded") == ("True", "BadConfiguration")
+    assert detail in cluster.condition_message("Degraded")
+    cluster.model = tiny_model(generation=2, parallelism={"pipeline": 1})
+    cluster.settle()
+    assert sorted(cluster.pods) == ["tiny-0-2-0"]
+
+
+def test_a_changed_template_drains_one_group_at_a_time() -> None:
+    cluster = ready_cluster(replicas=2)
+    cluster.model = tiny_model(generation=2, replicas=2, engine={"seed": 7})
+    config_maps = [name for kind, name in cluster.objects if kind == "ConfigMap"]
+    cluster.settle()
+    assert [group.phase for group in cluster.status.groups] == ["Starting", "Ready"]
+    assert sorted(cluster.pods) == ["tiny-0-2-0", "tiny-0-2-1", "tiny-1-1-0", "tiny-1-1-1"]
+    assert cluster.condition("Ready")[0] == "False"
+    cluster.make_ready()
+    cluster.settle()
+    cluster.make_ready()
+    cluster.settle()
+    assert sorted(cluster.pods) == ["tiny-0-2-0", "tiny-0-2-1", "tiny-1-2-0", "tiny-1-2-1"]
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+    assert [name for kind, name in cluster.objects if kind == "ConfigMap"] != config_maps
+    assert len([name for kind, name in cluster.objects if kind == "ConfigMap"]) == 1
+
+
+def test_scaling_down_drains_the_last_group() -> None:
+    cluster = ready_cluster(replicas=2)
+    cluster.model = tiny_model(generation=2, replicas=1)
+    cluster.settle()
+    assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1"]
+    assert [group.index for group in cluster.status.groups] == [0]
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+
+
+def test_deleting_a_model_deletes_its_pods_before_what_they_read() -> None:
+    cluster = ready_cluster()
+    cluster.model = tiny_model(deleted=True)
+    cluster.step()
+    assert (sorted(cluster.pods), ("Secret", "tiny-bus") in cluster.objects) == ([], True)
+    cluster.settle()
+    assert cluster.objects == {}
+
+
+def test_a_vanished_pod_fails_its_group() -> None:
+    cluster = ready_cluster()
+    del cluster.objects[("Pod", "tiny-0-1-1")]
+    cluster.step()
+    assert (cluster.status.last_failures[0].failure_class, cluster.status.last_failures[0].stage) == ("NodeLost", 1)
+    assert "tiny-0-1-1" in cluster.status.last_failures[0].message
+
+
+def test_pods_nobody_remembers_are_deleted_and_never_named_again() -> None:
+    cluster = ready_cluster()
+    cluster.status = type(cluster.status)()
+    cluster.settle()
+    assert sorted(cluster.pods) == ["tiny-0-2-0", "tiny-0-2-1"]
+
+
+def test_the_bus_secret_is_made_once() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.step(token="first")
+    cluster.step(token="second")
+    assert cluster.objects[("Secret", "tiny-bus")]["stringData"] == {"token": "first"}
+
+
+def test_an_image_that_cannot_be_pulled_is_the_cause_by_name() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.settle()
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "image 'nope' is not known"}}
+    cluster.pod(1)["status"]["containerStatuses"][0]["state"] = waiting
+    cluster.step()
+    failure = cluster.status.last_failures[0]
+    assert (failure.failure_class, failure.stage, failure.exit_code) == ("ImagePull", 1, None)
+    assert failure.message == "image 'nope' is not known"
+
+
+def test_a_pod_that_finds_no_place_says_so_in_its_row() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.settle()
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "too little memory"}
+    cluster.pod(1)["status"]["conditions"].append(condition)
+    cluster.settle()
+    assert cluster.status.groups[0].stages[1].message == "too little memory"
+    assert cluster.phase() == "Starting"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.9])
+def test_consequences_alone_wait_for_the_cause_to_be_seen(seconds: float) -> None:
+    cluster = ready_cluster()
+    cluster.end_container(0, 71, peer_lost(stage=0, peer=1))
+    cluster.advance(seconds)
+    planned = cluster.step()
+    assert cluster.phase() == "Ready"
+    assert planned.requeue_after_seconds == pytest.approx(2.0 - seconds)
+    cluster.end_container(1, 137)
+    cluster.step()
+    assert (cluster.status.last_failures[0].stage, cluster.status.last_failures[0].failure_class) == (1, "Killed")
+
+
+def test_a_consequence_is_believed_when_nothing_else_shows() -> None:
+    cluster = ready_cluster()
+    cluster.end_container(0, 71, peer_lost(stage=0, peer=1))
+    cluster.advance(2.0)
+    cluster.step()
+    assert (cluster.status.last_failures[0].stage, cluster.status.last_failures[0].message) == (0, "lost my peer")
+    assert cluster.status.last_failures[0].time == START

@@ -1,0 +1,104 @@
+"""Whatever happens, in whatever order: lives of a group never overlap, and each is on record before its pods are."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planned_cluster import PlannedCluster, tiny_model
+from stageline_api import labels
+
+EVENTS = st.lists(
+    st.one_of(
+        st.just(("step",)),
+        st.just(("ready",)),
+        st.just(("hold",)),
+        st.just(("release",)),
+        st.tuples(st.just("advance"), st.floats(0, 200)),
+        st.tuples(st.just("kill"), st.integers(0, 5), st.sampled_from([0, 1, 64, 71, 73, 137])),
+        st.tuples(st.just("vanish"), st.integers(0, 5)),
+        st.tuples(st.just("change"), st.integers(0, 3)),
+        st.tuples(st.just("scale"), st.integers(1, 3)),
+        st.just(("delete",)),
+    ),
+    max_size=40,
+)
+
+
+def act(cluster: PlannedCluster, event: tuple[object, ...]) -> None:
+    names = sorted(cluster.pods)
+    match event:
+        case ("ready",):
+            cluster.make_ready()
+        case ("hold",):
+            cluster.holds_deletions = True
+        case ("release",):
+            cluster.holds_deletions = False
+            for name, pod in cluster.pods.items():
+                if "deletionTimestamp" in pod["metadata"]:
+                    del cluster.objects[("Pod", name)]
+        case ("advance", float(seconds)):
+            cluster.advance(seconds)
+        case ("kill", int(pick), int(code)) if names:
+            own = cluster.pods[names[pick % len(names)]]["metadata"]["labels"]
+            same = [p for p in cluster.pods.values() if p["metadata"]["labels"] == own]
+            if len(same) == 1:
+                status = same[0]["status"]["containerStatuses"][0]
+                status["state"] = {"terminated": {"exitCode": code, "finishedAt": cluster.now.isoformat()}}
+        case ("vanish", int(pick)) if names:
+            del cluster.objects[("Pod", names[pick % len(names)])]
+        case ("change", int(seed)):
+            generation = (cluster.model.metadata.generation or 0) + 1
+            cluster.model = tiny_model(generation, replicas=cluster.model.spec.replicas, engine={"seed": seed})
+        case ("scale", int(replicas)):
+            generation = (cluster.model.metadata.generation or 0) + 1
+            seed = cluster.model.spec.engine.seed
+            cluster.model = tiny_model(generation, replicas=replicas, engine={"seed": seed})
+        case ("delete",):
+            cluster.model = tiny_model(deleted=True)
+        case _:
+            pass
+
+
+def check(cluster: PlannedCluster) -> None:
+    lives: dict[str, set[str]] = {}
+    for pod in cluster.pods.values():
+        own = pod["metadata"]["labels"]
+        lives.setdefault(own[labels.GROUP], set()).add(own[labels.INCARNATION])
+    assert all(len(incarnations) == 1 for incarnations in lives.values()), lives
+    for each in cluster.objects.values():
+        assert [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == ["u-1"], each["metadata"]
+    assert len(cluster.status.last_failures) <= 5
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS)
+def test_lives_never_overlap_and_everything_is_owned(events: list[tuple[object, ...]]) -> None:
+    cluster = PlannedCluster(tiny_model())
+    for event in events:
+        act(cluster, event)
+        before = {group.index: group.incarnation for group in cluster.status.groups}
+        cluster.step()
+        check(cluster)
+        for group in cluster.status.groups:
+            assert group.incarnation in (before.get(group.index, 0), before.get(group.index, 0) + 1) or (
+                group.index not in before
+            ), (before, cluster.status)
+
+
+@settings(max_examples=80, deadline=None)
+@given(EVENTS)
+def test_left_alone_a_model_ends_ready_down_or_gone(events: list[tuple[object, ...]]) -> None:
+    cluster = PlannedCluster(tiny_model())
+    for event in events:
+        act(cluster, event)
+        cluster.step()
+    act(cluster, ("release",))
+    for _ in range(60):
+        cluster.advance(61)
+        cluster.settle()
+        cluster.make_ready()
+    phases = {group.phase for group in cluster.status.groups}
+    if cluster.model.metadata.deletion_timestamp is not None:
+        assert cluster.objects == {}
+    else:
+        assert phases <= {"Ready", "Failed"}, cluster.status
+        assert len(cluster.status.groups) == cluster.model.spec.replicas
