@@ -1,0 +1,164 @@
+"""An engine that says what a test tells it to: a real socket, real HTTP, scripted events.
+
+Each request runs the steps that `script(request)` returns. It serves on loopback in a thread of its own and keeps what
+it was asked and which requests their client left early.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from stageline_api.engine_http import Admitted, Delta, EngineError, Failed, Finished, FinishReason, GenerateRequest
+
+
+@dataclass(frozen=True)
+class Say:
+    """Send one event."""
+
+    event: Admitted | Delta | Finished | Failed
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Send these bytes inside the body."""
+
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Send nothing until `ScriptedEngine.release`."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Send nothing for a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Break the connection without ending the body."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer with a status and an error; only as the first step."""
+
+    status: int
+    error: EngineError | None
+
+
+Step = Say | Raw | Hold | Pause | Drop | Refuse
+Script = Callable[[GenerateRequest], list[Step]]
+
+
+def answer(*texts: str, prompt_tokens: int = 3, reason: FinishReason = FinishReason.STOP) -> list[Step]:
+    """A good answer: one delta of one token per text."""
+    deltas = [Say(Delta(text=text, token_ids=(index,))) for index, text in enumerate(texts)]
+    end = Finished(reason=reason, prompt_tokens=prompt_tokens, completion_tokens=len(texts))
+    return [Say(Admitted(prompt_tokens=prompt_tokens)), *deltas, Say(end)]
+
+
+@dataclass
+class ScriptedEngine:
+    """Call `start`, use `url`, call `stop`."""
+
+    script: Script = lambda _: answer("Hello", " world")
+    requests: list[GenerateRequest] = field(default_factory=list)
+    left_early: list[str] = field(default_factory=list)
+    """Request ids whose client closed the connection before the script's end."""
+    url: str = ""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _release: asyncio.Event = field(default_factory=asyncio.Event)
+    _server: asyncio.Server | None = None
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen on a free loopback port."""
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(10), "the scripted engine did not start"
+
+    def stop(self) -> None:
+        """Break all connections and stop listening."""
+        if self._thread is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+
+    def release(self) -> None:
+        """Let every `Hold` go on."""
+        self._loop.call_soon_threadsafe(self._release.set)
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        started.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await _read_request(reader)
+            self.requests.append(request)
+            steps = asyncio.ensure_future(self._play(self.script(request), writer))
+            gone = asyncio.ensure_future(reader.read())
+            await asyncio.wait((steps, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not steps.done():
+                self.left_early.append(request.request_id)
+            for task in (steps, gone):
+                task.cancel()
+            await asyncio.gather(steps, gone, return_exceptions=True)
+        finally:
+            writer.transport.abort() if writer.transport.is_closing() else writer.close()
+
+    async def _play(self, steps: list[Step], writer: asyncio.StreamWriter) -> None:
+        if isinstance(steps[0], Refuse):
+            await _refuse(steps[0], writer)
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n")
+        for step in steps:
+            match step:
+                case Say(event=event):
+                    _chunk(writer, event.model_dump_json().encode() + b"\n")
+                case Raw(content=content):
+                    _chunk(writer, content)
+                case Hold():
+                    await self._release.wait()
+                case Pause(seconds=seconds):
+                    await asyncio.sleep(seconds)
+                case Drop():
+                    await writer.drain()
+                    writer.transport.abort()
+                    return
+                case Refuse():
+                    raise AssertionError("Refuse must be the first step")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
+def _chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
+    writer.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+
+
+async def _refuse(step: Refuse, writer: asyncio.StreamWriter) -> None:
+    body = step.error.model_dump_json().encode() if step.error is not None else b"not an error body"
+    writer.write(f"HTTP/1.1 {step.status} Refused\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+
+
+async def _read_request(reader: asyncio.StreamReader) -> GenerateRequest:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    assert head.startswith("POST /v1/generate HTTP/1.1\r\n"), head
+    headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+    return GenerateRequest.model_validate_json(await reader.readexactly(int(headers["content-length"])))
