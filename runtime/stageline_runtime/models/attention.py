@@ -1,14 +1,14 @@
 """Attention of a step's queries over the KV cache, for grouped-query heads, on CPU.
 
 The query heads that share a key/value head are folded into the query length, so that each key is read once and never
-repeated in memory. Single-token rows of consecutive slots attend in one call over a view of the cache; prefill chunks
-attend one by one. The scores' scale is `1 / sqrt(head_dim)`.
+repeated in memory. Single-token rows of consecutive slots attend in one call over a view of the cache; pieces of
+prefill chunks attend one by one. The scores' scale is `1 / sqrt(head_dim)`.
 """
 
 import torch
 import torch.nn.functional as F
 
-from stageline_runtime.models.attention_batch import AttentionBatch, DecodeRun, PrefillChunk
+from stageline_runtime.models.attention_batch import AttentionBatch, DecodeRun, PrefillPiece
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
@@ -27,8 +27,8 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch:
     output = query.new_zeros(num_tokens, num_heads * head_dim)
     for run in batch.decode:
         output[run.tokens] = _attend_run(query[run.tokens], keys, values, run)
-    for chunk in batch.prefill:
-        output[chunk.tokens] = _attend_chunk(query[chunk.tokens], keys, values, chunk)
+    for piece in batch.prefill:
+        output[piece.tokens] = _attend_piece(query[piece.tokens], keys, values, piece)
     return output
 
 
@@ -42,13 +42,13 @@ def _attend_run(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, r
     return attended.reshape(num_rows, num_heads * head_dim)
 
 
-def _attend_chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: PrefillChunk) -> torch.Tensor:
+def _attend_piece(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, piece: PrefillPiece) -> torch.Tensor:
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
     group_size = num_heads // num_kv_heads
     folded = query.transpose(0, 1).reshape(1, num_kv_heads, group_size * num_tokens, head_dim)
-    slot = slice(chunk.slot, chunk.slot + 1)
+    slot = slice(piece.slot, piece.slot + 1)
     attended = F.scaled_dot_product_attention(
-        folded, keys[slot, :, : chunk.context], values[slot, :, : chunk.context], attn_mask=chunk.mask
+        folded, keys[slot, :, : piece.context], values[slot, :, : piece.context], attn_mask=piece.mask
     )
     return attended.reshape(num_heads, num_tokens, head_dim).transpose(0, 1).reshape(num_tokens, num_heads * head_dim)

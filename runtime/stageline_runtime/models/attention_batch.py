@@ -5,7 +5,7 @@ to one; a query sees exactly the positions up to its own. Reads are padded to a 
 in the padding is masked and, since the cache starts zeroed and slots are reset on reuse, finite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +14,8 @@ import torch
 from stageline_runtime.messages import PlanRow
 
 CONTEXT_BUCKET_TOKENS = 64
+PREFILL_PIECE_TOKENS = 64
+"""Longer chunks attend in pieces, so that the early ones don't score the positions masked from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,14 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillChunk:
-    """Several tokens of one request."""
+class PrefillPiece:
+    """Consecutive tokens of one request's prefill chunk."""
 
     tokens: slice
-    """The chunk's tokens within the step."""
+    """The piece's tokens within the step."""
     slot: int
     positions: slice
-    """Where the chunk's keys and values go."""
+    """Where the piece's keys and values go."""
     context: int
     """Padded number of positions read."""
     mask: torch.Tensor
@@ -58,7 +60,7 @@ class AttentionBatch:
 
     positions: torch.Tensor
     """`[padded_tokens]` int64; zero for padding."""
-    prefill: tuple[PrefillChunk, ...]
+    prefill: tuple[PrefillPiece, ...]
     decode: tuple[DecodeRun, ...]
     decode_tokens: torch.Tensor
     """`[num_decode_rows]` int64, with `decode_slots` and `decode_positions`: what the decode rows write."""
@@ -82,7 +84,7 @@ def build_attention_batch(rows: Sequence[PlanRow], padded_tokens: int, shape: Ca
         ValueError: a row lies outside the cache or the rows don't fit `padded_tokens`; a bug in whoever planned it.
     """
     positions = torch.zeros(padded_tokens, dtype=torch.int64)
-    prefill: list[PrefillChunk] = []
+    prefill: list[PrefillPiece] = []
     decode: list[_DecodeRow] = []
     offset = 0
     for row in rows:
@@ -94,7 +96,7 @@ def build_attention_batch(rows: Sequence[PlanRow], padded_tokens: int, shape: Ca
         if row.num_tokens == 1:
             decode.append(_DecodeRow(offset, row.slot, row.position))
         else:
-            prefill.append(_prefill_chunk(row, tokens, shape))
+            prefill.extend(_prefill_pieces(row, tokens.start, shape))
         offset = tokens.stop
     decode.sort(key=lambda entry: entry.slot)
     return AttentionBatch(
@@ -127,17 +129,19 @@ def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
 
 
-def _prefill_chunk(row: PlanRow, tokens: slice, shape: CacheShape) -> PrefillChunk:
-    end = row.position + row.num_tokens
-    context = _padded_context(end, shape)
-    visible = torch.arange(context)[None, :] <= torch.arange(row.position, end)[:, None]
-    return PrefillChunk(
-        tokens=tokens,
-        slot=row.slot,
-        positions=slice(row.position, end),
-        context=context,
-        mask=_additive(visible, shape.dtype).repeat(shape.group_size, 1),
-    )
+def _prefill_pieces(row: PlanRow, offset: int, shape: CacheShape) -> Iterator[PrefillPiece]:
+    for start in range(0, row.num_tokens, PREFILL_PIECE_TOKENS):
+        stop = min(start + PREFILL_PIECE_TOKENS, row.num_tokens)
+        positions = slice(row.position + start, row.position + stop)
+        context = _padded_context(positions.stop, shape)
+        visible = torch.arange(context)[None, :] <= torch.arange(positions.start, positions.stop)[:, None]
+        yield PrefillPiece(
+            tokens=slice(offset + start, offset + stop),
+            slot=row.slot,
+            positions=positions,
+            context=context,
+            mask=_additive(visible, shape.dtype).repeat(shape.group_size, 1),
+        )
 
 
 def _consecutive(rows: list[_DecodeRow]) -> list[list[_DecodeRow]]:

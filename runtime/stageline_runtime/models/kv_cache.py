@@ -27,8 +27,8 @@ class KvCache:
         `layer` counts from the stage's first layer.
         """
         for cache, new in ((self.keys[layer], key), (self.values[layer], value)):
-            for chunk in batch.prefill:
-                cache[chunk.slot, :, chunk.positions] = new[chunk.tokens].transpose(0, 1)
+            for piece in batch.prefill:
+                cache[piece.slot, :, piece.positions] = new[piece.tokens].transpose(0, 1)
             if batch.decode:
                 cache[batch.decode_slots, :, batch.decode_positions] = new[batch.decode_tokens]
 

@@ -55,7 +55,7 @@ def plans(draw: st.DrawFn) -> list[PlanRow]:
     slots = draw(st.lists(st.integers(0, NUM_SLOTS - 1), min_size=1, max_size=NUM_SLOTS, unique=True))
     rows = []
     for slot in slots:
-        num_tokens = draw(st.sampled_from([1, 1, 1, 2, 5]))
+        num_tokens = draw(st.sampled_from([1, 1, 1, 2, 5, 65, 130]))
         rows.append(plan_row(slot, draw(st.integers(0, SLOT_TOKENS - num_tokens)), num_tokens))
     return rows
 
