@@ -1,0 +1,172 @@
+"""Refusals name the field, the value and the rule; state endpoints say what probes and people ask."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripted_core_server import MAX_MODEL_LEN, ScriptedCore, says, serve
+from stageline_api.engine_http import EngineError, ErrorCode, ModelInfo
+from stageline_api.health import EngineStatus, Phase
+
+GOOD = {"request_id": "r1", "prompt": {"kind": "text", "text": "hello"}}
+
+
+def ask(core: ScriptedCore, directory: Path, *requests: tuple[str, str, dict[str, Any]]) -> list[httpx.Response]:
+    """The answers to (method, path, httpx arguments), in turn."""
+
+    async def run() -> list[httpx.Response]:
+        async with serve(core, directory) as client:
+            return [await client.request(method, path, **arguments) for method, path, arguments in requests]
+
+    return asyncio.run(run())
+
+
+def generate_answer(directory: Path, core: ScriptedCore, **arguments: Any) -> httpx.Response:
+    [response] = ask(core, directory, ("POST", "/v1/generate", arguments))
+    return response
+
+
+CHAT_WITHOUT_ROLE = {"kind": "chat", "messages": [{"content": "x"}]}
+CASES = [
+    pytest.param({"content": b"{"}, None, "can't be read: Invalid JSON", id="malformed"),
+    pytest.param({"content": b""}, None, "can't be read: Invalid JSON", id="no-body"),
+    pytest.param({"content": b"\xff\xfe"}, None, "can't be read: Invalid JSON", id="not-utf8"),
+    pytest.param({"content": b'{"request_id": "a\\ud800"}'}, None, "can't be read: Invalid JSON", id="surrogate"),
+    pytest.param({"content": b"[]"}, None, "can't be read", id="not-an-object"),
+    pytest.param({"json": {"request_id": "r"}}, "prompt", "prompt: Field required", id="no-prompt"),
+    pytest.param({"json": GOOD | {"request_id": ""}}, "request_id", "request_id: .*not ''", id="empty-id"),
+    pytest.param({"json": GOOD | {"temprature": 1}}, "temprature", "temprature: .*not permitted, not 1", id="unknown"),
+    pytest.param(
+        {"json": GOOD | {"sampling": {"temperature": 9}}},
+        "temperature",
+        r"sampling\.temperature: .*less than or equal to 2, not 9",
+        id="temperature",
+    ),
+    pytest.param(
+        {"json": GOOD | {"prompt": CHAT_WITHOUT_ROLE}},
+        "messages",
+        r"prompt\.messages\.0\.role: Field required",
+        id="role",
+    ),
+    pytest.param(
+        {"json": GOOD | {"prompt": {"kind": "tokens", "token_ids": ["x"]}}},
+        "prompt",
+        r"prompt\.token_ids\.0: .*not 'x'",
+        id="token",
+    ),
+    pytest.param({"json": GOOD | {"prompt": {"kind": "song"}}}, "prompt", "prompt: .*'song'", id="prompt-kind"),
+    pytest.param({"json": GOOD | {"sampling": {"stop": [""]}}}, "stop", "must not be empty", id="empty-stop"),
+    pytest.param(
+        {"json": GOOD | {"prompt": {"kind": "tokens", "token_ids": [300]}}}, "prompt", "Token id 300", id="vocabulary"
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "param", "words"), CASES)
+def test_bad_requests_are_refused_by_name(
+    tmp_path: Path, arguments: dict[str, Any], param: str | None, words: str
+) -> None:
+    core = ScriptedCore(says("never"))
+    response = generate_answer(tmp_path, core, **arguments)
+    assert response.status_code == 400, response.text
+    error = EngineError.model_validate_json(response.content)
+    assert (error.code, error.param, error.retry_after_seconds) == (ErrorCode.INVALID_VALUE, param, None)
+    assert re.search(words, error.message), error.message
+    assert core.submitted == []
+
+
+def test_a_prompt_longer_than_the_context_names_both_numbers(tmp_path: Path) -> None:
+    request = GOOD | {"prompt": {"kind": "text", "text": "x" * (MAX_MODEL_LEN + 1)}}
+    response = generate_answer(tmp_path, ScriptedCore(says("never")), json=request)
+    error = EngineError.model_validate_json(response.content)
+    assert (response.status_code, error.code) == (400, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
+    assert f"{MAX_MODEL_LEN + 1} tokens" in error.message
+    assert f"at most {MAX_MODEL_LEN - 1}" in error.message
+
+
+def test_a_body_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    response = generate_answer(tmp_path, ScriptedCore(says("never")), content=b" " * 300_000)
+    assert response.status_code == 413
+    assert "larger than 200000 bytes" in EngineError.model_validate_json(response.content).message
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "retry_after"),
+    [(Phase.LOADING, ErrorCode.NOT_READY, "5"), (Phase.DRAINING, ErrorCode.DRAINING, "2")],
+)
+def test_the_cores_refusal_says_when_to_try_again(
+    tmp_path: Path, phase: Phase, code: ErrorCode, retry_after: str
+) -> None:
+    response = generate_answer(tmp_path, ScriptedCore(says("never"), phase=phase), json=GOOD)
+    assert (response.status_code, response.headers["retry-after"]) == (503, retry_after)
+    assert EngineError.model_validate_json(response.content).code is code
+
+
+@pytest.mark.parametrize(
+    ("header", "body_id", "echoed"),
+    [
+        pytest.param({}, "from-body", "from-body", id="body"),
+        pytest.param({"X-Request-Id": "from-header"}, "from-body", "from-header", id="header"),
+        pytest.param({}, "a\r\nSet-Cookie: b", None, id="injection"),
+        pytest.param({}, "é", None, id="not-ascii"),
+    ],
+)
+def test_the_request_id_is_echoed_when_it_is_plain(
+    tmp_path: Path, header: dict[str, str], body_id: str, echoed: str | None
+) -> None:
+    response = generate_answer(tmp_path, ScriptedCore(says("a")), json=GOOD | {"request_id": body_id}, headers=header)
+    assert response.status_code == 200
+    assert response.headers.get("x-request-id") == echoed
+    assert "set-cookie" not in response.headers
+
+
+def test_a_refusal_carries_the_request_id_too(tmp_path: Path) -> None:
+    response = generate_answer(tmp_path, ScriptedCore(says("a")), content=b"{", headers={"X-Request-Id": "from-header"})
+    assert response.headers["x-request-id"] == "from-header"
+
+
+@pytest.mark.parametrize(
+    ("phase", "health", "ready"),
+    [(Phase.LOADING, 200, 503), (Phase.READY, 200, 200), (Phase.DRAINING, 200, 503), (Phase.FAILED, 503, 503)],
+)
+def test_probes_follow_the_phase(tmp_path: Path, phase: Phase, health: int, ready: int) -> None:
+    answers = ask(
+        ScriptedCore(says(""), phase=phase),
+        tmp_path,
+        *(("GET", path, {}) for path in ("/healthz", "/readyz", "/status")),
+    )
+    assert [answer.status_code for answer in answers] == [health, ready, 200]
+    assert {EngineStatus.model_validate_json(answer.content).phase for answer in answers} == {phase}
+
+
+def test_info_and_metrics(tmp_path: Path) -> None:
+    info, metrics = ask(ScriptedCore(says("")), tmp_path, ("GET", "/v1/info", {}), ("GET", "/metrics", {}))
+    assert ModelInfo.model_validate_json(info.content).max_model_len == MAX_MODEL_LEN
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+    assert "stageline_test 7.0" in metrics.text
+
+
+def test_after_a_drain_new_requests_are_refused(tmp_path: Path) -> None:
+    drain, again, generate = ask(
+        ScriptedCore(says("never")),
+        tmp_path,
+        ("POST", "/v1/drain", {}),
+        ("POST", "/v1/drain", {}),
+        ("POST", "/v1/generate", {"json": GOOD}),
+    )
+    assert (drain.status_code, again.status_code, generate.status_code) == (202, 202, 503)
+    assert EngineStatus.model_validate_json(drain.content).phase is Phase.DRAINING
+
+
+def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
+    class BrokenCore(ScriptedCore):
+        def info(self) -> ModelInfo:
+            raise ValueError("a secret of the inside")
+
+    [response] = ask(BrokenCore(says("")), tmp_path, ("GET", "/v1/info", {}))
+    assert response.status_code == 500
+    assert response.json() == {"type": "failed", "message": "The engine failed on this request; its log says why."}

@@ -1,0 +1,245 @@
+"""Streams over a real socket: order of events, text, stop strings, counts, leaving clients, slow clients."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter
+
+from scripted_core_server import EOS_TOKEN_ID, ScriptedCore, ids_of, says, says_forever, says_nothing, serve, until
+from stageline_api.engine_http import Admitted, Delta, Event, Failed, Finished, FinishReason
+from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, FailEvent, TokenEvent
+
+EVENT: TypeAdapter[Any] = TypeAdapter(Event)
+
+
+def body(request_id: str = "r1", **sampling: Any) -> dict[str, Any]:
+    return {"request_id": request_id, "prompt": {"kind": "text", "text": "hello"}, "sampling": sampling}
+
+
+async def collect(client: httpx.AsyncClient, request: dict[str, Any]) -> list[Any]:
+    async with client.stream("POST", "/v1/generate", json=request) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"] == "application/x-ndjson"
+        return [EVENT.validate_json(line) async for line in response.aiter_lines()]
+
+
+def generate(core: ScriptedCore, directory: Path, request: dict[str, Any]) -> list[Any]:
+    async def run() -> list[Any]:
+        async with serve(core, directory) as client:
+            return await collect(client, request)
+
+    return asyncio.run(run())
+
+
+def parts(events: list[Any]) -> tuple[Admitted, str, tuple[int, ...], Finished | Failed]:
+    """The first event, all text, all ids and the last event; checks the order on the way."""
+    first, *deltas, last = events
+    assert isinstance(first, Admitted), events
+    assert all(isinstance(delta, Delta) for delta in deltas), events
+    assert isinstance(last, Finished | Failed), events
+    return first, "".join(d.text for d in deltas), sum((d.token_ids for d in deltas), ()), last
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 3, 100])
+def test_a_whole_answer(tmp_path: Path, tokens_per_event: int) -> None:
+    core = ScriptedCore(says("héllo 😀!", tokens_per_event=tokens_per_event))
+    admitted, text, token_ids, last = parts(generate(core, tmp_path, body(max_tokens=40, temperature=0)))
+    assert admitted.prompt_tokens == 5
+    assert text == "héllo 😀!"
+    assert token_ids == (*ids_of(text), EOS_TOKEN_ID)
+    assert last == Finished(reason=FinishReason.STOP, prompt_tokens=5, completion_tokens=len(token_ids))
+    [request] = core.submitted
+    assert request.prompt_token_ids == ids_of("hello")
+    assert (request.max_new_tokens, request.sampling.temperature) == (40, 0)
+    assert core.aborted == []
+
+
+def test_every_piece_is_whole_characters(tmp_path: Path) -> None:
+    events = generate(ScriptedCore(says("日本😀é")), tmp_path, body())
+    texts = [event.text for event in events if isinstance(event, Delta)]
+    assert all("\ufffd" not in text for text in texts), texts
+
+
+def test_half_a_character_at_the_limit_becomes_a_replacement(tmp_path: Path) -> None:
+    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        yield TokenEvent(ids_of("a😀")[:3])
+        async for event in says("", reason=FinishReason.LENGTH)(_request):
+            yield event
+
+    _, text, _, last = parts(generate(ScriptedCore(play), tmp_path, body()))
+    assert text == "a\ufffd"
+    assert last == Finished(reason=FinishReason.LENGTH, prompt_tokens=5, completion_tokens=3)
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 4, 100])
+def test_a_stop_string_ends_the_answer_and_is_not_shown(tmp_path: Path, tokens_per_event: int) -> None:
+    core = ScriptedCore(says("one\nUser: two", tokens_per_event=tokens_per_event))
+    _, text, token_ids, last = parts(generate(core, tmp_path, body(stop=["never", "\nUser:"])))
+    assert text == "one"
+    assert token_ids == ids_of("one\nUser:")
+    assert last == Finished(reason=FinishReason.STOP, prompt_tokens=5, completion_tokens=9)
+    assert core.aborted == ["r1"]
+
+
+def test_what_only_began_like_a_stop_string_is_shown_at_the_end(tmp_path: Path) -> None:
+    core = ScriptedCore(says("one EN", reason=FinishReason.LENGTH))
+    _, text, _, last = parts(generate(core, tmp_path, body(stop=["END"])))
+    assert (text, last.reason if isinstance(last, Finished) else last) == ("one EN", FinishReason.LENGTH)
+
+
+def test_a_stop_token_with_text_of_its_own_counts_but_is_not_shown(tmp_path: Path) -> None:
+    [stop_id] = ids_of("!")
+    core = ScriptedCore(says("hey!", reason=FinishReason.LENGTH))
+    _, text, token_ids, last = parts(generate(core, tmp_path, body(stop_token_ids=[stop_id])))
+    assert (text, token_ids) == ("hey", ids_of("hey!"))
+    assert isinstance(last, Finished)
+    assert last.completion_tokens == 4
+    assert core.submitted[0].stop_token_ids == {stop_id, EOS_TOKEN_ID}
+
+
+def test_a_failure_in_the_middle_ends_the_stream_with_its_sentence(tmp_path: Path) -> None:
+    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        yield TokenEvent(ids_of("par"))
+        yield FailEvent("Stage 1 of the pipeline was lost.")
+
+    _, text, _, last = parts(generate(ScriptedCore(play), tmp_path, body()))
+    assert (text, last) == ("par", Failed(message="Stage 1 of the pipeline was lost."))
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "just-ends"])
+def test_a_core_that_breaks_its_promise_fails_the_stream_and_no_more(tmp_path: Path, raises: bool) -> None:
+    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        yield TokenEvent(ids_of("par"))
+        if raises:
+            raise ValueError("a secret of the inside")
+
+    core = ScriptedCore(play)
+    _, text, _, last = parts(generate(core, tmp_path, body()))
+    assert text == "par"
+    assert isinstance(last, Failed)
+    assert "secret" not in last.message
+    assert core.aborted == ["r1"]
+
+
+def test_the_first_lines_arrive_while_the_rest_is_being_made(tmp_path: Path) -> None:
+    more = asyncio.Event()
+
+    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        yield TokenEvent(ids_of("a"))
+        await more.wait()
+        async for event in says("b")(_request):
+            yield event
+
+    async def run() -> None:
+        async with (
+            serve(ScriptedCore(play), tmp_path) as client,
+            client.stream("POST", "/v1/generate", json=body()) as response,
+        ):
+            lines = response.aiter_lines()
+            assert isinstance(EVENT.validate_json(await anext(lines)), Admitted)
+            assert EVENT.validate_json(await anext(lines)) == Delta(text="a", token_ids=ids_of("a"))
+            more.set()
+            assert [EVENT.validate_json(line) async for line in lines][-1].completion_tokens == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("script", [says_forever, says_nothing], ids=["generating", "queued"])
+def test_a_client_that_leaves_aborts_its_request_alone(tmp_path: Path, script: Any) -> None:
+    async def run() -> None:
+        core = ScriptedCore(script)
+        async with serve(core, tmp_path) as client:
+            async with (
+                client.stream("POST", "/v1/generate", json=body("stays")) as stays,
+                client.stream("POST", "/v1/generate", json=body("leaves")) as leaves,
+            ):
+                await anext(leaves.aiter_lines())
+                await leaves.aclose()
+                await until(lambda: core.aborted == ["leaves"], f"an abort of one: {core.aborted}")
+                await anext(stays.aiter_lines())
+            await until(lambda: core.aborted == ["leaves", "stays"], f"an abort of both: {core.aborted}")
+
+    asyncio.run(run())
+
+
+def test_an_id_may_be_used_again_when_its_request_has_ended_but_not_before(tmp_path: Path) -> None:
+    async def run() -> None:
+        core = ScriptedCore(says_nothing)
+        async with serve(core, tmp_path) as client:
+            async with client.stream("POST", "/v1/generate", json=body()) as first:
+                await anext(first.aiter_lines())
+                second = await client.post("/v1/generate", json=body())
+                assert (second.status_code, second.json()["param"]) == (400, "request_id")
+            await until(lambda: core.aborted == ["r1"], "an abort")
+            core.script = says("again")
+            assert parts(await collect(client, body()))[1] == "again"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_stops_reading_gets_tokens_merged_and_loses_none(tmp_path: Path) -> None:
+    count = 20_000
+
+    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        for _ in range(count):
+            await asyncio.sleep(0)
+            yield TokenEvent(ids_of("x"))
+        finished.set()
+        async for event in says("", reason=FinishReason.LENGTH)(_request):
+            yield event
+
+    finished = asyncio.Event()
+
+    async def run() -> bytes:
+        async with serve(ScriptedCore(play), tmp_path) as client:
+            url = client.base_url
+            with socket.socket() as raw:
+                # A small window makes the server's socket full long before the answer is complete.
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                raw.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(raw, (url.host, url.port))
+                payload = json.dumps(body()).encode()
+                head = f"POST /v1/generate HTTP/1.0\r\nContent-Length: {len(payload)}\r\n\r\n"
+                await loop.sock_sendall(raw, head.encode() + payload)
+                await finished.wait()
+                received = b""
+                while chunk := await loop.sock_recv(raw, 1 << 16):
+                    received += chunk
+                return received
+
+    head, _, content = asyncio.run(run()).partition(b"\r\n\r\n")
+    assert b"200 OK" in head, head
+    events = [EVENT.validate_json(line) for line in content.splitlines()]
+    _, text, token_ids, last = parts(events)
+    assert (text, len(token_ids)) == ("x" * count, count)
+    assert last == Finished(reason=FinishReason.LENGTH, prompt_tokens=5, completion_tokens=count)
+    largest = max(len(event.token_ids) for event in events if isinstance(event, Delta))
+    assert largest > 1000, f"the largest delta holds {largest} tokens"
+
+
+def test_a_long_prompt_does_not_hold_up_another_stream(tmp_path: Path) -> None:
+    """While one long text is tokenized, a stream that started before goes on to its end."""
+
+    async def run() -> tuple[list[Any], list[Any]]:
+        async with serve(ScriptedCore(says("short answer")), tmp_path) as client:
+            long = {"request_id": "long", "prompt": {"kind": "text", "text": "word " * 11_000}}
+            return await asyncio.gather(collect(client, long), collect(client, body("short")))
+
+    long, short = asyncio.run(run())
+    assert long[0].prompt_tokens == 55_000
+    assert parts(short)[1] == parts(long)[1] == "short answer"
+
+
+def test_a_chat_is_rendered_with_the_models_template(tmp_path: Path) -> None:
+    core = ScriptedCore(says("ok"))
+    messages = [{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]
+    request = {"request_id": "r1", "prompt": {"kind": "chat", "messages": messages}}
+    assert parts(generate(core, tmp_path, request))[1] == "ok"
+    assert core.submitted[0].prompt_token_ids == ids_of("abc")
