@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway_harness import RunningGateway, group, running_gateway
-from scripted_ndjson_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine
 from stageline_gateway.settings import GatewaySettings
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from gateway_harness import MODEL, RunningGateway, eventually
-from scripted_ndjson_engine import Hold, Say, ScriptedEngine, Step
+from scripted_engine import Hold, Say, ScriptedEngine, Step
 from stageline_api.engine_http import Admitted, Delta
 
 ADMITTED = Say(Admitted(prompt_tokens=1))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway_harness import MODEL, RunningGateway, group
-from scripted_ndjson_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
+from scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import Admitted, Delta, EngineError, ErrorCode, Failed, Finished, FinishReason
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gateway_harness import MODEL, eventually, group, write_endpoints
-from scripted_ndjson_engine import Hold, Say, ScriptedEngine, answer
+from scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
 from stageline_gateway.serve import bind
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway_harness import MODEL, RunningGateway, eventually
-from scripted_ndjson_engine import Hold, Pause, Say, ScriptedEngine, answer
+from scripted_engine import Hold, Pause, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason
 from stageline_gateway.metrics import GatewayMetrics, RequestMeter
 

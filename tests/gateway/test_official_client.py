@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from gateway_harness import MODEL, RunningGateway, group
-from scripted_ndjson_engine import Refuse, Say, ScriptedEngine, Step, answer
+from scripted_engine import Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import (
     Admitted,
     ChatPrompt,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_harness import MODEL, RunningGateway, group, running_gateway
-from scripted_ndjson_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine
 from stageline_gateway.settings import GatewaySettings
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}

@@ -108,7 +108,10 @@ class ScriptedEngine:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = await _read_request(reader)
+            try:
+                request = await _read_request(reader)
+            except asyncio.IncompleteReadError:
+                return  # the client left before it had asked anything
             self.requests.append(request)
             steps = asyncio.ensure_future(self._play(self.script(request), writer))
             gone = asyncio.ensure_future(reader.read())
@@ -125,7 +128,13 @@ class ScriptedEngine:
         if isinstance(steps[0], Refuse):
             await _refuse(steps[0], writer)
             return
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n")
+        head = [
+            "HTTP/1.1 200 OK",
+            "content-type: application/x-ndjson",
+            "transfer-encoding: chunked",
+            "connection: close",
+        ]
+        writer.write("\r\n".join([*head, "", ""]).encode())
         for step in steps:
             match step:
                 case Say(event=event):
