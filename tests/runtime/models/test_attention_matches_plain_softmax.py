@@ -1,6 +1,8 @@
 """Attention over slots equals a plain softmax per request, and one request's slot never touches another's."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,6 +110,17 @@ def write_step(cache: KvCache, batch: AttentionBatch, content: float) -> None:
     rows = torch.full((len(batch.positions), 1, HEAD_DIM), content)
     cache.mark_written(batch)
     cache.write(0, rows, rows, batch)
+
+
+def test_an_unused_cache_occupies_no_memory() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    cache = KvCache(num_layers=2, num_slots=64, num_kv_heads=4, slot_tokens=4096, head_dim=64, dtype=torch.bfloat16)
+    assert sum(tensor.nbytes for tensor in (*cache.keys, *cache.values)) == 512 << 20
+    assert not cache.keys[1][3, 2, 1].any()
+    assert resident_bytes() - before < 64 << 20
 
 
 def test_a_step_without_rows_touches_nothing() -> None:
