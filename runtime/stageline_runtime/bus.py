@@ -67,7 +67,8 @@ class FrameReader(Generic[Message]):
                 break
             try:
                 messages.append(self._decoder.decode(memoryview(self._buffer)[offset + _LENGTH.size : end]))
-            except msgspec.DecodeError as error:
+            # A string that isn't UTF-8 is the one malformed input msgspec reports as something else.
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BusProtocolError(f"a frame does not decode: {error}") from error
             offset = end
         if offset:

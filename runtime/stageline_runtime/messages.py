@@ -156,5 +156,15 @@ class Shutdown(_Message, frozen=True):
     reason: str
 
 
+class GroupFailed(_Message, frozen=True):
+    """Engine to stage: the group can't go on, and the engine ends; the stage ends with a failure of its own class.
+
+    `lost_stage` is the stage that the engine lost; None when the engine itself is the one that failed.
+    """
+
+    lost_stage: int | None
+    detail: str
+
+
 ToEngine = Hello | Loaded | StepDone | DrainRequested
-ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown
+ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed

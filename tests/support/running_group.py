@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +29,8 @@ class RunningGroup:
 
     directory: Path
     addresses: list[str]
+    token: str
+    """The plan bus's secret."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -88,6 +90,34 @@ class RunningGroup:
         """End a process the hard way."""
         self.processes[name].send_signal(signal.SIGKILL)
 
+    def stage_status(self, stage: int) -> dict[str, Any]:
+        """What a stage says about itself; empty while it doesn't answer."""
+        return self._json(f"http://{self.addresses[stage]}:{ports.STAGE_HEALTH}/status")
+
+    def engine_status(self) -> dict[str, Any]:
+        """What the engine says about the group; empty while it doesn't answer."""
+        return self._json(f"{self.url}/status")
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 60.0) -> None:
+        """Poll until `condition` holds; fails with every process's state and log."""
+        deadline = time.monotonic() + timeout_seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_seconds:g} s\n{self.account()}"
+            time.sleep(0.02)
+
+    def account(self) -> str:
+        """Exit status, termination message and log of every process, for a failed assertion."""
+        return "\n".join(
+            f"--- {name}: exit status {process.poll()}\n{self.log(name)}" for name, process in self.processes.items()
+        )
+
+    @staticmethod
+    def _json(url: str) -> dict[str, Any]:
+        try:
+            return dict(httpx.get(url, timeout=2.0).json())
+        except httpx.TransportError:
+            return {}
+
     def stop(self) -> None:
         """End what still runs."""
         for process in self.processes.values():
@@ -99,12 +129,21 @@ class RunningGroup:
 
 @contextmanager
 def running_group(
-    directory: Path, model_dir: Path, stage_count: int, *, start: bool = True, threads: int = 1, **config: Any
+    directory: Path,
+    model_dir: Path,
+    stage_count: int,
+    *,
+    start: bool = True,
+    held_back: frozenset[str] = frozenset(),
+    **config: Any,
 ) -> Iterator[RunningGroup]:
-    """Start a group on `model_dir` and wait until it is ready; everything is ended on the way out."""
+    """Start a group on `model_dir` and wait until it is ready; everything is ended on the way out.
+
+    `start=False` doesn't wait; processes named in `held_back` (`engine`, `stage-1`) aren't started at all.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     block = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}"
-    group = RunningGroup(directory, [f"{block}.{stage + 1}" for stage in range(stage_count)])
+    group = RunningGroup(directory, [f"{block}.{stage + 1}" for stage in range(stage_count)], secrets.token_hex(16))
     settings = RuntimeConfig(
         model_name="test",
         namespace="default",
@@ -115,11 +154,10 @@ def running_group(
         **config,
     )
     (directory / "config.json").write_text(settings.model_dump_json())
-    token = secrets.token_hex(16)
     try:
-        for stage in range(stage_count):
-            start_process(group, f"stage-{stage}", "stage", stage, token, threads)
-        start_process(group, "engine", "engine", 0, token, threads)
+        for name in [*(f"stage-{stage}" for stage in range(stage_count)), "engine"]:
+            if name not in held_back:
+                start_process(group, name)
         if start:
             group.wait_ready()
         yield group
@@ -127,8 +165,10 @@ def running_group(
         group.stop()
 
 
-def start_process(group: RunningGroup, name: str, command: str, stage: int, token: str, threads: int = 1) -> None:
-    """Start one container's command as the pod contract has it."""
+def start_process(group: RunningGroup, name: str, **changed: str) -> None:
+    """Start one container's command as the pod contract has it, but for the variables in `changed`."""
+    command, _, index = name.partition("-")
+    stage = int(index or "0")
     environment = {
         **os.environ,
         env.CONFIG: str(group.directory / "config.json"),
@@ -139,9 +179,10 @@ def start_process(group: RunningGroup, name: str, command: str, stage: int, toke
         env.POD_IP: group.addresses[stage],
         env.MASTER_ADDR: group.addresses[0],
         env.MASTER_PORT: str(ports.RENDEZVOUS),
-        env.BUS_TOKEN: token,
+        env.BUS_TOKEN: group.token,
         env.TERMINATION_PATH: str(group.directory / f"{name}.termination"),
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
+        **changed,
     }
     with (group.directory / f"{name}.log").open("wb") as log:
         group.processes[name] = subprocess.Popen(

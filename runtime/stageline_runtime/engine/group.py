@@ -77,10 +77,14 @@ class StageGroup:
         return resolve_dtype(self._contract.config, self._model)
 
     async def listen(self) -> None:
-        """Open the bus."""
+        """Open the bus; raises RuntimeFailure when its port can't be had."""
         loop = asyncio.get_running_loop()
         host = self._contract.pod_ip
-        await loop.create_server(lambda: EngineBusConnection(self._receive, self._lost), host, ports.PLAN_BUS)
+        try:
+            await loop.create_server(lambda: EngineBusConnection(self._receive, self._lost), host, ports.PLAN_BUS)
+        except OSError as error:
+            detail = f"can't listen on {host}:{ports.PLAN_BUS}: {error.strerror}"
+            raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
 
     async def form(self) -> CacheSize:
         """Handshake with every stage, welcome them, wait until all have loaded.
@@ -200,13 +204,13 @@ class StageGroup:
                 self._greet(connection, message)
             case _ if connection.stage is None:
                 connection.close()
-            case Loaded(stage=stage):
-                self._loaded.add(stage)
+            case Loaded():
+                self._loaded.add(connection.stage)
                 self._progress.set()
             case StepDone():
                 self._on_step_done(message)
-            case DrainRequested(stage=stage):
-                self._on_drain_requested(stage)
+            case DrainRequested():
+                self._on_drain_requested(connection.stage)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = self._refusal(hello)

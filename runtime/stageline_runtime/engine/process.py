@@ -24,7 +24,7 @@ from stageline_runtime.engine.prompts import PromptReader
 from stageline_runtime.engine.scheduler import Scheduler
 from stageline_runtime.engine.server import build_app
 from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import Shutdown
+from stageline_runtime.messages import GroupFailed, Shutdown
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.termination import RuntimeFailure, write_last_words
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 1024
 """Requests that may wait for a slot; more are told to come again."""
 TICK_SECONDS = 0.5
+LINGER_SECONDS = 5
+"""How long clients may take to read the end of their streams once the engine ends."""
 WATCHDOG_GRACE_SECONDS = 5.0
 """Stages' own watchdogs name the operation that hangs, so they go first."""
 
@@ -61,6 +63,10 @@ class EngineProcess:
             await self._serve(model_dir, model, prompts)
         except RuntimeFailure as failure:
             return write_last_words(failure.message(None))
+        except Exception as error:
+            # A bug: the log gets its traceback, the termination message one line.
+            logger.exception("the engine failed unexpectedly")
+            return write_last_words(_as_failure(error).message(None))
         logger.info("drained")
         return ExitCode.DRAINED
 
@@ -73,7 +79,14 @@ class EngineProcess:
             eos_token_ids=tuple(sorted(prompts.eos_token_ids)),
         )
         core = EngineCore(info, EngineMetrics(served_name))
-        server = _Server(uvicorn.Config(build_app(core, prompts), log_config=None, access_log=False))
+        server = _Server(
+            uvicorn.Config(
+                build_app(core, prompts),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=LINGER_SECONDS,
+            )
+        )
         http = asyncio.create_task(server.serve(sockets=[self._listen()]))
         group = StageGroup(
             self._contract, model, model_dir, on_step_done=core.step_done, on_drain_requested=lambda _stage: drain()
@@ -91,12 +104,17 @@ class EngineProcess:
         loop.add_signal_handler(signal.SIGINT, drain)
         try:
             await self._form_and_run(core, group, stop)
-        except RuntimeFailure as failure:
+        except Exception as error:
+            failure = _as_failure(error)
             core.fail_all(f"the group failed: {failure.detail}")
-            raise
-        finally:
             group.expect_closing()
-            group.broadcast(Shutdown("drained" if stop.is_set() else "the engine ends"))
+            lost_stage = failure.peer if failure.failure_class is FailureClass.PEER_LOST else None
+            group.broadcast(GroupFailed(lost_stage, failure.detail))
+            raise
+        else:
+            group.expect_closing()
+            group.broadcast(Shutdown("drained"))
+        finally:
             server.should_exit = True
             await http
 
@@ -172,6 +190,12 @@ class EngineProcess:
             max_model_len=asked or model.context_length,
             eos_token_ids=model.eos_token_ids,
         )
+
+
+def _as_failure(error: Exception) -> RuntimeFailure:
+    if isinstance(error, RuntimeFailure):
+        return error
+    return RuntimeFailure(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 async def _first_of(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:

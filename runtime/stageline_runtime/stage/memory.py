@@ -15,7 +15,7 @@ def available_bytes() -> int:
     used = _read_number(_CGROUP / "memory.current")
     if limit is None or used is None:
         return machine
-    return min(machine, max(0, limit - used))
+    return min(machine, max(0, limit - used + _reclaimable_bytes()))
 
 
 def host_identity() -> str:
@@ -38,6 +38,15 @@ def _machine_available_bytes() -> int:
         if name == "MemAvailable":
             return int(rest.split()[0]) * 1024
     raise OSError(f"{_MEMINFO} names no MemAvailable")
+
+
+def _reclaimable_bytes() -> int:
+    """File pages the kernel drops when memory is short; a freshly read checkpoint must not count as memory in use."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 def _read_number(path: Path) -> int | None:

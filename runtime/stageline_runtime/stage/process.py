@@ -4,6 +4,8 @@ import logging
 import os
 import signal
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -19,6 +21,7 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.messages import (
     PROTOCOL_VERSION,
     DrainRequested,
+    GroupFailed,
     Hello,
     Loaded,
     Refused,
@@ -30,9 +33,9 @@ from stageline_runtime.messages import (
     WorkOutstanding,
 )
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
-from stageline_runtime.models.checkpoint import WeightsError
 from stageline_runtime.models.decoder import DecoderStage, build_stage_model
 from stageline_runtime.stage.clock import IDLE, StateClock, WaitReason
+from stageline_runtime.stage.failures import allocation_failure, as_failure, group_failure
 from stageline_runtime.stage.health import HealthServer
 from stageline_runtime.stage.memory import available_bytes, host_identity
 from stageline_runtime.stage.metrics import StageMetrics
@@ -41,7 +44,7 @@ from stageline_runtime.stage.runner import StageRunner, step_kind
 from stageline_runtime.stage.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 from stageline_runtime.transport.loopback import LoopbackTransport
-from stageline_runtime.transport.protocol import PeerLostError, Transport
+from stageline_runtime.transport.protocol import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -71,24 +74,40 @@ class StageProcess:
     def run(self) -> ExitCode:
         """Live until the engine says to shut down (0) or something fails (the code of its class)."""
         signal.signal(signal.SIGTERM, self._on_terminate)
-        metrics = StageMetrics(self._progress, self._contract.config.served_name)
-        health = HealthServer(self._contract.pod_ip, ports.STAGE_HEALTH, self._progress, metrics)
-        health.start()
         try:
-            self._live()
-        except (RuntimeFailure, PeerLostError, BusClosedError, BusProtocolError, WeightsError, MemoryError) as error:
+            with self._health():
+                self._live()
+        except Exception as error:
             if self._drain_asked and isinstance(error, BusClosedError):
                 return ExitCode.DRAINED
-            return self._end(self._as_failure(error))
-        finally:
-            health.close()
+            failure = as_failure(error)
+            if failure.failure_class is FailureClass.INTERNAL:
+                logger.exception("the stage failed unexpectedly")  # a bug: the log gets its traceback
+            return self._end(failure)
         logger.info("stage %d drained", self._contract.stage)
         return ExitCode.DRAINED
+
+    @contextmanager
+    def _health(self) -> Iterator[None]:
+        host = self._contract.pod_ip
+        metrics = StageMetrics(self._progress, self._contract.config.served_name)
+        try:
+            health = HealthServer(host, ports.STAGE_HEALTH, self._progress, metrics)
+        except OSError as error:
+            detail = f"can't listen on {host}:{ports.STAGE_HEALTH}: {error.strerror}"
+            raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
+        health.start()
+        try:
+            yield
+        finally:
+            health.close()
 
     def _live(self) -> None:
         bus = self._connect()
         self._watchdog.start()
         welcome = self._await_welcome(bus)
+        if welcome is None:
+            return
         runner = self._prepare(welcome)
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
         while not self._shutdown:
@@ -115,8 +134,8 @@ class StageProcess:
         )
         return bus
 
-    def _await_welcome(self, bus: StageBus) -> Welcome:
-        """Wait for the engine's word; it has its own clock for stages that don't come."""
+    def _await_welcome(self, bus: StageBus) -> Welcome | None:
+        """Wait for the engine's word (None: it drained); it has its own clock for stages that don't come."""
         while True:
             message = bus.receive(HANDSHAKE_POLL_SECONDS)
             self._tell_drain(bus)
@@ -126,7 +145,9 @@ class StageProcess:
                 case Refused(detail=detail):
                     raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="handshake")
                 case Shutdown():
-                    raise BusClosedError("the engine shut down during the handshake")
+                    return None
+                case GroupFailed():
+                    raise group_failure(message, self._contract.stage)
                 case _:
                     continue
 
@@ -176,7 +197,7 @@ class StageProcess:
                 progress=self._progress.loading,
             )
         except RuntimeError as error:
-            raise _allocation_failure(error) from error
+            raise allocation_failure(error) from error
         cache_tokens = welcome.num_cohorts * welcome.slots_per_cohort * welcome.slot_tokens
         kv_bytes = cache_tokens * config.kv_bytes_per_token(layers.count, dtype.itemsize)
         self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
@@ -191,6 +212,7 @@ class StageProcess:
 
     def _serve(self, bus: StageBus, runner: StageRunner) -> None:
         """Take in what has come, run one plan."""
+        self._tell_drain(bus)
         self._take(bus.receive(0), runner)
         while not self._plans and not self._shutdown:
             self._clock.enter(WaitReason.STARVED if self._outstanding else IDLE)
@@ -218,6 +240,8 @@ class StageProcess:
                 self._outstanding = outstanding
             case Shutdown():
                 self._shutdown = True
+            case GroupFailed():
+                raise group_failure(message, self._contract.stage)
             case Welcome() | Refused():
                 raise BusProtocolError("a second handshake")
             case None:
@@ -237,33 +261,11 @@ class StageProcess:
     def _engine_hung_up(self) -> bool:
         return self._bus is not None and self._bus.engine_hung_up()
 
-    def _as_failure(self, error: Exception) -> RuntimeFailure:
-        match error:
-            case RuntimeFailure():
-                return error
-            case PeerLostError(timed_out=True):
-                kind = FailureClass.STEP_TIMEOUT
-                return RuntimeFailure(kind, str(error), operation=error.operation, peer=error.peer)
-            case PeerLostError():
-                return RuntimeFailure(FailureClass.PEER_LOST, str(error), operation=error.operation, peer=error.peer)
-            case WeightsError():
-                return RuntimeFailure(FailureClass.MODEL_LOAD, error.message, operation="load weights")
-            case MemoryError():
-                return RuntimeFailure(FailureClass.OUT_OF_MEMORY, "the machine is out of memory", operation="load")
-            case _:
-                return RuntimeFailure(FailureClass.ENGINE_LOST, str(error), operation="plan bus")
-
     def _end(self, failure: RuntimeFailure) -> ExitCode:
         self._progress.enter(Phase.FAILED, failure.detail)
         return write_last_words(failure.message(self._contract.stage))
 
     def _end_now(self, failure: RuntimeFailure) -> NoReturn:
+        if self._drain_asked and failure.failure_class is FailureClass.ENGINE_LOST:
+            os._exit(ExitCode.DRAINED)
         os._exit(self._end(failure))
-
-
-def _allocation_failure(error: RuntimeError) -> RuntimeFailure:
-    """torch reports a failed allocation as a RuntimeError whose text names the size."""
-    text = str(error).splitlines()[0]
-    if "memory" in text.lower():
-        return RuntimeFailure(FailureClass.OUT_OF_MEMORY, text, operation="load")
-    return RuntimeFailure(FailureClass.MODEL_LOAD, text, operation="load")

@@ -6,7 +6,8 @@ polling `is_completed` would starve gloo's own thread.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -17,6 +18,10 @@ from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError
 
 SEND_RING = 4
 """Outstanding hidden sends before a send waits for the oldest."""
+FEEDBACK_RING = 16
+"""The same for feedback. Its receives are posted before their plans run, so the oldest send never waits for long."""
+MAX_TAG = 1 << 30
+"""Tags are 32-bit; sequence numbers are not. Far more plans than are ever in flight."""
 
 
 class Work(Protocol):
@@ -24,10 +29,6 @@ class Work(Protocol):
 
     def wait(self, timeout: timedelta) -> bool:
         """Block until done; raises RuntimeError on a lost peer or when the time is up."""
-        ...
-
-    def is_completed(self) -> bool:
-        """Whether it is done."""
         ...
 
 
@@ -70,75 +71,74 @@ class GlooTransport:
         self._timeout = timedelta(seconds=step_timeout_seconds)
         self._hidden_posted: dict[int, tuple[Tensor, Work]] = {}
         self._feedback_posted: dict[int, tuple[Tensor, Work]] = {}
-        self._hidden_sends: deque[tuple[Work, Tensor]] = deque()
-        self._feedback_sends: deque[tuple[Work, Tensor]] = deque()
+        # Each send's tensor is kept until it is done.
+        self._hidden_sends: deque[tuple[int, Work, Tensor]] = deque()
+        self._feedback_sends: deque[tuple[int, Work, Tensor]] = deque()
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         """Post the receive of plan `seq`'s hidden tensor."""
         buffer = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype)
         peer = self._stage - 1
-        work = self._begin(peer, "post receive", lambda: self._hidden_group.recv([buffer], peer, seq))
-        self._hidden_posted[seq] = (buffer, work)
+        with _named(seq, peer, "post receive"):
+            self._hidden_posted[seq] = (buffer, self._hidden_group.recv([buffer], peer, seq % MAX_TAG))
 
     def wait_hidden(self, seq: int) -> Tensor:
         """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`."""
         buffer, work = self._hidden_posted.pop(seq)
-        self._finish(self._stage - 1, "receive hidden", work)
+        with _named(seq, self._stage - 1, "receive hidden"):
+            work.wait(self._timeout)
         return buffer
 
     def send_hidden(self, seq: int, hidden: Tensor) -> None:
         """Queue `[num_tokens, hidden_size]` for the next stage; waits while `SEND_RING` sends are outstanding."""
         peer = self._stage + 1
         while len(self._hidden_sends) >= SEND_RING:
-            work, _ = self._hidden_sends.popleft()
-            self._finish(peer, "send hidden", work)
+            oldest, work, _ = self._hidden_sends.popleft()
+            with _named(oldest, peer, "send hidden"):
+                work.wait(self._timeout)
         tensor = hidden.contiguous()
-        work = self._begin(peer, "send hidden", lambda: self._hidden_group.send([tensor], peer, seq))
-        self._hidden_sends.append((work, tensor))
+        with _named(seq, peer, "send hidden"):
+            self._hidden_sends.append((seq, self._hidden_group.send([tensor], peer, seq % MAX_TAG), tensor))
 
     def would_block(self) -> bool:
-        """Whether the next `send_hidden` has to wait for an earlier one."""
+        """Whether the next `send_hidden` looks at an earlier one first, and waits when that isn't done."""
         return len(self._hidden_sends) >= SEND_RING
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """Post the receive of plan `seq`'s sampled rows."""
         buffer = torch.empty(num_rows, FEEDBACK_WIDTH, dtype=torch.int64)
-        work = self._begin(self._last, "post feedback", lambda: self._feedback_group.recv([buffer], self._last, seq))
-        self._feedback_posted[seq] = (buffer, work)
+        with _named(seq, self._last, "post feedback"):
+            self._feedback_posted[seq] = (buffer, self._feedback_group.recv([buffer], self._last, seq % MAX_TAG))
 
     def wait_feedback(self, seq: int) -> Tensor:
         """Sampled rows `[num_rows, FEEDBACK_WIDTH]` of plan `seq`."""
         buffer, work = self._feedback_posted.pop(seq)
-        self._finish(self._last, "receive feedback", work)
+        with _named(seq, self._last, "receive feedback"):
+            work.wait(self._timeout)
         return buffer
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
-        """Queue sampled rows for the first stage; never waits for the newest ones."""
-        # The first stage takes feedback only when a later plan needs it, so sends stay outstanding for as long as
-        # their requests idle; buffers live until then. Completed ones are collected from the front.
-        while self._feedback_sends and self._feedback_sends[0][0].is_completed():
-            self._feedback_sends.popleft()
-        work = self._begin(0, "send feedback", lambda: self._feedback_group.send([rows], 0, seq))
-        self._feedback_sends.append((work, rows))
+        """Queue sampled rows for the first stage; waits while `FEEDBACK_RING` sends are outstanding."""
+        # gloo's handles become completed only by waiting on them, so a ring is the only bound there can be.
+        while len(self._feedback_sends) >= FEEDBACK_RING:
+            oldest, work, _ = self._feedback_sends.popleft()
+            with _named(oldest, 0, "send feedback"):
+                work.wait(self._timeout)
+        with _named(seq, 0, "send feedback"):
+            self._feedback_sends.append((seq, self._feedback_group.send([rows], 0, seq % MAX_TAG), rows))
 
     def close(self) -> None:
         """Let go of the process groups; outstanding operations fail."""
         for group in (self._hidden_group, self._feedback_group):
             group.abort()
 
-    def _begin(self, peer: int, operation: str, action: Callable[[], Work]) -> Work:
-        try:
-            return action()
-        except RuntimeError as error:
-            raise _lost(peer, operation, error) from error
 
-    def _finish(self, peer: int, operation: str, work: Work) -> None:
-        try:
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            raise _lost(peer, operation, error) from error
-
-
-def _lost(peer: int, operation: str, error: RuntimeError) -> PeerLostError:
-    first_line = str(error).splitlines()[0]
-    return PeerLostError(peer, operation, first_line, timed_out="timed out" in first_line.lower())
+@contextmanager
+def _named(seq: int, peer: int, operation: str) -> Iterator[None]:
+    """Turn gloo's error into one that names the plan, the peer and the operation."""
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).splitlines()[0]
+        timed_out = "timed out" in first_line.lower()
+        raise PeerLostError(peer, operation, first_line, seq=seq, timed_out=timed_out) from error

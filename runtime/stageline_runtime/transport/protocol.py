@@ -16,8 +16,13 @@ FEEDBACK_WIDTH = 3
 class PeerLostError(Exception):
     """A neighbour is gone or did not answer in time."""
 
-    def __init__(self, peer: int, operation: str, detail: str, *, timed_out: bool = False) -> None:
-        super().__init__(f"stage {peer} was lost during {operation}: {detail}")
+    def __init__(
+        self, peer: int, operation: str, detail: str, *, seq: int | None = None, timed_out: bool = False
+    ) -> None:
+        plan = "" if seq is None else f"plan {seq}: "
+        how = "did not answer" if timed_out else "was lost"
+        super().__init__(f"{plan}stage {peer} {how} during {operation}: {detail}")
+        self.seq = seq
         self.peer = peer
         self.operation = operation
         self.timed_out = timed_out
