@@ -53,15 +53,23 @@ def test_unquantised_weights_survive_bit_for_bit(architecture: str, tied: bool, 
     assert config == dataclasses.replace(read_model_config(original), dtype="bfloat16")
 
 
+def transformers_gguf_tensors(gguf_file: Path, model: Any) -> dict[str, torch.Tensor]:
+    """The file's tensors as transformers itself reads them: an independent implementation of the same mapping."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_utils
+
+    load: Any = gguf_utils.load_gguf_checkpoint
+    tensors: dict[str, torch.Tensor] = load(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
+    return tensors
+
+
 @pytest.mark.parametrize("architecture", WRITERS)
 def test_quantised_weights_equal_transformers_own_reading(architecture: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     original = WRITERS[architecture](tmp_path / "hf", num_layers=2, tie_word_embeddings=False)
     gguf_file = write_tiny_gguf(tmp_path / "m.gguf", original)
     model = AutoModelForCausalLM.from_pretrained(convert(gguf_file, tmp_path / "converted"), dtype=torch.float32)
-    theirs = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
+    theirs = transformers_gguf_tensors(gguf_file, model)
     ours = model.state_dict()
     assert theirs.keys() == ours.keys()
     for name, tensor in theirs.items():
@@ -77,10 +85,10 @@ def test_converted_model_generates_what_the_original_does(tiny_llama: Path, tmp_
     for directory in (tiny_llama, converted):
         tokenizer = AutoTokenizer.from_pretrained(directory)
         # The original is rounded as the conversion rounds, so that the two are the same numbers.
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).float()
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
         messages = [{"role": "user", "content": "the cat and 12 dogs, é"}]
-        inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
-        texts.append(model.generate(**inputs, max_new_tokens=24, do_sample=False)[0].tolist())
+        inputs: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+        texts.append(model.float().generate(**inputs, max_new_tokens=24, do_sample=False)[0].tolist())
     assert texts[0] == texts[1]
 
 

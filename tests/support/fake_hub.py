@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from package_index import loopback_server
@@ -87,10 +88,14 @@ def _send_info(handler: BaseHTTPRequestHandler, hub: FakeHub) -> None:
     siblings = []
     for file in sorted(path for path in hub.directory.rglob("*") if path.is_file()):
         content = file.read_bytes()
-        sibling = {"rfilename": str(file.relative_to(hub.directory)), "size": len(content), "blobId": "0"}
+        sibling: dict[str, Any] = {
+            "rfilename": str(file.relative_to(hub.directory)),
+            "size": len(content),
+            "blobId": "0",
+        }
         if file.suffix == ".safetensors":
             sha256 = hashlib.sha256(content).hexdigest()
-            sibling["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}  # type: ignore[assignment]
+            sibling["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
         siblings.append(sibling)
     body = json.dumps({"id": hub.repo, "modelId": hub.repo, "sha": COMMIT, "siblings": siblings, "tags": []}).encode()
     _send(handler, 200, body, {"Content-Type": "application/json"})

@@ -55,7 +55,13 @@ def package_index(wheel: Path, *, promised_sha256: str | None = None) -> Iterato
             pass
 
     with loopback_server(Handler) as url:
-        yield {"PIP_INDEX_URL": f"{url}/simple", "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_CACHE_DIR": "1"}
+        yield {
+            "PIP_INDEX_URL": f"{url}/simple",
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_NO_CACHE_DIR": "1",
+        }
 
 
 @contextmanager

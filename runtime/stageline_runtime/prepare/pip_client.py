@@ -108,9 +108,9 @@ def _explain(requirement: str, errors: str) -> str:
         return "pip is not installed in this environment; install the extra stageline[prepare]"
     if "No space left on device" in errors:
         return f"cannot download {requirement}: the disk is full"
-    if "NewConnectionError" in errors or ("Connection" in errors and "broken" in errors):
+    if "connection broken by" in errors:
         return f"cannot download {requirement}: the package index can't be reached"
     if "No matching distribution found" in errors:
-        return f"the package index has no wheel of {requirement}; check the distribution's name and version"
+        return f"the package index has no wheel of {requirement}; check its name and version, and the index"
     told = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     return f"pip cannot download {requirement}: {told[-1] if told else 'it gave no reason'}"

@@ -1,0 +1,153 @@
+"""`stageline prepare` as a person and as a pod run it: exit codes, last words, plain progress."""
+
+import errno
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from prepare_process import PrepareProcess
+from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
+from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_runtime.prepare.cache import prepared_model_dir
+from stageline_runtime.prepare.errors import PrepareError, storage_error
+from stageline_runtime.prepare.progress import BarReporter, PlainReporter
+from stageline_runtime.prepare.publish import ensure_entry
+from tiny_models import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", num_layers=3)
+
+
+def run(
+    directory: Path, arguments: list[str], config: RuntimeConfig | None = None
+) -> tuple[int, str, str, TerminationMessage | None]:
+    """Exit status, standard output, standard error, last words."""
+    environment = {"STAGELINE_TERMINATION_PATH": str(directory / "termination.json"), "STAGELINE_CONFIG": ""}
+    if config is not None:
+        (directory / "config.json").write_text(config.model_dump_json())
+        environment["STAGELINE_CONFIG"] = str(directory / "config.json")
+    process = PrepareProcess(directory / "log", arguments, environment)
+    status, output = process.finish()
+    assert "Traceback" not in process.told
+    words = directory / "termination.json"
+    message = TerminationMessage.model_validate_json(words.read_text()) if words.exists() else None
+    return status, output, process.told, message
+
+
+def group_config(model: Path, cache: Path, stages: int, layers: tuple[LayerRange, ...] | None = None) -> RuntimeConfig:
+    return RuntimeConfig(
+        model_name="tiny",
+        namespace="default",
+        served_name="tiny",
+        source=f"file://{model}",
+        cache_dir=str(cache),
+        stage_count=stages,
+        stage_layers=layers,
+    )
+
+
+def test_a_local_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> None:
+    status, output, told, message = run(tmp_path, [], group_config(model, tmp_path / "cache", 3))
+    assert (status, output.strip(), message) == (0, str(model), None), told
+    assert prepared_model_dir(f"file://{model}", tmp_path / "cache") == model
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers", "named"),
+    [
+        pytest.param(4, None, "parallelism.pipeline is 4, but the model has 3 layers", id="more-stages-than-layers"),
+        pytest.param(2, ((0, 0), (1, 1)), "stages", id="ranges-end-too-soon"),
+        pytest.param(2, ((0, 1), (1, 2)), "stages", id="ranges-overlap"),
+    ],
+)
+def test_a_cut_that_does_not_fit_the_model_is_a_bad_config(
+    stages: int, layers: tuple[tuple[int, int], ...] | None, named: str, model: Path, tmp_path: Path
+) -> None:
+    ranges = None if layers is None else tuple(LayerRange(first=first, last=last) for first, last in layers)
+    status, _, told, message = run(tmp_path, [], group_config(model, tmp_path / "cache", stages, ranges))
+    assert status == ExitCode.BAD_CONFIG, told
+    assert message is not None
+    assert message.failure_class is FailureClass.BAD_CONFIG
+    assert named in message.detail
+    assert message.detail in told
+
+
+def test_a_missing_weight_file_is_a_model_that_cannot_be_loaded(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (broken / name).write_bytes((model / name).read_bytes())
+    status, _, told, message = run(tmp_path, [], group_config(broken, tmp_path / "cache", 1))
+    assert status == ExitCode.MODEL_LOAD, told
+    assert message is not None
+    assert message.failure_class is FailureClass.MODEL_LOAD
+    assert "model.safetensors is missing" in message.detail
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        pytest.param(["--source", "ftp://x", "--cache-dir", "c"], "--source 'ftp://x'", id="unknown-scheme"),
+        pytest.param(["--source", "file:///x"], "both --source and --cache-dir", id="half-given"),
+        pytest.param([], "STAGELINE_CONFIG", id="nothing-given"),
+    ],
+)
+def test_bad_usage_exits_2_and_names_the_option(arguments: list[str], named: str, tmp_path: Path) -> None:
+    status, _, told, _ = run(tmp_path, arguments)
+    assert status == 2, told
+    assert named in told
+
+
+def test_a_cache_below_a_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, _, told, message = run(tmp_path, ["--source", "hf://a/b", "--cache-dir", str(tmp_path / "file" / "cache")])
+    assert status == ExitCode.MODEL_LOAD, told
+    assert message is not None
+    assert "a part of the path is not a directory" in message.detail
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    def fill(_model: Path, _scratch: Path) -> str:
+        with Path("/dev/full").open("wb") as full:
+            full.write(b"weights")
+        return ""
+
+    with pytest.raises(PrepareError, match="the disk is full") as refusal:
+        ensure_entry(tmp_path, "hf://a/b", fill, PlainReporter(io.StringIO()))
+    assert str(tmp_path) in refusal.value.message
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_forbidden_directory_is_a_sentence() -> None:
+    error = storage_error(OSError(errno.EACCES, os.strerror(errno.EACCES), "/cache/x"), "fill the model cache /cache")
+    assert error.message.startswith(
+        "cannot fill the model cache /cache at /cache/x: permission denied; make it writable"
+    )
+
+
+def test_plain_progress_says_a_line_every_two_seconds_at_most() -> None:
+    stream, now = io.StringIO(), 0.0
+    with PlainReporter(stream, lambda: now).task("Converting x", 100 << 20) as advance_to:
+        for step in range(50):
+            now = step * 0.1
+            advance_to(step << 21)
+    assert stream.getvalue().splitlines() == [
+        "Converting x (100.0 MiB)",
+        "Converting x: 40% (40.0 of 100.0 MiB)",
+        "Converting x: 80% (80.0 of 100.0 MiB)",
+        "Converting x: done, 98.0 MiB",
+    ]
+
+
+def test_a_terminal_gets_a_bar_that_learns_its_total() -> None:
+    stream = io.StringIO()
+    with BarReporter(Console(file=stream, force_terminal=True, width=100)).task("Downloading x", None) as advance_to:
+        advance_to(5_000_000, 10_000_000)
+    assert "Downloading x" in stream.getvalue()
+    assert "5.0/10.0 MB" in stream.getvalue()
