@@ -5,6 +5,7 @@ as a container's processes are when its first one ends.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -92,10 +93,9 @@ class ContainerProcess:
         if grace_seconds > 0:
             # The kubelet sends SIGTERM to the first process only; passing it on is that process's business.
             self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), grace_seconds)
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_seconds):
+                    await self._process.wait()
         self._signal_group(signal.SIGKILL)
 
     def kill_now(self) -> None:

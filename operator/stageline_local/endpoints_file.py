@@ -1,0 +1,66 @@
+"""Tells the gateway which groups may take requests: a file replaced by atomic rename, only when it changes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stageline_api import labels, ports
+from stageline_api.endpoints import Endpoints, GroupEndpoint
+from stageline_api.pipeline_model import PipelineModel
+from stageline_api.spec_status import GroupStatus, PipelineModelStatus
+from stageline_operator.plan import GroupPhase
+
+
+def group_endpoints(
+    model: PipelineModel, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]], draining: bool
+) -> Endpoints:
+    """Endpoints of all groups: the engine of a group runs in its stage 0's pod."""
+    address_of: dict[tuple[str, str], str] = {}
+    for pod in pods:
+        own = pod["metadata"]["labels"]
+        if own.get(labels.STAGE) == "0":
+            address_of[own[labels.GROUP], own[labels.INCARNATION]] = pod["status"].get("podIP", "")
+    groups = []
+    for group in status.groups:
+        address = address_of.get((str(group.index), str(group.incarnation)), "")
+        ready = group.phase == GroupPhase.READY and bool(address) and not draining
+        groups.append(
+            GroupEndpoint(
+                model=model.served_name,
+                group=group.index,
+                incarnation=group.incarnation,
+                url=f"http://{address}:{ports.ENGINE_HTTP}" if address else "",
+                ready=ready,
+                message="" if ready else _why_not(group, status, draining),
+            )
+        )
+    return Endpoints(groups=tuple(groups))
+
+
+def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) -> str:
+    if draining:
+        return "shutting down"
+    failure = next((each for each in status.last_failures if each.group == group.index), None)
+    cause = f" after stage {failure.stage} failed: {failure.failure_class}" if failure is not None else ""
+    match group.phase:
+        case GroupPhase.FAILED:
+            return f"down{cause}"
+        case GroupPhase.TERMINATING | GroupPhase.BACKING_OFF:
+            return f"restarting{cause}"
+        case _:
+            return f"starting{cause}"
+
+
+def write_endpoints(path: Path, endpoints: Endpoints) -> bool:
+    """Replace the file when its content differs; a reader sees the old or the new, never half of one."""
+    text = endpoints.model_dump_json(indent=2) + "\n"
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return False
+    except FileNotFoundError:
+        pass
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+    return True
