@@ -42,7 +42,8 @@ def weight_bytes(config: ModelConfig, layers: LayerRange, *, is_first: bool, is_
     qkv = config.hidden_size * config.head_dim * (config.num_heads + 2 * config.num_kv_heads)
     output = config.num_heads * config.head_dim * config.hidden_size
     per_layer = qkv + output + 3 * config.hidden_size * config.intermediate_size + 2 * config.hidden_size
-    matrices = int(is_first) + int(is_last and not (is_first and config.tie_word_embeddings))
+    # A tied matrix counts twice even on a lone stage: dense for look-ups, packed for the head.
+    matrices = int(is_first) + int(is_last)
     return element_bytes * (per_layer * layers.count + matrices * config.vocab_size * config.hidden_size)
 
 
