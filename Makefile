@@ -7,6 +7,7 @@ PY := .venv/bin/python
 MODEL ?= examples/smollm2.yaml
 SOURCES := operator runtime tests
 CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stageline_api charts/stageline)
+PRINT_REFERENCE := from stageline_api.field_reference import *; print(render_field_reference(), end="")
 export PYTHON
 
 .PHONY: help
@@ -40,8 +41,9 @@ format: setup ## Format the code and mend what lint can mend
 	$(PY) -m ruff check --fix $(SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the generated files anew (the CRD)
+generate: setup ## Write the generated files anew: the CRD and its field reference
 	$(PY) -m stageline_api.crd
+	$(PY) -m stageline_api.field_reference
 
 .PHONY: lock
 lock: setup ## Write constraints.txt from what .venv holds
@@ -72,6 +74,6 @@ check-layers: setup ## Do imports only go down?
 
 .PHONY: check-generated
 check-generated: setup ## Are the generated files what the code generates?
-	@for file in $(CRD_FILES); do \
-		.venv/bin/stageline crd | diff -u "$$file" - || { echo "$$file is out of date: run make generate" >&2; exit 1; }; \
-	done
+	@stale() { echo "$$1 is out of date: run make generate" >&2; exit 1; }; \
+	for file in $(CRD_FILES); do .venv/bin/stageline crd | diff -u "$$file" - || stale "$$file"; done; \
+	$(PY) -c '$(PRINT_REFERENCE)' | diff -u docs/pipelinemodel.md - || stale docs/pipelinemodel.md

@@ -23,8 +23,8 @@ PICKLING_CALLS = {
     "send_object_list",
     "send_pyobj",
 }
-# Home folders and work folders of a particular machine, at the start of an absolute path.
-MACHINE_PATH = re.compile(rb"(?<![\w.}/-])/(?:work|root|home/[a-z]\w*|Users/\w+)/(?=\w)")
+# Home folders and checkouts of a particular machine, at the start of an absolute path.
+MACHINE_PATH = re.compile(rb"(?<![\w.}/-])/(?:work/(?:main|shared|\.\w+)|root|home/[a-z]\w*|Users/\w+)(?:/(?=\w)|$)")
 
 
 def relative(paths: list[Path]) -> list[str]:
@@ -85,11 +85,12 @@ def test_no_path_of_one_machine_is_committed() -> None:
     ("line", "matches"),
     [
         (b'path = "/ro' + b'ot/models"', True),
-        (b"cd /wo" + b"rk/main", True),
+        (b"cd /wo" + b"rk/main/docs", True),
         (b"/ho" + b"me/anna/x", True),
         (b"https://example.org/wo" + b"rk/main", False),
         (b"./ro" + b"ot/models", False),
-        (b"mount at /ro" + b"ot", False),
+        (b'mountPath: "/work/here"', False),
+        (b"mount at /ro" + b"ot, say", False),
     ],
 )
 def test_the_machine_path_pattern_tells_paths_from_words(line: bytes, matches: bool) -> None:
