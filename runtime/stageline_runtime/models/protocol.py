@@ -4,12 +4,16 @@ One hidden tensor goes in and one comes out: the residual stream, already summed
 plans in flight or sampling.
 """
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from stageline_api.runtime_config import LayerRange
 from stageline_runtime.messages import StepPlan
+from stageline_runtime.model_config import ModelConfig
 from stageline_runtime.models.attention_batch import AttentionBatch
+from stageline_runtime.models.weights import Progress
 
 
 class StageModel(Protocol):
@@ -29,3 +33,23 @@ class StageModel(Protocol):
 
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Map `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
+
+
+class ModelBuilder(Protocol):
+    """Makes a stage's model; the pipeline benchmark gives a stage one that only takes time."""
+
+    def __call__(
+        self,
+        model_dir: Path,
+        config: ModelConfig,
+        layer_range: LayerRange,
+        *,
+        is_first: bool,
+        is_last: bool,
+        dtype: torch.dtype,
+        num_cohorts: int,
+        slots_per_cohort: int,
+        slot_tokens: int,
+        progress: Progress,
+    ) -> StageModel:
+        """Load what the stage holds and reserve its KV cache."""

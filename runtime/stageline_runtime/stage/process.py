@@ -33,7 +33,8 @@ from stageline_runtime.messages import (
     WorkOutstanding,
 )
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
-from stageline_runtime.models.decoder import DecoderStage, build_stage_model
+from stageline_runtime.models.decoder import build_stage_model
+from stageline_runtime.models.protocol import ModelBuilder, StageModel
 from stageline_runtime.stage.clock import IDLE, StateClock, WaitReason
 from stageline_runtime.stage.failures import allocation_failure, as_failure, group_failure
 from stageline_runtime.stage.health import HealthServer
@@ -55,8 +56,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class StageProcess:
     """One stage from start to end; `run` returns the exit code."""
 
-    def __init__(self, contract: PodContract) -> None:
+    def __init__(self, contract: PodContract, build_model: ModelBuilder = build_stage_model) -> None:
         self._contract = contract
+        self._build_model = build_model
         self._clock = StateClock()
         self._progress = StageProgress(
             stage=contract.stage,
@@ -178,13 +180,13 @@ class StageProcess:
             dtype=dtype,
         )
 
-    def _load(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> DecoderStage:
+    def _load(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
         layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         is_first, is_last = self._contract.stage == 0, self._contract.stage == self._contract.stage_count - 1
         self._progress.layers = layers
         self._progress.enter(Phase.LOADING)
         try:
-            model = build_stage_model(
+            model = self._build_model(
                 Path(welcome.model_dir),
                 config,
                 layers,
