@@ -1,0 +1,29 @@
+"""What is asked of an engine: prompts as token ids, drawn from a seed, so that every engine gets the same ones."""
+
+import random
+from dataclasses import dataclass
+
+LOWEST_TOKEN_ID = 100
+"""Ids below are special tokens in the vocabularies used here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """`requests` prompts of `input_tokens`, each continued greedily by exactly `output_tokens`."""
+
+    name: str
+    requests: int
+    input_tokens: int = 32
+    output_tokens: int = 96
+    seed: int = 0
+
+    def prompts(self, vocab_size: int) -> list[list[int]]:
+        """Token ids of every prompt; they follow from the seed and the sizes alone."""
+        draw = random.Random(f"{self.seed}/{self.requests}/{self.input_tokens}")
+        lowest = min(LOWEST_TOKEN_ID, vocab_size - 1)
+        return [[draw.randrange(lowest, vocab_size) for _ in range(self.input_tokens)] for _ in range(self.requests)]
+
+    @property
+    def total_output_tokens(self) -> int:
+        """Output tokens of all requests."""
+        return self.requests * self.output_tokens
