@@ -44,20 +44,11 @@ class Reconciler:
         """Something changed: plan again."""
         self._changed.set()
 
-    def delete_model(self) -> None:
-        """Mark the model as deleted; `run` returns once nothing of it is left."""
-        deleted_at = datetime.now(UTC).isoformat()
-        metadata = self._model.metadata.model_copy(update={"deletion_timestamp": deleted_at})
-        self._model = self._model.model_copy(update={"metadata": metadata})
-        self.wake()
-
     async def run(self) -> None:
-        """Reconcile until the model is deleted and gone. Raises `UserError` for a pod that the node refuses."""
+        """Reconcile until cancelled. Raises `UserError` for a pod that the node refuses."""
         while True:
             self._changed.clear()
             observed = self._observe()
-            if self._model.metadata.deletion_timestamp and not observed.pods and not observed.objects:
-                return
             step = plan(self._model, observed, datetime.now(UTC), secrets.token_urlsafe(32), self._setting)
             changed_something = self._apply(step)
             if changed_something:

@@ -1,0 +1,95 @@
+"""`stageline up`: serve one PipelineModel on this machine, each container a local process."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from stageline_api import ports
+from stageline_api.errors import UserError
+from stageline_api.manifest_loader import load_one_model, refuse
+from stageline_api.pipeline_model import PipelineModel
+from stageline_cli.up_detached import start_detached
+from stageline_cli.up_display import Display, LiveDisplay, PlainDisplay
+from stageline_cli.up_run import UpOptions, UpRun
+from stageline_cli.validate import local_config_problems
+from stageline_local.addresses import can_bind
+from stageline_local.instance import Instance, default_cache_dir, default_state_root
+from stageline_local.local_model import token_secret, with_cache
+from stageline_local.session import SessionOptions
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(1, 65535), default=ports.GATEWAY, show_default=True, help="Gateway's port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address the gateway listens on.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Model cache. Default: ~/.cache/stageline.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Logs and state. Default: ~/.local/state/stageline.")
+@click.option("--once", metavar="PROMPT", help="Answer one prompt on stdout at temperature 0, then end.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer of --once, in tokens.")
+@click.option("--detach", is_flag=True, help="Go to the background once ready; `stageline down` ends it.")
+@click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="Give up when not ready by then.")
+@click.option("--plain", is_flag=True, help="Plain lines, also on a terminal.")
+def up(
+    file: Path,
+    port: int,
+    host: str,
+    cache: Path | None,
+    state_dir: Path | None,
+    once: str | None,
+    max_tokens: int | None,
+    detach: bool,
+    timeout_seconds: float | None,
+    plain: bool,
+) -> int:
+    """Serve the PipelineModel in FILE on this machine.
+
+    Runs every stage as a process, puts an OpenAI-compatible gateway before them, and ends all of it on Ctrl-C.
+    """
+    if detach and once is not None:
+        raise click.UsageError("--detach and --once exclude each other")
+    model = load_one_model(file)
+    refuse(local_config_problems(model))
+    token_secret(model)
+    options = SessionOptions(((state_dir or default_state_root()) / model.name).absolute(), host, port)
+    if detach:
+        return start_detached(model, file, options, cache, state_dir, timeout_seconds)
+    model = with_cache(model, cache or default_cache_dir())
+    return _serve(model, options, UpOptions(once, max_tokens, timeout_seconds), plain)
+
+
+def _serve(model: PipelineModel, session_options: SessionOptions, options: UpOptions, plain: bool) -> int:
+    instance = Instance.claim(session_options.state_dir, model.name, session_options.url)
+    try:
+        check_port(session_options.host, session_options.port)
+        _set_old_logs_aside(session_options.state_dir)
+        console = Console(stderr=True)
+        display: Display = LiveDisplay(console) if console.is_terminal and not plain else PlainDisplay(console)
+        try:
+            return asyncio.run(_run(model, session_options, options, instance, display))
+        finally:
+            display.close()
+    finally:
+        instance.release()
+
+
+async def _run(
+    model: PipelineModel, session_options: SessionOptions, options: UpOptions, instance: Instance, display: Display
+) -> int:
+    return await UpRun(model, session_options, options, instance, display).run()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise `UserError` when the gateway could not listen."""
+    if not can_bind(host, port):
+        raise UserError(f"can't listen on {host}:{port}: the port is in use or not allowed; choose another with --port")
+
+
+def _set_old_logs_aside(state_dir: Path) -> None:
+    """Keep the last run's logs, and never mix two runs in one file."""
+    logs, previous = state_dir / "logs", state_dir / "logs.previous"
+    if logs.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        logs.rename(previous)

@@ -1,0 +1,106 @@
+"""A running `stageline up`, as others find it: a lock held for its life and a record of its process.
+
+The lock decides whether an instance is up; the record only says who it is. A process is told from a later one with the
+same id by its start time.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from stageline_api.errors import UserError
+
+_LOCK: Final = "lock"
+_RECORD: Final = "instance.json"
+
+
+@dataclass(frozen=True)
+class InstanceRecord:
+    """Who serves a model. `start_ticks` is the process's start time in clock ticks since boot."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    url: str
+    ready: bool = False
+
+    def is_running(self) -> bool:
+        """Whether that very process still runs."""
+        return process_start_ticks(self.pid) == self.start_ticks
+
+
+def default_state_root() -> Path:
+    """Directory of all instances of this user."""
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "stageline"
+
+
+def default_cache_dir() -> Path:
+    """The user's model cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "stageline"
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Field 22 of `/proc/<pid>/stat`; None when there is no such process or it is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name (field 2) may hold spaces and brackets: count from its closing bracket.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def read_record(state_dir: Path) -> InstanceRecord | None:
+    """The record of an instance, running or not; None when there is none."""
+    try:
+        return InstanceRecord(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        return None
+
+
+class Instance:
+    """The claim of this process on a state directory."""
+
+    def __init__(self, state_dir: Path, lock_fd: int, record: InstanceRecord) -> None:
+        self.state_dir = state_dir
+        self.record = record
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def claim(cls, state_dir: Path, name: str, url: str) -> "Instance":
+        """Take the directory; raises `UserError` naming the process that has it."""
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock_fd = os.open(state_dir / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_fd)
+            holder = read_record(state_dir)
+            who = f" (pid {holder.pid}, {holder.url})" if holder is not None else ""
+            raise UserError(f"{name} is already up{who}; stop it with: stageline down {name}") from None
+        start_ticks = process_start_ticks(os.getpid())
+        assert start_ticks is not None, "this process has no entry in /proc"
+        instance = cls(state_dir, lock_fd, InstanceRecord(name, os.getpid(), start_ticks, url))
+        instance._write()
+        return instance
+
+    def mark_ready(self) -> None:
+        """Let those who wait for the instance know that it answers."""
+        if not self.record.ready:
+            self.record = replace(self.record, ready=True)
+            self._write()
+
+    def release(self) -> None:
+        """Remove the record and give the directory up."""
+        (self.state_dir / _RECORD).unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def _write(self) -> None:
+        draft = self.state_dir / f".{_RECORD}"
+        draft.write_text(json.dumps(asdict(self.record)) + "\n", encoding="utf-8")
+        draft.replace(self.state_dir / _RECORD)
