@@ -65,7 +65,7 @@ def _row(
     if spoken is None:
         return StageRow(group, stage, "Starting", message="" if message.endswith("is starting") else message)
     is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
-    loading = spoken.phase is Phase.LOADING and spoken.total_bytes > 0
+    loading = spoken.phase is Phase.LOADING and spoken.total_bytes > 0 and not is_ready
     return StageRow(
         group,
         stage,

@@ -114,7 +114,7 @@ class UpRun:
             )
             _write("\n")
             return 0
-        for line in ready_lines(self._session_options.url, self._model.served_name):
+        for line in ready_lines(self._session_options.url, self._model.served_name, self._model.name):
             self._display.say(line)
         await self._until(self._stop.is_set)
         return 0
@@ -219,7 +219,7 @@ def hopeless_cause(status: PipelineModelStatus) -> tuple[str, int] | None:
     return degraded.message, int(ExitCode.BAD_CONFIG if is_bad else ExitCode.INTERNAL)
 
 
-def ready_lines(url: str, served_name: str) -> list[str]:
+def ready_lines(url: str, served_name: str, name: str) -> list[str]:
     """What a person can do with a running endpoint, ready to be pasted."""
     body = f'{{"model": "{served_name}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
     return [
@@ -234,7 +234,7 @@ def ready_lines(url: str, served_name: str) -> list[str]:
         'messages=[{"role": "user", "content": "Hello!"}])',
         "  print(reply.choices[0].message.content)",
         "",
-        "Ctrl-C ends it.",
+        f"End it with Ctrl-C, or from elsewhere with: stageline down {name}",
     ]
 
 

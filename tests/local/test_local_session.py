@@ -40,9 +40,8 @@ class SessionFixture:
         self.cache = directory / "cache"
         self.cache.mkdir()
         fake = directory / "bin" / "stageline"
-        fake.write_text(
-            f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(SUPPORT / 'fake_stageline.py')!r}, run_name='__main__')\n"
-        )
+        script = str(SUPPORT / "fake_stageline.py")
+        fake.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({script!r}, run_name='__main__')\n")
         fake.chmod(0o755)
         env = machine_environment() | {"PATH": f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         images = LocalImages(frozenset({LOCAL_IMAGE}), env)

@@ -1,0 +1,145 @@
+"""`stageline up` and `stageline down` as a person types them: refusals before anything starts, and ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stageline_local.instance import Instance, process_start_ticks, read_record
+
+
+def stageline(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"} | environ
+    command = [sys.executable, "-m", "stageline_cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+
+
+def manifest(tmp_path: Path, **spec: object) -> Path:
+    (tmp_path / "model").mkdir(exist_ok=True)
+    document = {
+        "apiVersion": "stageline.dev/v1alpha1",
+        "kind": "PipelineModel",
+        "metadata": {"name": "tiny"},
+        "spec": {"model": {"source": f"file://{tmp_path / 'model'}"}, "parallelism": {"pipeline": 2}} | spec,
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def test_a_bad_file_is_refused_by_its_fields(tmp_path: Path) -> None:
+    done = stageline("up", manifest(tmp_path, parallelism={"pipeline": 0}), "--state-dir", tmp_path / "state")
+    assert done.returncode == 2, done
+    assert "spec.parallelism.pipeline: 0 is not allowed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = stageline("up", manifest(tmp_path), "--state-dir", tmp_path / "state", "--port", str(port))
+    assert done.returncode == 1, done
+    assert f"can't listen on 127.0.0.1:{port}" in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_a_second_up_is_refused_naming_the_first(tmp_path: Path) -> None:
+    claimed = Instance.claim(tmp_path / "state" / "tiny", "tiny", "http://127.0.0.1:1")
+    try:
+        done = stageline("up", manifest(tmp_path), "--state-dir", tmp_path / "state", "--port", free_port())
+    finally:
+        claimed.release()
+    assert done.returncode == 1, done
+    assert f"tiny is already up (pid {os.getpid()}, http://127.0.0.1:1)" in done.stderr
+
+
+def test_a_token_that_is_not_set_is_asked_for(tmp_path: Path) -> None:
+    source = {"source": "hf://org/name", "tokenSecretRef": {"name": "hub"}}
+    done = stageline("up", manifest(tmp_path, model=source), "--state-dir", tmp_path / "state")
+    assert done.returncode == 1, done
+    assert "HF_TOKEN" in done.stderr
+
+
+def test_too_little_memory_is_said_and_nothing_stays(tmp_path: Path) -> None:
+    path = manifest(tmp_path, template={"resources": {"requests": {"memory": "900Ti"}}})
+    done = stageline("up", path, "--state-dir", tmp_path / "state", "--port", free_port())
+    assert done.returncode == 1, done
+    assert "too little memory: pod 'tiny-0-1-0' requests 900.0 TiB" in done.stderr
+    assert read_record(tmp_path / "state" / "tiny") is None
+
+
+def test_a_field_that_one_machine_cannot_honour_is_named(tmp_path: Path) -> None:
+    path = manifest(tmp_path, template={"nodeSelector": {"gpu": "yes"}})
+    done = stageline("up", path, "--state-dir", tmp_path / "state", "--port", free_port())
+    assert done.returncode == 1, done
+    assert "spec.nodeSelector['gpu']" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_image_that_is_not_this_installation_ends_with_the_cause(tmp_path: Path) -> None:
+    path = manifest(tmp_path, template={"image": "registry.example/else:1"}, restart={"maxRestarts": 0})
+    done = stageline("up", path, "--state-dir", tmp_path / "state", "--port", free_port(), "--once", "hello")
+    assert done.returncode == 1, done
+    assert "ImagePull: image 'registry.example/else:1' is not known to this node" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_timeout_says_what_was_waited_for(tmp_path: Path) -> None:
+    path = manifest(tmp_path)
+    done = stageline("up", path, "--state-dir", tmp_path / "state", "--port", free_port(), "--timeout-seconds", "0.2")
+    assert done.returncode == 1, done
+    assert "not ready within 0.2 s (stage 0:" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_starting_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
+    state = tmp_path / "state"
+    command = [sys.executable, "-m", "stageline_cli.main", "up", str(manifest(tmp_path)), "--state-dir", str(state)]
+    process = subprocess.Popen([*command, "--port", free_port()], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not list(state.glob("tiny/logs/*")):
+        assert time.monotonic() < deadline, process.stderr.read() if process.stderr and process.poll() else "no start"
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "stopping" in errors
+    assert list((state / "tiny" / "pods").glob("*")) == []
+    assert read_record(state / "tiny") is None
+
+
+def test_down_with_nothing_up_says_so(tmp_path: Path) -> None:
+    done = stageline("down", "--state-dir", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "nothing is up\n")
+    done = stageline("down", "tiny", "--state-dir", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "tiny is not up\n")
+
+
+def test_down_never_signals_a_process_that_only_has_the_same_id(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        start_ticks = process_start_ticks(bystander.pid)
+        assert start_ticks is not None
+        record = {"name": "tiny", "pid": bystander.pid, "start_ticks": start_ticks - 1, "url": "", "ready": True}
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "instance.json").write_text(json.dumps(record))
+        done = stageline("down", "tiny", "--state-dir", tmp_path)
+        assert (done.returncode, done.stdout) == (0, "tiny is not up\n")
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
