@@ -7,6 +7,7 @@ memory, and welcomes all at once. From then on a connection that ends is a lost 
 import asyncio
 import hmac
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from stageline_runtime.messages import (
     Welcome,
 )
 from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.planning.cut import CutError, cut_layers, estimate_costs
+from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
+from stageline_runtime.planning.memory import CutMemory, StageRoom
 from stageline_runtime.termination import RuntimeFailure
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,8 @@ class StageGroup:
         try:
             await loop.create_server(lambda: EngineBusConnection(self._receive, self._lost), host, ports.PLAN_BUS)
         except OSError as error:
-            detail = f"can't listen on {host}:{ports.PLAN_BUS}: {error.strerror}"
+            # asyncio puts a sentence of its own in place of the system's.
+            detail = f"can't listen on {host}:{ports.PLAN_BUS}: {os.strerror(error.errno)}"
             raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
 
     async def form(self) -> CacheSize:
@@ -177,9 +180,23 @@ class StageGroup:
                 embedding_cost=costs.embedding,
                 head_cost=costs.head,
                 explicit=self._contract.config.stage_layers,
+                memory=self._room(),
             )
+        except NoRoomError as error:
+            raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="cut the layers") from error
         except CutError as error:
             raise RuntimeFailure(FailureClass.BAD_CONFIG, str(error), operation="cut the layers") from error
+
+    def _room(self) -> CutMemory:
+        return CutMemory(
+            config=self._model,
+            rooms=tuple(
+                StageRoom(host=hello.host, available_bytes=hello.available_bytes)
+                for _, hello in sorted(self._hellos.items())
+            ),
+            max_model_len=self._contract.config.max_model_len or self._model.context_length,
+            element_bytes=ELEMENT_BYTES[self.dtype],
+        )
 
     async def _until(
         self, condition: Callable[[], bool], timeout_seconds: float, failure_class: FailureClass, operation: str

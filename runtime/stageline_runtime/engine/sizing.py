@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.planning.memory import mebibytes, usable_bytes, weight_bytes
 
-USABLE_SHARE = 0.9
-"""The rest is for activations, the allocator's slack and the process itself."""
+__all__ = ["CacheSize", "MemoryShortageError", "StageMemory", "size_cache", "weight_bytes"]
 
 
 class MemoryShortageError(Exception):
@@ -37,16 +37,6 @@ class CacheSize:
     slot_tokens: int
 
 
-def weight_bytes(config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int) -> int:
-    """Bytes of the weights of a stage, from the config alone."""
-    qkv = config.hidden_size * config.head_dim * (config.num_heads + 2 * config.num_kv_heads)
-    output = config.num_heads * config.head_dim * config.hidden_size
-    per_layer = qkv + output + 3 * config.hidden_size * config.intermediate_size + 2 * config.hidden_size
-    # A tied matrix counts twice even on a lone stage: dense for look-ups, packed for the head.
-    matrices = int(is_first) + int(is_last)
-    return element_bytes * (per_layer * layers.count + matrices * config.vocab_size * config.hidden_size)
-
-
 def size_cache(
     stages: tuple[StageMemory, ...],
     config: ModelConfig,
@@ -64,7 +54,7 @@ def size_cache(
     slots = max(1, -(-max_num_seqs // num_cohorts))
     for host in dict.fromkeys(stage.host for stage in stages):
         here = [stage for stage in stages if stage.host == host]
-        usable = int(min(stage.available_bytes for stage in here) * USABLE_SHARE)
+        usable = usable_bytes(stage.available_bytes for stage in here)
         weights = sum(stage.weight_bytes for stage in here)
         per_token = sum(config.kv_bytes_per_token(stage.layers.count, element_bytes) for stage in here)
         per_slot_of_each_cohort = per_token * max_model_len * num_cohorts
@@ -79,11 +69,7 @@ def _shortage(here: list[StageMemory], usable: int, weights: int, cache: int, ma
     names = ", ".join(str(stage.stage) for stage in here)
     missing = weights + cache - usable
     return (
-        f"stage {names}: {_mebibytes(missing)} MiB of memory are missing: weights take {_mebibytes(weights)} MiB and "
-        f"the smallest cache (one sequence of maxModelLen {max_model_len} per cohort) {_mebibytes(cache)} MiB, "
-        f"but {_mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or use more stages"
+        f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {mebibytes(weights)} MiB and "
+        f"the smallest cache (one sequence of maxModelLen {max_model_len} per cohort) {mebibytes(cache)} MiB, "
+        f"but {mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or use more stages"
     )
-
-
-def _mebibytes(size_bytes: int) -> int:
-    return -(-size_bytes // (1 << 20))

@@ -1,0 +1,131 @@
+"""What a stage holds and what its host has room for: weights plus the smallest cache. Pure.
+
+The engine's cache sizing, its cut and `stageline plan` share this arithmetic, so a cut that is found here can be served
+and one that can't is refused before any weight is read.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.planning.partition import HostRoom
+
+USABLE_SHARE = 0.9
+"""The rest is for activations, the allocator's slack and the process itself."""
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRoom:
+    """Where a stage runs and how much memory is free there. Stages with the same `host` share it."""
+
+    host: str
+    available_bytes: int
+
+
+def usable_bytes(available_bytes: Iterable[int]) -> int:
+    """Bytes that stages of one host may take together, from what each saw there at a moment of its own."""
+    return int(min(available_bytes) * USABLE_SHARE)
+
+
+def weight_bytes(config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int) -> int:
+    """Bytes of the weights of a stage, from the config alone."""
+    return element_bytes * (
+        layers.count * layer_parameters(config) + end_parameters(config, is_first=is_first, is_last=is_last)
+    )
+
+
+def layer_parameters(config: ModelConfig) -> int:
+    """Weights of one decoder layer: projections, their biases, and the norms."""
+    return matrix_parameters(config) + _bias_parameters(config) + _norm_parameters(config)
+
+
+def matrix_parameters(config: ModelConfig) -> int:
+    """Weights of one layer that a token is multiplied with: query, key, value, output, gate, up, down."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
+    return attention + 3 * config.hidden_size * config.intermediate_size
+
+
+def end_parameters(config: ModelConfig, *, is_first: bool, is_last: bool) -> int:
+    """Weights a stage holds for being the first (embedding) or the last (final norm and head)."""
+    # A tied matrix counts twice even on a lone stage: dense for look-ups, packed for the head.
+    matrices = int(is_first) + int(is_last)
+    return matrices * config.vocab_size * config.hidden_size + int(is_last) * config.hidden_size
+
+
+def smallest_cache_bytes(
+    config: ModelConfig, num_layers: int, *, stage_count: int, max_model_len: int, element_bytes: int
+) -> int:
+    """KV cache of one sequence of `max_model_len` tokens per cohort, of which there are as many as stages."""
+    return config.kv_bytes_per_token(num_layers, element_bytes) * max_model_len * stage_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutMemory:
+    """What a cut must fit: the stages' rooms, in stage order, and the shape of what goes into them."""
+
+    config: ModelConfig
+    rooms: tuple[StageRoom, ...]
+    max_model_len: int
+    element_bytes: int
+
+    def needed_bytes(self, stage: int, num_layers: int) -> int:
+        """Weights and smallest cache of `stage` with `num_layers` layers."""
+        last = len(self.rooms) - 1
+        ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == last)
+        cache = smallest_cache_bytes(
+            self.config,
+            num_layers,
+            stage_count=len(self.rooms),
+            max_model_len=self.max_model_len,
+            element_bytes=self.element_bytes,
+        )
+        return self.element_bytes * (num_layers * layer_parameters(self.config) + ends) + cache
+
+    def stages_of_hosts(self) -> dict[str, list[int]]:
+        """Stages of each host, hosts in the order in which stages first name them."""
+        stages: dict[str, list[int]] = {}
+        for stage, room in enumerate(self.rooms):
+            stages.setdefault(room.host, []).append(stage)
+        return stages
+
+    def usable_bytes_of(self, stages: Sequence[int]) -> int:
+        """What stages of one host may take together."""
+        return usable_bytes(self.rooms[stage].available_bytes for stage in stages)
+
+    def shortages(self, counts: Sequence[int]) -> list[tuple[list[int], int]]:
+        """Stages of a host and the bytes they lack there, for each host that can't hold `counts` layers."""
+        lacking = []
+        for stages in self.stages_of_hosts().values():
+            missing = sum(self.needed_bytes(stage, counts[stage]) for stage in stages) - self.usable_bytes_of(stages)
+            if missing > 0:
+                lacking.append((stages, missing))
+        return lacking
+
+    def host_rooms(self) -> tuple[HostRoom, ...]:
+        """The same in whole layers, as `partition` counts."""
+        rooms = []
+        layer_bytes = self.needed_bytes(0, 1) - self.needed_bytes(0, 0)
+        for stages in self.stages_of_hosts().values():
+            free = self.usable_bytes_of(stages) - sum(self.needed_bytes(stage, 0) for stage in stages)
+            rooms.append(HostRoom(stages=tuple(stages), most_layers=free // layer_bytes))
+        return tuple(rooms)
+
+
+def mebibytes(size_bytes: int) -> int:
+    """Rounded up, so that what is missing never reads as nothing."""
+    return -(-size_bytes // MEBIBYTE)
+
+
+def _bias_parameters(config: ModelConfig) -> int:
+    heads = config.num_heads + 2 * config.num_kv_heads
+    attention = heads * config.head_dim + config.hidden_size if config.attention_bias else 0
+    feed_forward = 2 * config.intermediate_size + config.hidden_size if config.mlp_bias else 0
+    return attention + feed_forward
+
+
+def _norm_parameters(config: ModelConfig) -> int:
+    return 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
