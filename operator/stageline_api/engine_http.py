@@ -48,11 +48,21 @@ Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="k
 
 
 class SamplingParams(_Frozen):
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing."""
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing."""
 
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Tokens less likely than this times the likeliest are left out."""
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Subtracted from a token's logit for each time it was generated."""
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Subtracted from a token's logit once it was generated."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=1024)
+    """Token id -> added to its logit."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Drawn by the gateway when the client gives none; noise is keyed by (seed, choice, position)."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -124,7 +134,7 @@ class ErrorCode(StrEnum):
 
 
 class EngineError(_Frozen):
-    """Body of a refusal. `param` names the offending field in OpenAI's vocabulary (`messages`, `prompt`, `max_tokens`)."""
+    """Body of a refusal. `param` names the offending field in OpenAI's words (`messages`, `prompt`, `max_tokens`)."""
 
     code: ErrorCode
     message: str

@@ -1,7 +1,8 @@
 """The request bodies of OpenAI's API that this gateway understands, checked strictly.
 
 Types are never coerced ("5" is not a number) and an unknown field is refused, so nothing a client asks for is lost
-without a word. Extensions to OpenAI's fields: `top_k`, `stop_token_ids`, `ignore_eos`.
+without a word. Extensions to OpenAI's fields: `top_k`, `min_p`,
+`repetition_penalty`, `stop_token_ids`, `ignore_eos`.
 """
 
 from typing import Annotated, Any, Literal
@@ -17,6 +18,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+"""A token id as the key of a JSON object."""
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopString = Annotated[str, Field(min_length=1)]
 
 
@@ -106,6 +110,13 @@ class _Request(_Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] = Field(
+        default_factory=dict
+    )
     seed: int | None = None
     stop: Stop = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)

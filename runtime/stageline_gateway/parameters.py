@@ -10,12 +10,8 @@ from typing import Any, Final
 
 from stageline_gateway.errors import bad_value, shown
 
-_ZERO = (0, 0.0)
 _COMMON: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "presence_penalty": _ZERO,
-    "frequency_penalty": _ZERO,
-    "logit_bias": ({},),
     "best_of": (1,),
     "metadata": ({},),
     "store": (False,),

@@ -86,6 +86,14 @@ class RowSampling(_Message, frozen=True):
     top_k: int
     seed: int
     choice: int
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, addend), each id once."""
+    num_prompt_tokens: int = 0
+    """The border between prompt and output: input tokens at this position and after count as generated."""
 
 
 class SlotFill(_Message, frozen=True):

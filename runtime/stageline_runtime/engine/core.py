@@ -102,13 +102,11 @@ class EngineCore:
             raise EngineRefusal(ErrorCode.INVALID_VALUE, f"request_id {request.request_id!r} is in use", None)
         if not scheduler.can_add:
             raise EngineRefusal(ErrorCode.QUEUE_FULL, f"{scheduler.num_waiting} requests are waiting already", 1.0)
-        sampling = request.sampling
-        row_sampling = RowSampling(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed, 0)
         scheduler.add(
             Request(
                 request_id=request.request_id,
                 prompt=request.prompt_token_ids,
-                sampling=row_sampling,
+                sampling=_row_sampling(request),
                 max_new_tokens=request.max_new_tokens,
                 stop_token_ids=request.stop_token_ids,
             )
@@ -258,3 +256,21 @@ class EngineCore:
         finally:
             if self._streams.get(request_id) is stream:
                 self.abort(request_id)
+
+
+def _row_sampling(request: AdmittedRequest) -> RowSampling:
+    """What the last stage needs to know of a request."""
+    sampling = request.sampling
+    return RowSampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        choice=0,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=tuple(sampling.logit_bias.items()),
+        num_prompt_tokens=len(request.prompt_token_ids),
+    )

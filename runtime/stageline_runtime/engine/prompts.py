@@ -63,6 +63,7 @@ class PromptReader:
                 raise PromptError(ErrorCode.INVALID_VALUE, "A stop string must not be empty.", param="stop")
             check_unicode(stop, "stop")
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(sampling.logit_bias, "logit_bias")
         token_ids = self.render_prompt(request.prompt)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         return AdmittedRequest(

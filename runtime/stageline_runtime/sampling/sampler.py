@@ -1,10 +1,11 @@
-"""Draws one token per row: greedy, or temperature, top-k, top-p and keyed Gumbel noise, in this order.
+"""Draws one token per row: greedy, or temperature, top-k, top-p, min-p and keyed Gumbel noise, in this order.
 
 A row's candidates are ordered by logit, highest first, lower token id first among equals. Top-k keeps the first k;
-top-p keeps a candidate while the mass before it, within what top-k kept, is below `top_p`; the token is the kept
-candidate with the largest logit / temperature + noise, which is a draw from their softmax (Gumbel-max). Only the best
-256 candidates are ordered; a row they provably don't settle is done again over the whole vocabulary, so the result is
-always that of a full sort. A row's token depends on nothing but its logits and parameters, never on its batch.
+top-p keeps a candidate while the mass before it, within what top-k kept, is below `top_p`; min-p keeps those at least
+`min_p` times as likely as the first; the token is the kept candidate with the largest logit / temperature + noise,
+which is a draw from their softmax (Gumbel-max). Only the best 256 candidates are ordered; a row they provably don't
+settle is done again over the whole vocabulary, so the result is always that of a full sort. A row's token depends on
+nothing but its logits and parameters, never on its batch.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ PREFILTER_SIZE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """Parameters of one draw. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """Parameters of one draw. `temperature` 0 is greedy, `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
 
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
     seed: int
     choice: int
     position: int
@@ -46,7 +48,7 @@ def _sample_rows(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
     vocab_size = logits.shape[1]
     scaled = logits.to(torch.float64) / torch.tensor([row.temperature for row in rows], dtype=torch.float64)[:, None]
     tokens = torch.empty(len(rows), dtype=torch.int64)
-    free = [i for i, row in enumerate(rows) if row.top_p >= 1.0 and not 0 < row.top_k < vocab_size]
+    free = [i for i, row in enumerate(rows) if _is_free(row, vocab_size)]
     restricted = sorted(set(range(len(rows))) - set(free))
     if free:
         tokens[free] = _draw_free(scaled[free], [rows[i] for i in free])
@@ -57,6 +59,10 @@ def _sample_rows(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
         restricted = [i for i, done in zip(restricted, settled.tolist(), strict=True) if not done]
         size = vocab_size
     return tokens
+
+
+def _is_free(row: SamplingRow, vocab_size: int) -> bool:
+    return row.top_p >= 1.0 and row.min_p <= 0.0 and not 0 < row.top_k < vocab_size
 
 
 def _draw_free(scaled: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
@@ -87,7 +93,7 @@ def _ordered_candidates(scaled: torch.Tensor, size: int) -> tuple[torch.Tensor, 
 
 
 def _kept_candidates(scaled: torch.Tensor, values: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    """Mask `[num_rows, num_candidates]` of what top-k and top-p leave of the ordered `values`."""
+    """Mask `[num_rows, num_candidates]` of what top-k, top-p and min-p leave of the ordered `values`."""
     num_candidates, vocab_size = values.shape[1], scaled.shape[1]
     limits = torch.tensor([row.top_k if row.top_k > 0 else vocab_size for row in rows])[:, None]
     in_top_k = torch.arange(num_candidates)[None, :] < limits
@@ -102,7 +108,9 @@ def _kept_candidates(scaled: torch.Tensor, values: torch.Tensor, rows: list[Samp
     top_p = torch.tensor([row.top_p for row in rows], dtype=torch.float64)[:, None]
     in_top_p = (before < top_p * total) | (top_p >= 1.0)
     in_top_p[:, 0] = True
-    return in_top_k & in_top_p
+    min_p = torch.tensor([row.min_p for row in rows], dtype=torch.float64)[:, None]
+    in_min_p = (values - highest).exp() >= min_p
+    return in_top_k & in_top_p & in_min_p
 
 
 def _keys(rows: list[SamplingRow]) -> list[NoiseKey]:

@@ -88,7 +88,8 @@ class StageRunner:
         for fill in plan.fills:
             self._model.reset_slot(fill.slot)
             self._tokens.fill(fill)
-            self._sampling.fill(fill)
+        if self.is_last:
+            self._sampling.accept(plan)
 
     def _first_input(self, plan: StepPlan) -> Tensor:
         """Token ids `[padded_tokens]`; for a heartbeat the hidden tensor `[padded_tokens, hidden_size]` itself."""

@@ -1,46 +1,98 @@
-"""The last stage's memory of how each slot's request samples, and the tensor work around the sampler."""
+"""The last stage's memory of how each slot's request samples, and the tensor work around the sampler.
+
+Everything here can be rebuilt from token ids: prompt tokens arrive in the plans, output tokens are sampled here. The
+state of a slot belongs to one generation; a row of another one, which runs dead, samples from its logits alone.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stageline_runtime.messages import RowSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.messages import PlanRow, RowSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
 from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.sampling.seen_tokens import SeenTokens
+
+
+@dataclass(slots=True)
+class _SlotSampling:
+    """One request's parameters and what it has said so far."""
+
+    generation: int
+    sampling: RowSampling
+    seen: SeenTokens | None
+
+    def take_inputs(self, row: PlanRow) -> None:
+        """Take a prefill chunk; tokens behind the prompt's end are output generated before."""
+        if self.seen is None:
+            return
+        border = min(max(self.sampling.num_prompt_tokens - row.position, 0), len(row.token_ids))
+        self.seen.add_prompt(row.token_ids[:border])
+        self.seen.add_output(row.token_ids[border:])
+
+    def take_output(self, token: int) -> None:
+        """Take the token just sampled."""
+        if self.seen is not None:
+            self.seen.add_output((token,))
 
 
 class SamplingState:
-    """Sampling parameters by slot; filled by the plan that gives the slot out."""
+    """Sampling parameters and history by slot; filled by the plan that gives the slot out."""
 
     def __init__(self) -> None:
-        self._by_slot: dict[int, tuple[int, RowSampling]] = {}
+        self._by_slot: dict[int, _SlotSampling] = {}
 
-    def fill(self, fill: SlotFill) -> None:
-        """A request takes a slot."""
-        self._by_slot[fill.slot] = (fill.generation, fill.sampling)
+    def accept(self, plan: StepPlan) -> None:
+        """Take a plan's fills and prompt tokens; called once for each plan, in order, before `sample`."""
+        for fill in plan.fills:
+            self._fill(fill)
+        for row in plan.rows:
+            if row.token_ids and (slot := self._live(row)) is not None:
+                slot.take_inputs(row)
 
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
-        """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]`.
+        """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
 
         Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 3]` for the first stage.
         """
         rows = plan.sampled_rows
-        tokens = sample(logits, [self._row(row.slot, row.position + row.num_tokens) for row in rows])
-        sampled = tuple(
-            SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens.tolist(), strict=True)
-        )
+        slots = [self._live(row) for row in rows]
+        for index, slot in enumerate(slots):
+            if slot is not None:
+                adjust(logits[index], slot.sampling, slot.seen)
+        draws = [_draw(slot, row) for slot, row in zip(slots, rows, strict=True)]
+        tokens = sample(logits, draws).tolist()
+        for slot, token in zip(slots, tokens, strict=True):
+            if slot is not None:
+                slot.take_output(token)
+        sampled = tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
         feedback = torch.tensor([[row.generation, 1, row.token] for row in sampled], dtype=torch.int64)
         return sampled, feedback
 
-    def _row(self, slot: int, position: int) -> SamplingRow:
-        # A row that runs dead may find its slot's next holder here; its token is dropped by generation anyway.
-        _, sampling = self._by_slot[slot]
-        return SamplingRow(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            choice=sampling.choice,
-            position=position,
-        )
+    def _fill(self, fill: SlotFill) -> None:
+        sampling = fill.sampling
+        seen = SeenTokens() if needs_seen_tokens(sampling) else None
+        self._by_slot[fill.slot] = _SlotSampling(fill.generation, sampling, seen)
+
+    def _live(self, row: PlanRow) -> _SlotSampling | None:
+        slot = self._by_slot.get(row.slot)
+        return slot if slot is not None and slot.generation == row.generation else None
+
+
+def _draw(slot: _SlotSampling | None, row: PlanRow) -> SamplingRow:
+    if slot is None:  # runs dead: its token is dropped, so the cheapest draw will do
+        return SamplingRow(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, choice=0, position=0)
+    sampling = slot.sampling
+    return SamplingRow(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        choice=sampling.choice,
+        position=row.position + row.num_tokens,
+    )
 
 
 def sampled_token_indices(plan: StepPlan) -> list[int]:

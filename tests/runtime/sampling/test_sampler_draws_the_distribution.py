@@ -14,7 +14,9 @@ from stageline_runtime.sampling.sampler import PREFILTER_SIZE, SamplingRow, samp
 def row(
     *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0, choice: int = 0, position: int = 0
 ) -> SamplingRow:
-    return SamplingRow(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, choice=choice, position=position)
+    return SamplingRow(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=0.0, seed=seed, choice=choice, position=position
+    )
 
 
 def reference_support(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[int]:

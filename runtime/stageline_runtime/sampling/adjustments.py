@@ -1,0 +1,31 @@
+"""Changes to one row's logits before the draw: logit bias, then repetition, frequency and presence penalty.
+
+Repetition penalty (Keskar et al. 2019, section 4.1) divides a positive logit of any token of prompt or output and
+multiplies a negative one. Frequency and presence penalty follow OpenAI's definition and count output alone:
+`logit - count * frequency - (count > 0) * presence`. All of it happens before temperature, so greedy rows feel it too.
+"""
+
+from torch import Tensor
+
+from stageline_runtime.messages import RowSampling
+from stageline_runtime.sampling.seen_tokens import SeenTokens
+
+
+def needs_seen_tokens(sampling: RowSampling) -> bool:
+    """Whether the request's earlier tokens change its logits."""
+    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+
+
+def adjust(logits: Tensor, sampling: RowSampling, seen: SeenTokens | None) -> None:
+    """Change `logits` `[vocab_size]` float32 in place. `seen` may be None when `needs_seen_tokens` is false."""
+    if sampling.logit_bias:
+        ids, values = zip(*sampling.logit_bias, strict=True)
+        logits[list(ids)] += logits.new_tensor(values)
+    if seen is None:
+        return
+    values_of_seen = logits[seen.ids]
+    if (penalty := sampling.repetition_penalty) != 1.0:
+        values_of_seen = (values_of_seen / penalty).where(values_of_seen > 0, values_of_seen * penalty)
+    values_of_seen -= seen.output_counts * sampling.frequency_penalty
+    values_of_seen -= (seen.output_counts > 0) * sampling.presence_penalty
+    logits[seen.ids] = values_of_seen
