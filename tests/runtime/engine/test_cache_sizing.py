@@ -1,0 +1,84 @@
+"""How many sequences fit: machines shared by stages, machines of their own, and what is missing when none fits."""
+
+import pytest
+
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.engine.sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
+from stageline_runtime.model_config import ModelConfig, model_config_from_dict
+
+MIB = 1 << 20
+CONFIG: ModelConfig = model_config_from_dict(
+    {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 4096,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    },
+    {},
+)
+# One token takes 2 (keys, values) * 4 heads * 64 * 2 bytes = 1 KiB per layer; 1024 tokens of one layer take 1 MiB.
+
+
+def stage(index: int, host: str, available_mib: float, num_layers: int, weights_mib: int) -> StageMemory:
+    return StageMemory(
+        stage=index,
+        host=host,
+        available_bytes=int(available_mib * MIB),
+        layers=LayerRange(first=0, last=num_layers - 1),
+        weight_bytes=weights_mib * MIB,
+    )
+
+
+def sized(*stages: StageMemory, max_num_seqs: int = 16) -> CacheSize:
+    return size_cache(stages, CONFIG, max_num_seqs=max_num_seqs, max_model_len=1024, element_bytes=2)
+
+
+def usable(mib: float) -> float:
+    """Available memory of which `mib` are usable (a tenth stays free), with room for rounding."""
+    return (mib + 0.01) / 0.9
+
+
+@pytest.mark.parametrize(
+    ("stages", "slots_per_cohort"),
+    [
+        # One stage of 8 layers: 8 MiB per slot.
+        ([stage(0, "a", usable(10 + 128), 8, 10)], 16),
+        ([stage(0, "a", usable(10 + 127), 8, 10)], 15),
+        ([stage(0, "a", usable(10 + 8), 8, 10)], 1),
+        # Two stages of 4 layers, two cohorts: each slot of each cohort takes 8 MiB on either machine.
+        ([stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 64), 4, 10)], 8),
+        ([stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 24), 4, 10)], 3),
+        # The same on one machine: both stages' weights and caches share what the lower report says is left.
+        ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 64), 4, 10)], 4),
+        ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 16), 4, 10)], 1),
+        # A machine with much memory gets no more than was asked for.
+        ([stage(0, "a", 10**6, 4, 10), stage(1, "b", 10**6, 4, 10)], 8),
+    ],
+)
+def test_slots_per_cohort(stages: list[StageMemory], slots_per_cohort: int) -> None:
+    assert sized(*stages) == CacheSize(num_cohorts=len(stages), slots_per_cohort=slots_per_cohort, slot_tokens=1024)
+
+
+def test_sequences_are_rounded_up_to_whole_cohorts() -> None:
+    stages = [stage(index, str(index), 10**6, 2, 1) for index in range(3)]
+    assert sized(*stages, max_num_seqs=16).slots_per_cohort == 6
+    assert sized(*stages, max_num_seqs=1).slots_per_cohort == 1
+
+
+def test_a_shortage_names_the_stages_and_the_missing_memory() -> None:
+    with pytest.raises(MemoryShortageError) as caught:
+        sized(stage(0, "a", 1000, 4, 10), stage(1, "b", usable(10 + 3), 4, 10))
+    assert str(caught.value) == (
+        "stage 1: 5 MiB of memory are missing: weights take 10 MiB and the smallest cache (one sequence of maxModelLen "
+        "1024 per cohort) 8 MiB, but 14 MiB are usable; lower spec.engine.maxModelLen or use more stages"
+    )
+
+
+def test_weights_that_do_not_fit_are_a_shortage_too() -> None:
+    with pytest.raises(MemoryShortageError, match="stage 0, 1: .* weights take 200 MiB"):
+        sized(stage(0, "a", 50, 4, 100), stage(1, "a", 50, 4, 100))

@@ -1,0 +1,143 @@
+"""In whatever order requests come, end and are aborted: no token is lost, repeated or given to another."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from simulated_pipeline import SimulatedPipeline, expected_output, make_request
+from stageline_runtime.engine.request import MAX_DECODES_AHEAD, Request
+from stageline_runtime.engine.scheduler import Scheduler, padded_size
+from stageline_runtime.engine.slots import SlotLedger
+from stageline_runtime.messages import PlanRow, StepPlan
+
+SLOT_TOKENS = 40
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The engine's loop with every event chosen: add, abort, plan, heartbeat, run, complete."""
+
+    @initialize(num_cohorts=st.integers(1, 3), slots=st.integers(1, 3), budget=st.integers(1, 9))
+    def start(self, num_cohorts: int, slots: int, budget: int) -> None:
+        self.ledger = SlotLedger(num_cohorts, slots, SLOT_TOKENS)
+        self.budget = budget
+        self.scheduler = Scheduler(self.ledger, max_step_tokens=budget, max_waiting=8)
+        self.pipeline = SimulatedPipeline(num_cohorts * slots)
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.live: list[str] = []
+        self.next_seq = 0
+        self.feedback_through = -1
+        self.generations: dict[int, int] = {}
+
+    @precondition(lambda self: self.scheduler.can_add)
+    @rule(
+        prompt=st.lists(st.integers(0, 22), min_size=1, max_size=20).map(tuple),
+        length=st.integers(1, 12),
+        stops=st.booleans(),
+    )
+    def add(self, prompt: tuple[int, ...], length: int, stops: bool) -> None:
+        name = f"request {len(self.requests)}"
+        request = make_request(name, prompt, length, stops=stops)
+        self.requests[name] = request
+        self.outputs[name] = []
+        self.live.append(name)
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.live))
+        self.live.remove(name)
+        assert self.scheduler.abort(name)
+        assert not self.scheduler.abort(name)
+        assert self.outputs[name] == expected_output(self.requests[name])[: len(self.outputs[name])]
+
+    @rule()
+    def schedule(self) -> None:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.check(plan)
+            self.pipeline.send(plan)
+
+    @rule()
+    def heartbeat(self) -> None:
+        plan = self.scheduler.heartbeat()
+        assert plan.is_heartbeat
+        self.check(plan)
+        self.pipeline.send(plan)
+
+    @precondition(lambda self: self.pipeline.sent)
+    @rule()
+    def run(self) -> None:
+        self.pipeline.run_next()
+
+    @precondition(lambda self: self.pipeline.results)
+    @rule()
+    def complete(self) -> None:
+        for token in self.scheduler.complete(*self.pipeline.results.popleft()):
+            output = self.outputs[token.request_id]
+            output.append(token.token)
+            expected = expected_output(self.requests[token.request_id])
+            assert token.request_id in self.live
+            assert output == expected[: len(output)], f"{token.request_id}: {output} instead of {expected}"
+            assert token.finished == (len(output) == len(expected))
+            assert token.stopped == (token.token in self.requests[token.request_id].stop_token_ids)
+            if token.finished:
+                self.live.remove(token.request_id)
+
+    def check(self, plan: StepPlan) -> None:
+        assert plan.seq == self.next_seq
+        self.next_seq += 1
+        assert self.feedback_through <= plan.feedback_through < plan.seq
+        self.feedback_through = plan.feedback_through
+        assert plan.num_tokens <= self.budget
+        assert plan.padded_tokens == max(1, padded_size(plan.num_tokens)) >= plan.num_tokens
+        slots = [row.slot for row in plan.rows]
+        assert slots == sorted(set(slots))
+        assert all(slot // self.ledger.slots_per_cohort == plan.cohort for slot in slots)
+        for fill in plan.fills:
+            assert fill.generation > self.generations.get(fill.slot, 0)
+            self.generations[fill.slot] = fill.generation
+        for row in plan.rows:
+            self.check_row(row)
+
+    def check_row(self, row: PlanRow) -> None:
+        assert row.generation == self.generations[row.slot], f"a row of a slot never filled: {row}"
+        assert row.num_tokens == (len(row.token_ids) or 1)
+        assert row.position + row.num_tokens <= SLOT_TOKENS
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        running = [request for request in self.requests.values() if request.request_id in self.live]
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
+        assert self.ledger.held_slots == self.scheduler.num_running == sum(self.scheduler.cohort_sizes())
+        for request in running:
+            assert 0 <= request.samples_in_flight <= MAX_DECODES_AHEAD
+            assert request.samples_issued <= request.max_new_tokens
+
+    def teardown(self) -> None:
+        """Let everything finish: all live requests end with all their tokens and every slot is free."""
+        if not hasattr(self, "scheduler"):
+            return
+        steps = 0
+        while self.live or self.pipeline.sent or self.pipeline.results:
+            self.schedule()
+            if self.pipeline.sent:
+                self.run()
+            if self.pipeline.results:
+                self.complete()
+            steps += 1
+            assert steps < 2000, f"no end in sight: {self.live}"
+        for name, output in self.outputs.items():
+            expected = expected_output(self.requests[name])
+            assert output == expected[: len(output)]
+        assert self.ledger.held_slots == 0
+        assert self.ledger.reserved_tokens == 0
+        assert self.scheduler.num_plans_in_flight == 0
+        assert not self.scheduler.has_requests
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestSchedulerKeepsEveryToken = SchedulerMachine.TestCase
