@@ -14,6 +14,7 @@ from pathlib import Path
 from stageline_api import ports
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_api.timeline import GroupStages, StageEndpoint
 from stageline_runtime.bus import EngineBusConnection, encode_frame
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.sizing import CacheSize, MemoryShortageError, StageMemory, size_cache, weight_bytes
@@ -22,6 +23,8 @@ from stageline_runtime.messages import (
     DrainRequested,
     Hello,
     Loaded,
+    Ping,
+    Pong,
     Refused,
     StepDone,
     ToEngine,
@@ -49,12 +52,14 @@ class StageGroup:
         *,
         on_step_done: Callable[[StepDone], None],
         on_drain_requested: Callable[[int], None],
+        on_pong: Callable[[int, Pong], None] = lambda _stage, _pong: None,
     ) -> None:
         self._contract = contract
         self._model = model
         self._model_dir = model_dir
         self._on_step_done = on_step_done
         self._on_drain_requested = on_drain_requested
+        self._on_pong = on_pong
         self._hellos: dict[int, Hello] = {}
         self._connections: dict[int, EngineBusConnection] = {}
         self._loaded: set[int] = set()
@@ -86,7 +91,7 @@ class StageGroup:
             await loop.create_server(lambda: EngineBusConnection(self._receive, self._lost), host, ports.PLAN_BUS)
         except OSError as error:
             # asyncio puts a sentence of its own in place of the system's.
-            detail = f"can't listen on {host}:{ports.PLAN_BUS}: {os.strerror(error.errno)}"
+            detail = f"can't listen on {host}:{ports.PLAN_BUS}: {os.strerror(error.errno or 0)}"
             raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
 
     async def form(self) -> CacheSize:
@@ -112,6 +117,22 @@ class StageGroup:
         frame = encode_frame(message)
         for connection in self._connections.values():
             connection.send_frame(frame)
+
+    def ping(self, stage: int, message: Ping) -> None:
+        """Ask one stage for its clock."""
+        self._connections[stage].send_frame(encode_frame(message))
+
+    def connected_stages(self) -> GroupStages:
+        """The stages that have said hello and are still there, and where they answer."""
+        return GroupStages(
+            served_name=self._contract.config.served_name,
+            stage_count=self._contract.stage_count,
+            incarnation=self._contract.incarnation,
+            stages=tuple(
+                StageEndpoint(stage=stage, health_url=self._hellos[stage].health_url, host=self._hellos[stage].host)
+                for stage in sorted(self._connections)
+            ),
+        )
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
@@ -228,6 +249,8 @@ class StageGroup:
                 self._on_step_done(message)
             case DrainRequested():
                 self._on_drain_requested(connection.stage)
+            case Pong():
+                self._on_pong(connection.stage, message)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = self._refusal(hello)
