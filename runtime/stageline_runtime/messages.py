@@ -7,7 +7,7 @@ stage that has loaded, joined the rendezvous and warmed up says `Loaded`. After 
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -25,6 +25,8 @@ class Hello(_Message, frozen=True):
     host: str
     """Identity of the machine, so that stages sharing one share its memory in the engine's arithmetic."""
     available_bytes: int
+    health_url: str
+    """Base URL of the stage's health endpoint, for those who ask the engine where its stages are."""
 
 
 class Loaded(_Message, frozen=True):
@@ -53,6 +55,33 @@ class DrainRequested(_Message, frozen=True):
     """Stage to engine: this pod was told to end; let the group finish its streams and shut down."""
 
     stage: int
+
+
+class PlanMoments(_Message, frozen=True):
+    """When one plan crossed a stage's links, in nanoseconds of the stage's clock; None where it did not."""
+
+    seq: int
+    feedback_through: int
+    receive_began: int | None
+    """The stage was ready for the hidden tensor and began to wait."""
+    received: int | None
+    send_began: int | None
+    feedback_send_began: int | None
+    """Last stage: the plan's own sampled rows."""
+    feedback_received: int | None
+    """First stage: all feedback up to `feedback_through` was there."""
+
+
+class Pong(_Message, frozen=True):
+    """Stage to engine: answer to a `Ping`, with the stage's clock and what it knows of its newest plans."""
+
+    ping_nanoseconds: int
+    """The engine's clock as the `Ping` had it."""
+    received_nanoseconds: int
+    """The stage's clock when it took the `Ping` off the bus."""
+    sent_nanoseconds: int
+    """The stage's clock when it answered."""
+    moments: tuple[PlanMoments, ...]
 
 
 class Welcome(_Message, frozen=True):
@@ -164,6 +193,12 @@ class Shutdown(_Message, frozen=True):
     reason: str
 
 
+class Ping(_Message, frozen=True):
+    """Engine to stage: tell me your clock. Answered between two plans."""
+
+    engine_nanoseconds: int
+
+
 class GroupFailed(_Message, frozen=True):
     """Engine to stage: the group can't go on, and the engine ends; the stage ends with a failure of its own class.
 
@@ -174,5 +209,5 @@ class GroupFailed(_Message, frozen=True):
     detail: str
 
 
-ToEngine = Hello | Loaded | StepDone | DrainRequested
-ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed
+ToEngine = Hello | Loaded | StepDone | DrainRequested | Pong
+ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed | Ping

@@ -8,6 +8,13 @@ COHORT_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Rows of one plan; powers of two, because that is how batch cost is thought about."""
 
 
+TRANSFER_SECONDS_BUCKETS = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+)
+"""From a device-to-device copy to a link that is as good as down."""
+
+
 class EngineMetrics:
     """Series of one engine on a registry of its own; `model_name` is a label of each."""
 
@@ -39,6 +46,27 @@ class EngineMetrics:
             QUEUE_SECONDS_BUCKETS,
         )
         self.cohort_rows = histogram("cohort_rows", "Rows (requests) of one plan.", COHORT_ROWS_BUCKETS)
+        self.feedback_latency = histogram(
+            "feedback_latency_seconds",
+            "Seconds from the last stage's send of a plan's sampled rows until the first stage, which may be busy with "
+            "other plans, has taken them. Sampled about once a second from the newest plans, on clocks compared over "
+            "the plan bus.",
+            TRANSFER_SECONDS_BUCKETS,
+        )
+        self._p2p_latency = Histogram(
+            "stageline_p2p_latency_seconds",
+            "Seconds from the start of a hidden tensor's send until the next stage (the label) has it, counted only "
+            "where that stage was already waiting, so that it is the link and not the stage. Sampled about once a "
+            "second from the newest plans, on clocks compared over the plan bus.",
+            [*label, "stage"],
+            registry=self.registry,
+            buckets=TRANSFER_SECONDS_BUCKETS,
+        )
+        self._model_name = model_name
+
+    def p2p_latency(self, receiving_stage: int) -> Histogram:
+        """The transfers to one stage."""
+        return self._p2p_latency.labels(self._model_name, str(receiving_stage))
 
     def render(self) -> bytes:
         """The exposition text."""

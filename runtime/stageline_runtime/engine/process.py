@@ -24,6 +24,8 @@ from stageline_runtime.engine.prompts import PromptReader
 from stageline_runtime.engine.scheduler import Scheduler
 from stageline_runtime.engine.server import build_app
 from stageline_runtime.engine.slots import SlotLedger
+from stageline_runtime.engine.stage_probe import StageProbe
+from stageline_runtime.engine.stage_routes import add_stage_routes
 from stageline_runtime.messages import GroupFailed, Shutdown
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.prepare.cache import prepared_model_dir
@@ -78,19 +80,28 @@ class EngineProcess:
             vocab_size=model.vocab_size,
             eos_token_ids=tuple(sorted(prompts.eos_token_ids)),
         )
-        core = EngineCore(info, EngineMetrics(served_name))
+        metrics = EngineMetrics(served_name)
+        core = EngineCore(info, metrics)
+        probe = StageProbe(self._contract.stage_count, metrics)
+        group = StageGroup(
+            self._contract,
+            model,
+            model_dir,
+            on_step_done=core.step_done,
+            on_drain_requested=lambda _stage: drain(),
+            on_pong=probe.answered,
+        )
+        app = build_app(core, prompts)
+        add_stage_routes(app, group.connected_stages, probe.report)
         server = _Server(
             uvicorn.Config(
-                build_app(core, prompts),
+                app,
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=LINGER_SECONDS,
             )
         )
         http = asyncio.create_task(server.serve(sockets=[self._listen()]))
-        group = StageGroup(
-            self._contract, model, model_dir, on_step_done=core.step_done, on_drain_requested=lambda _stage: drain()
-        )
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
         loop = asyncio.get_running_loop()
@@ -103,7 +114,7 @@ class EngineProcess:
         loop.add_signal_handler(signal.SIGTERM, drain)
         loop.add_signal_handler(signal.SIGINT, drain)
         try:
-            await self._form_and_run(core, group, stop)
+            await self._form_and_run(core, group, probe, stop)
         except Exception as error:
             failure = _as_failure(error)
             core.fail_all(f"the group failed: {failure.detail}")
@@ -118,7 +129,7 @@ class EngineProcess:
             server.should_exit = True
             await http
 
-    async def _form_and_run(self, core: EngineCore, group: StageGroup, stop: asyncio.Event) -> None:
+    async def _form_and_run(self, core: EngineCore, group: StageGroup, probe: StageProbe, stop: asyncio.Event) -> None:
         core.set_phase(Phase.CONNECTING, "waiting for the stages")
         await group.listen()
         forming = asyncio.create_task(self._form(core, group))
@@ -132,7 +143,7 @@ class EngineProcess:
         if not stop.is_set():
             core.set_phase(Phase.READY)
             logger.info("ready: %s over %d stages", self._contract.config.served_name, self._contract.stage_count)
-        await self._watch(core, group)
+        await self._watch(core, group, probe)
 
     async def _form(self, core: EngineCore, group: StageGroup) -> None:
         size = await group.form()
@@ -146,8 +157,8 @@ class EngineProcess:
             warming.cancel()
             raise group.failure.result()
 
-    async def _watch(self, core: EngineCore, group: StageGroup) -> None:
-        """Heartbeats while idle, the step limit while busy; returns once drained."""
+    async def _watch(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
+        """Heartbeats while idle, the step limit while busy, clocks at all times; returns once drained."""
         limit = self._contract.config.timeouts.step_seconds + WATCHDOG_GRACE_SECONDS
         drained = asyncio.create_task(core.drained.wait())
         while not drained.done():
@@ -158,6 +169,7 @@ class EngineProcess:
                 detail = f"no plan finished within {limit:g} s"
                 raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
             core.beat_if_idle()
+            probe.ask(range(self._contract.stage_count), group.ping)
 
     def _listen(self) -> socket.socket:
         host = self._contract.pod_ip

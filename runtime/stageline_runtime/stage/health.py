@@ -1,4 +1,4 @@
-"""The stage's health endpoint on its own address: `/healthz`, `/readyz`, `/status`, `/metrics`.
+"""The stage's health endpoint on its own address: `/healthz`, `/readyz`, `/status`, `/metrics`, `/timeline`.
 
 Served by a thread from what the main thread has written down; it never asks the pipeline and so answers while a step
 runs.
@@ -8,10 +8,18 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
+from stageline_api import ports
 from stageline_api.health import Phase
 from stageline_runtime.stage.metrics import StageMetrics
 from stageline_runtime.stage.progress import StageProgress
+
+
+def health_url(pod_ip: str) -> str:
+    """Base URL of the endpoint of the stage at an address."""
+    host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+    return f"http://{host}:{ports.STAGE_HEALTH}"
 
 
 class HealthServer:
@@ -42,7 +50,8 @@ def _handler_for(progress: StageProgress, metrics: StageMetrics) -> type[BaseHTT
         timeout = 10
 
         def do_GET(self) -> None:
-            match self.path.partition("?")[0]:
+            path, _, query = self.path.partition("?")
+            match path:
                 case "/healthz":
                     alive = progress.phase is not Phase.FAILED
                     status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
@@ -56,8 +65,20 @@ def _handler_for(progress: StageProgress, metrics: StageMetrics) -> type[BaseHTT
                     self._answer(HTTPStatus.OK, body, "application/json")
                 case "/metrics":
                     self._answer(HTTPStatus.OK, metrics.render(), "text/plain; version=0.0.4; charset=utf-8")
+                case "/timeline":
+                    self._answer_timeline(query)
                 case _:
                     self._answer(HTTPStatus.NOT_FOUND, b"not found")
+
+        def _answer_timeline(self, query: str) -> None:
+            given = parse_qs(query).get("since_seq", ["-1"])[-1]
+            try:
+                since_seq = int(given)
+            except ValueError:
+                self._answer(HTTPStatus.BAD_REQUEST, f"since_seq={given[:40]!r} is not an integer".encode())
+                return
+            body = progress.timeline_page(since_seq).model_dump_json().encode()
+            self._answer(HTTPStatus.OK, body, "application/json")
 
         def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
             self.send_response(status)

@@ -1,10 +1,13 @@
-"""The stage's Prometheus series. State seconds are read from the clock at scrape time, so they always sum to wall."""
+"""The stage's Prometheus series. State seconds are read from the clock at scrape time, so they always sum to wall.
+
+All is made when asked for, from what the runner's thread has counted anyway: no series costs it more than an addition.
+"""
 
 from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stageline_runtime.stage.clock import BusyKind, Idle, WaitReason
@@ -19,6 +22,10 @@ TOKENS: Final = "stageline_stage_tokens"
 LAYERS: Final = "stageline_stage_layers"
 MEMORY_BYTES: Final = "stageline_stage_memory_bytes"
 KV_SLOTS: Final = "stageline_stage_kv_slots"
+STEP_SECONDS: Final = "stageline_stage_step_seconds"
+P2P_BYTES: Final = "stageline_p2p_bytes"
+BUBBLE_RATIO: Final = "stageline_stage_bubble_ratio"
+BUBBLE_WINDOW_SECONDS: Final = 15
 
 
 class _StageCollector(Collector):
@@ -37,6 +44,9 @@ class _StageCollector(Collector):
             tokens.add_metric([*self._labels, kind.value], progress.tokens_by_kind.get(kind, 0))
         yield steps
         yield tokens
+        yield self._step_seconds()
+        yield self._bytes_sent()
+        yield from self._bubble()
         layers = progress.layers
         yield self._gauge(LAYERS, "Layers this stage holds.", layers.count if layers else 0)
         yield self._gauge(MEMORY_BYTES, "Bytes of weights and KV cache this stage holds.", progress.memory_bytes)
@@ -58,6 +68,35 @@ class _StageCollector(Collector):
         total = self._counter(WALL_SECONDS, "Seconds since the stage's clock began; busy + wait + idle.", [])
         total.add_metric(self._labels, wall)
         yield from (busy, wait, idle, total)
+
+    def _step_seconds(self) -> Metric:
+        text = (
+            "Seconds of compute of one plan on this stage (layers; on the last stage also sampling), by kind. "
+            "Waiting and transfer are left out: they are the same for all stages, compute is not."
+        )
+        steps = HistogramMetricFamily(STEP_SECONDS, text, labels=["model_name", "stage", "kind"])
+        for kind, counts in self._progress.step_seconds_by_kind.items():
+            buckets, value_sum = counts.cumulative()
+            steps.add_metric([*self._labels, kind.value], buckets, value_sum)
+        return steps
+
+    def _bytes_sent(self) -> Metric:
+        text = "Bytes sent to another stage: hidden tensors to the next, padding included; feedback to the first."
+        sent = self._counter(P2P_BYTES, text, ["tensor"])
+        sent.add_metric([*self._labels, "hidden"], self._progress.hidden_bytes_sent)
+        sent.add_metric([*self._labels, "feedback"], self._progress.feedback_bytes_sent)
+        return sent
+
+    def _bubble(self) -> Iterator[Metric]:
+        """No sample while nothing was outstanding in the window: a ratio of nothing is not 0."""
+        now = self._progress.clock.now_nanoseconds()
+        ratio = self._progress.timeline.bubble_ratio(now - BUBBLE_WINDOW_SECONDS * 10**9, now)
+        text = (
+            f"(wait + dummy) / (busy + wait) of this stage over the last {BUBBLE_WINDOW_SECONDS} s, or over the plans "
+            "its timeline holds where those are fewer; dummy is part of busy, idle time counts as neither. 0 to 1."
+        )
+        if ratio is not None:
+            yield self._gauge(BUBBLE_RATIO, text, ratio)
 
     def _counter(self, name: str, text: str, labels: list[str]) -> CounterMetricFamily:
         return CounterMetricFamily(name, text, labels=["model_name", "stage", *labels])

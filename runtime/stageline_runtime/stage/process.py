@@ -24,6 +24,8 @@ from stageline_runtime.messages import (
     GroupFailed,
     Hello,
     Loaded,
+    Ping,
+    Pong,
     Refused,
     Shutdown,
     StepDone,
@@ -37,15 +39,16 @@ from stageline_runtime.models.decoder import build_stage_model
 from stageline_runtime.models.protocol import ModelBuilder, StageModel
 from stageline_runtime.stage.clock import IDLE, StateClock, WaitReason
 from stageline_runtime.stage.failures import allocation_failure, as_failure, group_failure
-from stageline_runtime.stage.health import HealthServer
+from stageline_runtime.stage.health import HealthServer, health_url
 from stageline_runtime.stage.memory import available_bytes, host_identity
 from stageline_runtime.stage.metrics import StageMetrics
 from stageline_runtime.stage.progress import StageProgress
 from stageline_runtime.stage.runner import StageRunner, step_kind
+from stageline_runtime.stage.timeline import Timeline
 from stageline_runtime.stage.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 from stageline_runtime.transport.loopback import LoopbackTransport
-from stageline_runtime.transport.protocol import Transport
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +62,14 @@ class StageProcess:
     def __init__(self, contract: PodContract, build_model: ModelBuilder = build_stage_model) -> None:
         self._contract = contract
         self._build_model = build_model
-        self._clock = StateClock()
+        self._timeline = Timeline()
+        self._clock = StateClock(listener=self._timeline.mark)
         self._progress = StageProgress(
             stage=contract.stage,
             stage_count=contract.stage_count,
             incarnation=contract.incarnation,
             clock=self._clock,
+            timeline=self._timeline,
         )
         self._bus: StageBus | None = None
         self._watchdog = Watchdog(contract.config.timeouts.step_seconds, self._engine_hung_up, self._end_now)
@@ -83,7 +88,7 @@ class StageProcess:
             if self._drain_asked and isinstance(error, BusClosedError):
                 return ExitCode.DRAINED
             failure = as_failure(error)
-            if failure.failure_class is FailureClass.INTERNAL:
+            if failure is not error and failure.failure_class is FailureClass.INTERNAL:
                 logger.exception("the stage failed unexpectedly")  # a bug: the log gets its traceback
             return self._end(failure)
         logger.info("stage %d drained", self._contract.stage)
@@ -132,6 +137,7 @@ class StageProcess:
                 token=contract.bus_token,
                 host=host_identity(),
                 available_bytes=available_bytes(),
+                health_url=health_url(contract.pod_ip),
             )
         )
         return bus
@@ -164,6 +170,8 @@ class StageProcess:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // welcome.stages_on_host))
         num_slots = welcome.num_cohorts * welcome.slots_per_cohort
         model = self._load(welcome, config, dtype)
+        self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
+        self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
         self._progress.num_slots = num_slots
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
         transport = self._join(config.hidden_size, dtype)
@@ -238,6 +246,11 @@ class StageProcess:
             case StepPlan():
                 runner.accept(message)
                 self._plans.append(message)
+            case Ping(engine_nanoseconds=asked):
+                assert self._bus is not None, "a message came without a bus"
+                received = self._clock.now_nanoseconds()
+                moments = self._timeline.recent_moments()
+                self._bus.send(Pong(asked, received, self._clock.now_nanoseconds(), moments))
             case WorkOutstanding(outstanding=outstanding):
                 self._outstanding = outstanding
             case Shutdown():

@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 
 from stageline_api.health import Phase, StageStatus
 from stageline_api.runtime_config import LayerRange
+from stageline_api.timeline import TimelinePage
 from stageline_runtime.messages import StepPlan
+from stageline_runtime.stage.buckets import BucketCounts
 from stageline_runtime.stage.clock import BusyKind, StateClock
+from stageline_runtime.stage.timeline import Timeline
+
+STEP_SECONDS_BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
+)
+"""From a decode of one small stage on a GPU to a prefill chunk of a large one on a CPU, at most a factor 2 apart up
+to a second: stages of one pipeline have to be told apart, and an imbalance of 2 is already a bad one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +29,7 @@ class StageProgress:
     stage_count: int
     incarnation: int
     clock: StateClock
+    timeline: Timeline
     phase: Phase = Phase.STARTING
     message: str = ""
     layers: LayerRange | None = None
@@ -26,8 +37,17 @@ class StageProgress:
     total_bytes: int = 0
     memory_bytes: int = 0
     num_slots: int = 0
+    hidden_token_bytes: int = 0
+    """Bytes of one token's hidden state, as sent to the next stage."""
+    feedback_row_bytes: int = 0
+    """Bytes of one sampled row, as the last stage sends it to the first."""
     steps_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))
     tokens_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))
+    step_seconds_by_kind: dict[BusyKind, BucketCounts] = field(
+        default_factory=lambda: {kind: BucketCounts(STEP_SECONDS_BUCKETS) for kind in BusyKind}
+    )
+    hidden_bytes_sent: int = 0
+    feedback_bytes_sent: int = 0
     steps: int = 0
 
     def enter(self, phase: Phase, message: str = "") -> None:
@@ -40,11 +60,28 @@ class StageProgress:
         self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
 
     def count_step(self, plan: StepPlan, kind: BusyKind) -> None:
-        """A plan has been run. Heartbeats compute nothing and count as no kind."""
+        """A plan has been run and what it made was sent. Heartbeats compute nothing and count as no kind."""
         self.steps += 1
-        if not plan.is_heartbeat:
+        is_computed = not plan.is_heartbeat
+        record = self.timeline.end_step(plan, kind if is_computed else None)
+        if self.stage < self.stage_count - 1:
+            self.hidden_bytes_sent += plan.padded_tokens * self.hidden_token_bytes
+        elif plan.feedback_posted and self.stage_count > 1:
+            self.feedback_bytes_sent += len(plan.sampled_rows) * self.feedback_row_bytes
+        if is_computed:
             self.steps_by_kind[kind] += 1
-            self.tokens_by_kind[kind] += plan.num_tokens
+            self.tokens_by_kind[kind] += record.tokens
+            self.step_seconds_by_kind[kind].observe(record.busy_nanoseconds() / 1e9)
+
+    def timeline_page(self, since_seq: int) -> TimelinePage:
+        """The steps after plan `since_seq`, as many as one answer holds."""
+        return self.timeline.page(
+            since_seq,
+            stage=self.stage,
+            stage_count=self.stage_count,
+            incarnation=self.incarnation,
+            now=self.clock.now_nanoseconds(),
+        )
 
     def status(self) -> StageStatus:
         """The public form."""

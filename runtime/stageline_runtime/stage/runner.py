@@ -7,6 +7,7 @@ change of state and the watchdog of each operation that could hang.
 import torch
 from torch import Tensor
 
+from stageline_api.timeline import FORWARD, RECEIVE_FEEDBACK, RECEIVE_HIDDEN, SEND_FEEDBACK, SEND_HIDDEN
 from stageline_runtime.messages import SampledRow, StepPlan
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.stage.clock import BusyKind, StateClock, WaitReason
@@ -96,34 +97,34 @@ class StageRunner:
         if plan.is_heartbeat:
             return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype)
         if self._tokens.due(plan.feedback_through):
-            self._enter(WaitReason.FEEDBACK, plan, "receive feedback", self._last)
+            self._enter(WaitReason.FEEDBACK, plan, RECEIVE_FEEDBACK, self._last)
             self._tokens.apply_through(plan.feedback_through, self._transport.wait_feedback)
             self._enter(WaitReason.HOST, plan, "build inputs")
         return self._tokens.inputs(plan)
 
     def _receive(self, plan: StepPlan) -> Tensor:
-        self._enter(WaitReason.RECV, plan, "receive hidden", self._stage - 1)
+        self._enter(WaitReason.RECV, plan, RECEIVE_HIDDEN, self._stage - 1)
         return self._transport.wait_hidden(plan.seq)
 
     def _send(self, plan: StepPlan, hidden: Tensor) -> None:
         reason = WaitReason.SEND if self._transport.would_block() else WaitReason.HOST
-        self._enter(reason, plan, "send hidden", self._stage + 1)
+        self._enter(reason, plan, SEND_HIDDEN, self._stage + 1)
         self._transport.send_hidden(plan.seq, hidden)
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> tuple[SampledRow, ...]:
         logits = self._model.head(hidden[sampled_token_indices(plan)])
         sampled, feedback = self._sampling.sample(plan, logits)
         if plan.feedback_posted:
-            self._enter(WaitReason.HOST, plan, "send feedback", 0)
+            self._enter(WaitReason.HOST, plan, SEND_FEEDBACK, 0)
             self._transport.send_feedback(plan.seq, feedback)
         return sampled
 
     def _busy(self, plan: StepPlan) -> None:
-        self._clock.enter(step_kind(plan))
-        self._watchdog.watch(plan.seq, "forward", None)
+        self._clock.enter(step_kind(plan), FORWARD)
+        self._watchdog.watch(plan.seq, FORWARD, None)
 
     def _enter(self, reason: WaitReason, plan: StepPlan, operation: str, peer: int | None = None) -> None:
-        self._clock.enter(reason)
+        self._clock.enter(reason, operation)
         if operation:
             self._watchdog.watch(plan.seq, operation, peer)
         else:

@@ -1,0 +1,115 @@
+"""A stage's timeline (`GET http://<pod>:9100/timeline?since_seq=N`) and where the engine says its stages are.
+
+All `*_nanoseconds` are readings of the monotonic clock of the host that took them; `StageClock.offset_nanoseconds`
+turns a stage's reading into the engine's: engine reading = stage reading - offset.
+"""
+
+from typing import Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+IDLE_STATE: Final = "idle"
+BUSY_PREFIX: Final = "busy."
+WAIT_PREFIX: Final = "wait."
+
+FORWARD: Final = "forward"
+RECEIVE_HIDDEN: Final = "receive hidden"
+RECEIVE_FEEDBACK: Final = "receive feedback"
+SEND_HIDDEN: Final = "send hidden"
+SEND_FEEDBACK: Final = "send feedback"
+
+
+class TimelineMark(NamedTuple):
+    """From `at_nanoseconds` on the stage is in `state`, until the next mark."""
+
+    state: str
+    """`busy.<kind>`, `wait.<reason>` or `idle`, in the words of the state counters."""
+    operation: str
+    """What exactly it does (`send hidden`); empty where the state says it all."""
+    at_nanoseconds: int
+
+
+class TimelineStep(BaseModel):
+    """One plan on one stage, with the time since the plan before it: steps tile the stage's time."""
+
+    model_config = ConfigDict(frozen=True)
+
+    seq: int
+    cohort: int
+    kind: str
+    """Kind of compute; empty for a heartbeat, which computes nothing."""
+    rows: int
+    tokens: int
+    """Padding left out."""
+    feedback_through: int
+    """All feedback up to this plan was applied before the first stage built its inputs."""
+    marks: tuple[TimelineMark, ...]
+    """In time order, the first at the end of the plan before."""
+    end_nanoseconds: int
+
+    @property
+    def begin_nanoseconds(self) -> int:
+        """When the plan before it was done with."""
+        return self.marks[0].at_nanoseconds if self.marks else self.end_nanoseconds
+
+
+class TimelinePage(BaseModel):
+    """Some steps, oldest first. Ask again with the last `seq` while `more`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: int
+    stage_count: int
+    incarnation: int
+    oldest_seq: int | None
+    """Oldest step still kept; a reader that wanted an older one has missed steps. None before the first step."""
+    more: bool
+    steps: tuple[TimelineStep, ...]
+    open_marks: tuple[TimelineMark, ...]
+    """What the stage has done since its last step of all (not of this page)."""
+    now_nanoseconds: int
+
+
+class StageClock(BaseModel):
+    """A stage's clock against the engine's."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: int
+    offset_nanoseconds: int
+    """Stage's clock minus engine's."""
+    round_trip_nanoseconds: int
+    """Of the exchange the offset was taken from; the offset is wrong by at most half of it, plus drift."""
+    error_nanoseconds: int
+    """Bound on the offset's error now: half the round trip plus what two clocks may have drifted since."""
+
+
+class GroupClocks(BaseModel):
+    """`GET http://<stage 0 pod>:8000/clock`: stages whose clock has been compared."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stages: tuple[StageClock, ...]
+
+
+class StageEndpoint(BaseModel):
+    """Where one stage answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: int
+    health_url: str
+    """Base URL of its health endpoint, `http://<pod>:9100`."""
+    host: str
+    """Identity of its machine; stages with the same one share a clock."""
+
+
+class GroupStages(BaseModel):
+    """`GET http://<stage 0 pod>:8000/stages`: the connected stages, in order."""
+
+    model_config = ConfigDict(frozen=True)
+
+    served_name: str
+    stage_count: int
+    incarnation: int
+    stages: tuple[StageEndpoint, ...]
