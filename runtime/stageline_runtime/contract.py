@@ -62,7 +62,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
     """
     path = Path(_text(environ, env.CONFIG))
     try:
-        return RuntimeConfig.model_validate_json(path.read_text(encoding="utf-8"))
+        return RuntimeConfig.model_validate_json(path.read_bytes())
     except OSError as error:
         raise _bad(f"{env.CONFIG}: {path} can't be read: {error.strerror}") from error
     except ValidationError as error:

@@ -80,5 +80,5 @@ def test_a_shortage_names_the_stages_and_the_missing_memory() -> None:
 
 
 def test_weights_that_do_not_fit_are_a_shortage_too() -> None:
-    with pytest.raises(MemoryShortageError, match="stage 0, 1: .* weights take 200 MiB"):
+    with pytest.raises(MemoryShortageError, match=r"stage 0, 1: .* weights take 200 MiB"):
         sized(stage(0, "a", 50, 4, 100), stage(1, "a", 50, 4, 100))

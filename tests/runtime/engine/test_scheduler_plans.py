@@ -31,7 +31,7 @@ def feedback(plan: StepPlan) -> tuple[int, bool]:
 
 
 def test_one_request_of_three_tokens() -> None:
-    """The prompt, one decode at once behind it, and the last only when a token is known; the last feeds nothing back."""
+    """The prompt, one decode at once behind it, the last once a token is known; the last feeds nothing back."""
     scheduler = make_scheduler()
     scheduler.add(make_request("a", (1, 2, 3), 3))
     first = planned(scheduler)

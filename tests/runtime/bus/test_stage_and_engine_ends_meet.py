@@ -1,0 +1,173 @@
+"""The stage's blocking end against a real asyncio server: order, timeouts, large messages, and the other side's end."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from stageline_runtime.bus import BusClosedError, BusProtocolError, EngineBusConnection, StageBus, encode_frame
+from stageline_runtime.messages import Loaded, PlanRow, Shutdown, StepPlan, ToEngine, ToStage, WorkOutstanding
+
+SECONDS = 10.0
+
+
+class EngineSide:
+    """An engine's end on a loop of its own thread; remembers what came."""
+
+    def __init__(self) -> None:
+        self.received: list[ToEngine] = []
+        self.lost: list[str] = []
+        self.connection: EngineBusConnection | None = None
+        self.loop = asyncio.new_event_loop()
+        self.port = 0
+
+    def make_connection(self) -> EngineBusConnection:
+        self.connection = EngineBusConnection(
+            lambda _connection, message: self.received.append(message),
+            lambda _connection, reason: self.lost.append(reason),
+        )
+        return self.connection
+
+    def do(self, action: Callable[[EngineBusConnection], None]) -> None:
+        """Run `action` on the loop once the stage is connected."""
+        wait_for(lambda: self.connection is not None)
+        assert self.connection is not None
+        self.loop.call_soon_threadsafe(action, self.connection)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@contextmanager
+def running_engine_side() -> Iterator[EngineSide]:
+    side = EngineSide()
+    server = side.loop.run_until_complete(side.loop.create_server(side.make_connection, "127.0.0.1", 0))
+    side.port = server.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=side.loop.run_forever)
+    thread.start()
+
+    async def close() -> None:
+        server.close()
+        if side.connection is not None:
+            side.connection.close()
+
+    try:
+        yield side
+    finally:
+        asyncio.run_coroutine_threadsafe(close(), side.loop).result(SECONDS)
+        side.loop.call_soon_threadsafe(side.loop.stop)
+        thread.join(SECONDS)
+        side.loop.run_until_complete(asyncio.sleep(0))
+        side.loop.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineSide]:
+    with running_engine_side() as side:
+        yield side
+
+
+@pytest.fixture
+def stage(engine: EngineSide) -> Iterator[StageBus]:
+    bus = StageBus.connect("127.0.0.1", engine.port, SECONDS)
+    yield bus
+    bus.close()
+
+
+def plan(seq: int, num_tokens: int = 1) -> StepPlan:
+    rows = (PlanRow(0, 1, 0, num_tokens, tuple(range(num_tokens)), need_sample=True),)
+    return StepPlan(seq, 0, (), rows, num_tokens, -1, feedback_posted=False, dummy=False)
+
+
+def test_messages_arrive_in_order_however_they_are_packed(engine: EngineSide, stage: StageBus) -> None:
+    """One write with many frames, and one frame larger than any socket buffer."""
+    plans = [plan(0), plan(1), plan(2, 500_000), plan(3)]
+    engine.do(lambda connection: connection.send_frame(b"".join(map(encode_frame, plans))))
+    received: list[ToStage] = []
+    while len(received) < len(plans):
+        message = stage.receive(SECONDS)
+        if message is not None:
+            received.append(message)
+    assert received == plans
+
+
+def test_receive_gives_up_in_time(stage: StageBus) -> None:
+    assert stage.receive(0) is None
+    before = time.monotonic()
+    assert stage.receive(0.05) is None
+    assert time.monotonic() - before >= 0.04
+
+
+def test_a_large_message_to_the_engine_waits_for_room(engine: EngineSide, stage: StageBus) -> None:
+    for _ in range(20_000):
+        stage.send(Loaded(0, 12345))
+    wait_for(lambda: len(engine.received) == 20_000)
+
+
+def test_the_engine_s_end_is_seen_after_its_last_message(engine: EngineSide, stage: StageBus) -> None:
+    assert not stage.engine_hung_up()
+
+    def say_and_close(connection: EngineBusConnection) -> None:
+        connection.send_frame(encode_frame(WorkOutstanding(True)))
+        connection.send_frame(encode_frame(Shutdown("drained")))
+        connection.close()
+
+    engine.do(say_and_close)
+    wait_for(stage.engine_hung_up)
+    assert stage.receive(SECONDS) == WorkOutstanding(True)
+    assert stage.receive(SECONDS) == Shutdown("drained")
+    with pytest.raises(BusClosedError, match="the engine closed the plan bus"):
+        stage.receive(SECONDS)
+
+
+def test_garbage_from_the_engine_ends_the_stage_s_end(engine: EngineSide, stage: StageBus) -> None:
+    engine.do(lambda connection: connection.send_frame(b"\x02\x00\x00\x00\xff\xff"))
+    with pytest.raises(BusProtocolError, match="does not decode"):
+        stage.receive(SECONDS)
+
+
+def test_garbage_from_a_stage_ends_its_connection(engine: EngineSide) -> None:
+    with socket.create_connection(("127.0.0.1", engine.port)) as connection:
+        connection.sendall(b"\x02\x00\x00\x00\xff\xff")
+        assert connection.recv(1) == b"", "the engine hangs up"
+    wait_for(lambda: bool(engine.lost))
+    assert "does not decode" in engine.lost[0]
+    assert engine.received == []
+
+
+def test_a_stage_that_leaves_is_told_once_with_a_reason(engine: EngineSide, stage: StageBus) -> None:
+    stage.send(Loaded(0, 1))
+    stage.close()
+    wait_for(lambda: bool(engine.lost))
+    assert engine.lost == ["closed the plan bus"]
+    assert engine.received == [Loaded(0, 1)]
+
+
+def test_connect_tries_until_somebody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    with pytest.raises(TimeoutError, match=f"no engine at 127.0.0.1:{port} within 0.3 s: "):
+        StageBus.connect("127.0.0.1", port, 0.3)
+
+
+def test_connect_waits_for_a_late_engine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    found: list[StageBus] = []
+    thread = threading.Thread(target=lambda: found.append(StageBus.connect("127.0.0.1", port, SECONDS)))
+    thread.start()
+    time.sleep(0.15)  # not for luck: whenever the engine comes, the stage must find it
+    with socket.create_server(("127.0.0.1", port)) as late:
+        accepted, _ = late.accept()
+        thread.join(SECONDS)
+        accepted.close()
+    assert len(found) == 1
+    found[0].close()

@@ -1,0 +1,105 @@
+"""Two real gloo ends that met at a real rendezvous: tensors arrive, rings stay bounded, a silent peer is named."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from stageline_api.runtime_config import RuntimeConfig, Timeouts
+from stageline_runtime.contract import PodContract
+from stageline_runtime.transport.gloo import FEEDBACK_RING, MAX_TAG, SEND_RING, GlooTransport
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError
+from stageline_runtime.transport.rendezvous import join
+
+HIDDEN_SIZE = 8
+
+
+def contract(stage: int, port: int) -> PodContract:
+    config = RuntimeConfig(
+        model_name="m",
+        namespace="n",
+        served_name="s",
+        source="file:///m",
+        cache_dir="/c",
+        stage_count=2,
+        timeouts=Timeouts(rendezvous_seconds=20, step_seconds=1),
+    )
+    return PodContract(
+        config=config,
+        stage=stage,
+        stage_count=2,
+        group=0,
+        incarnation=1,
+        pod_ip="127.0.0.1",
+        master_addr="127.0.0.1",
+        master_port=port,
+        bus_token="unused",
+    )
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[tuple[GlooTransport, GlooTransport]]:
+    """Transports of stage 0 and stage 1."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+
+    def meet(stage: int) -> GlooTransport:
+        return join(contract(stage, port), hidden_size=HIDDEN_SIZE, dtype=torch.float32)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(meet, (0, 1))
+    yield first, second
+    first.close()
+    second.close()
+
+
+def hidden(seq: int) -> torch.Tensor:
+    return torch.full((3, HIDDEN_SIZE), float(seq))
+
+
+def test_many_plans_cross_and_nothing_piles_up(ends: tuple[GlooTransport, GlooTransport]) -> None:
+    """Far more plans than the rings hold; feedback is sent for each and both sides keep only what is under way."""
+    first, second = ends
+    for seq in range(5 * FEEDBACK_RING):
+        second.post_hidden(seq, 3)
+        first.post_feedback(seq, 2)
+        first.send_hidden(seq, hidden(seq))
+        assert torch.equal(second.wait_hidden(seq), hidden(seq))
+        rows = torch.tensor([[seq, 1, 7], [seq, 1, 9]])
+        second.send_feedback(seq, rows)
+        assert len(first._hidden_sends) <= SEND_RING
+        assert len(second._feedback_sends) <= FEEDBACK_RING
+        assert torch.equal(first.wait_feedback(seq), rows)
+
+
+def test_plans_may_be_posted_ahead(ends: tuple[GlooTransport, GlooTransport]) -> None:
+    first, second = ends
+    sequence = range(1000, 1000 + SEND_RING)
+    for seq in sequence:
+        second.post_hidden(seq, 3)
+    for seq in sequence:
+        first.send_hidden(seq, hidden(seq))
+    for seq in sequence:
+        assert torch.equal(second.wait_hidden(seq), hidden(seq))
+
+
+def test_sequence_numbers_outgrow_32_bits(ends: tuple[GlooTransport, GlooTransport]) -> None:
+    first, second = ends
+    for seq in (MAX_TAG - 1, MAX_TAG, 2**31, 2**32 + 5, 2**40):
+        second.post_hidden(seq, 3)
+        first.post_feedback(seq, 1)
+        first.send_hidden(seq, hidden(seq % 97))
+        assert torch.equal(second.wait_hidden(seq), hidden(seq % 97))
+        second.send_feedback(seq, torch.ones(1, FEEDBACK_WIDTH, dtype=torch.int64))
+        first.wait_feedback(seq)
+
+
+def test_a_silent_peer_is_named_with_plan_and_operation(ends: tuple[GlooTransport, GlooTransport]) -> None:
+    """Runs last: gloo gives up the connection once a wait timed out."""
+    _, second = ends
+    second.post_hidden(2000, 3)
+    with pytest.raises(PeerLostError, match="plan 2000: stage 0 did not answer during receive hidden") as caught:
+        second.wait_hidden(2000)
+    assert (caught.value.peer, caught.value.seq, caught.value.timed_out) == (0, 2000, True)
