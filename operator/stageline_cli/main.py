@@ -28,6 +28,11 @@ COMMANDS: Final = {
     "validate": LazyCommand(
         target="stageline_cli.validate:validate", help="Check PipelineModel files; exit status 2 when one is refused."
     ),
+    "plan": LazyCommand(
+        target="stageline_cli.plan:plan",
+        help="Show how a model would be cut, whether it fits, and how fast it could be.",
+        extra="runtime",
+    ),
     "crd": LazyCommand(target="stageline_cli.crd_command:crd", help="Print the CustomResourceDefinition."),
     "prepare": LazyCommand(
         target="stageline_runtime.prepare.command:prepare",

@@ -56,13 +56,6 @@ def end_parameters(config: ModelConfig, *, is_first: bool, is_last: bool) -> int
     return matrices * config.vocab_size * config.hidden_size + int(is_last) * config.hidden_size
 
 
-def smallest_cache_bytes(
-    config: ModelConfig, num_layers: int, *, stage_count: int, max_model_len: int, element_bytes: int
-) -> int:
-    """KV cache of one sequence of `max_model_len` tokens per cohort, of which there are as many as stages."""
-    return config.kv_bytes_per_token(num_layers, element_bytes) * max_model_len * stage_count
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutMemory:
     """What a cut must fit: the stages' rooms, in stage order, and the shape of what goes into them."""
@@ -72,18 +65,15 @@ class CutMemory:
     max_model_len: int
     element_bytes: int
 
+    def weight_bytes(self, stage: int, num_layers: int) -> int:
+        """Weights of `stage` with `num_layers` layers."""
+        ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == len(self.rooms) - 1)
+        return self.element_bytes * (num_layers * layer_parameters(self.config) + ends)
+
     def needed_bytes(self, stage: int, num_layers: int) -> int:
-        """Weights and smallest cache of `stage` with `num_layers` layers."""
-        last = len(self.rooms) - 1
-        ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == last)
-        cache = smallest_cache_bytes(
-            self.config,
-            num_layers,
-            stage_count=len(self.rooms),
-            max_model_len=self.max_model_len,
-            element_bytes=self.element_bytes,
-        )
-        return self.element_bytes * (num_layers * layer_parameters(self.config) + ends) + cache
+        """Weights and smallest cache of `stage`: one sequence of `max_model_len` tokens for each cohort (stage)."""
+        per_token = self.config.kv_bytes_per_token(num_layers, self.element_bytes)
+        return self.weight_bytes(stage, num_layers) + per_token * self.max_model_len * len(self.rooms)
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""

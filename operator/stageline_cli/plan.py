@@ -1,0 +1,166 @@
+"""`stageline plan`: how a model would be cut, what each stage would hold, and how fast it could be; starts nothing.
+
+Needs the model's `config.json` only, never its weights.
+"""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import click
+
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.field_problem import FieldProblem, show_value
+from stageline_api.manifest_loader import load_one_model, refuse
+from stageline_api.model_source import FileSource
+from stageline_api.pipeline_model import PipelineModel, check_cut
+from stageline_cli.plan_report import PlanReport, print_json, print_tables
+from stageline_local.instance import default_cache_dir
+from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, model_config_from_dict
+from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset
+from stageline_runtime.planning.devices_file import read_hardware
+from stageline_runtime.planning.group_plan import plan_group
+from stageline_runtime.planning.predict import Workload
+from stageline_runtime.planning.this_machine import this_machine
+from stageline_runtime.prepare.cache import prepared_model_dir
+
+USUAL_CONTEXT_TOKENS: Final = 1024
+
+_SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "vocab_size", "context_length")
+"""Sizes that the arithmetic divides by or multiplies with."""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--devices",
+    metavar="FILE|PRESET",
+    help=f"Hardware of the stages: a devices file, or one of {', '.join(PRESETS)}. Default: this machine.",
+)
+@click.option(
+    "--model-config", type=click.Path(path_type=Path), help="The model's config.json, for a model that is not here."
+)
+@click.option("--batch", type=click.IntRange(min=1), help="Sequences decoded at once. Default: engine.maxNumSeqs.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    help=f"Tokens in each sequence's cache. Default: {USUAL_CONTEXT_TOKENS}, or engine.maxModelLen when that is less.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 when a stage can't hold its part.")
+def plan(
+    file: Path,
+    devices: str | None,
+    model_config: Path | None,
+    batch: int | None,
+    context: int | None,
+    as_json: bool,
+    strict: bool,
+) -> int:
+    """Show the cut, the memory and the predicted speed of the PipelineModel in FILE.
+
+    Reads the model's config.json and no weights. Speeds are predictions from the hardware's figures, not measurements.
+    """
+    model = load_one_model(file)
+    config = find_config(model, model_config)
+    refuse([problem.placed(str(file), None) for problem in spec_problems(model, config)])
+    stage_count = model.spec.parallelism.pipeline
+    workload = build_workload(model, config, batch, context)
+    hardware = find_hardware(devices, stage_count)
+    group = plan_group(config, hardware, workload, model.spec.stage_layers)
+    report = PlanReport(name=model.name, config=config, workload=workload, plan=group, hardware=hardware)
+    (print_json if as_json else print_tables)(report)
+    return 1 if strict and report.warnings else 0
+
+
+def find_config(model: PipelineModel, given: Path | None) -> ModelConfig:
+    """The model's config, from the file given or from where the model is on this machine.
+
+    Raises:
+        UserError: exit status 2; it is not there (and how to get it), or this runtime can't run it.
+    """
+    directory = given or _local_directory(model)
+    if directory.is_file():
+        path = directory
+    elif (directory / "config.json").is_file():
+        path = directory / "config.json"
+    else:
+        raise UserError(_how_to_get(model, given, directory), USAGE_EXIT_CODE)
+    return _read_config(path)
+
+
+def spec_problems(model: PipelineModel, config: ModelConfig) -> list[FieldProblem]:
+    """What the file asks for and the model can't give."""
+    problems = check_cut(model.spec, config.num_layers)
+    asked = model.spec.engine.max_model_len
+    if asked is not None and asked > config.context_length:
+        rule = f"must be at most {config.context_length}, the model's context length"
+        problems.append(FieldProblem(path="spec.engine.maxModelLen", value=show_value(asked), rule=rule))
+    return problems
+
+
+def build_workload(model: PipelineModel, config: ModelConfig, batch: int | None, context: int | None) -> Workload:
+    """What the plan is made for; raises UserError where the context is longer than a sequence may be."""
+    engine = model.spec.engine
+    max_model_len = engine.max_model_len or config.context_length
+    if context is not None and context > max_model_len:
+        rule = f"must be at most {max_model_len}, the longest sequence"
+        raise UserError(f"--context: {context} is not allowed: {rule}", USAGE_EXIT_CODE)
+    return Workload(
+        dtype=config.dtype if engine.dtype == "auto" else engine.dtype,
+        max_model_len=max_model_len,
+        num_sequences=batch or engine.max_num_seqs,
+        context_tokens=context or min(USUAL_CONTEXT_TOKENS, max_model_len),
+    )
+
+
+def find_hardware(devices: str | None, stage_count: int) -> Hardware:
+    """What `--devices` describes; this machine without it.
+
+    Raises:
+        UserError: exit status 2; the file can't be read or one of its fields is refused.
+    """
+    if devices is None:
+        return this_machine(stage_count)
+    if devices in PRESETS:
+        return hardware_from_preset(devices, stage_count)
+    path = Path(devices)
+    if not path.exists():
+        rule = f"is neither a file nor one of the presets {', '.join(PRESETS)}"
+        raise UserError(f"--devices: {show_value(devices)} {rule}", USAGE_EXIT_CODE)
+    return read_hardware(path, stage_count)
+
+
+def _read_config(path: Path) -> ModelConfig:
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(parsed, dict):
+            raise UnsupportedModelError("must hold a JSON object")
+        config = model_config_from_dict(parsed, {})
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}", USAGE_EXIT_CODE) from error
+    except (UnsupportedModelError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: {error}", USAGE_EXIT_CODE) from error
+    for name in _SIZES:
+        if getattr(config, name) < 1:
+            raise UserError(f"{path}: {name} is {getattr(config, name)}; it must be at least 1", USAGE_EXIT_CODE)
+    return config
+
+
+def _local_directory(model: PipelineModel) -> Path:
+    cache = model.spec.model.cache.host_path
+    canonical = model.spec.model.parsed_source.canonical
+    return prepared_model_dir(canonical, default_cache_dir() if cache is None else Path(cache))
+
+
+def _how_to_get(model: PipelineModel, given: Path | None, directory: Path) -> str:
+    if given is not None:
+        return f"--model-config: {given} is neither a config.json nor a directory that holds one"
+    source = model.spec.model.parsed_source
+    if isinstance(source, FileSource):
+        return f"spec.model.source: there is no config.json in {source.path}; give one with --model-config"
+    fetch = f"stageline prepare --source {source.canonical} --cache-dir {directory.parent}"
+    return (
+        f"the config.json of {source.canonical} is not on this machine: give one with --model-config (no weights are "
+        f"needed), or fetch the model with `{fetch}`"
+    )

@@ -1,0 +1,161 @@
+"""Reads a devices file: `stages`, one entry for all stages alike or one for each, and `link`.
+
+An entry may start from a preset and change fields of it. Everything unknown, missing or out of range is refused by
+file, field, value and rule.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.field_problem import FieldProblem
+from stageline_api.manifest_loader import refuse
+from stageline_api.spec_base import ShortText, SpecBase
+from stageline_api.strict_yaml import UnreadableYamlError, read_documents
+from stageline_api.validation_problems import problems_of
+from stageline_runtime.planning.devices import (
+    GPU_STEP_OVERHEAD_SECONDS,
+    PRESETS,
+    TEN_GIGABIT,
+    ComputeRate,
+    Device,
+    Hardware,
+    Link,
+)
+
+_FACTORS: Final = {"": 1.0} | {
+    letter + binary: (1024.0 if binary else 1000.0) ** power
+    for power, letter in enumerate("KMGTP", start=1)
+    for binary in ("", "i")
+}
+_AMOUNT: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([KMGTP]i?)?", re.ASCII)
+_LARGEST: Final = 1e18
+
+
+def _amount(value: Any) -> float:
+    """`80Gi`, `3.35T` or a plain number, between one and 1e18."""
+    amount = 0.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        amount = float(value) if abs(value) < _LARGEST else 0.0
+    elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) is not None:
+        amount = float(match[1]) * _FACTORS[match[2] or ""]
+    if not 1.0 <= amount <= _LARGEST:
+        raise ValueError('must be a number from 1 to 1E, or one with a suffix such as "80Gi" or "3.35T"')
+    return amount
+
+
+def _known_preset(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"must be one of {', '.join(PRESETS)}")
+    return name
+
+
+Amount = Annotated[float, BeforeValidator(_amount)]
+Seconds = Annotated[float, Field(ge=0, le=60, strict=False)]
+
+
+class ComputeRateEntry(SpecBase):
+    """Rates by dtype."""
+
+    float32: Amount
+    bfloat16: Amount
+
+
+class DeviceEntry(SpecBase):
+    """One entry of `stages`: a whole device, or a preset and what differs from it."""
+
+    preset: Annotated[str, AfterValidator(_known_preset)] | None = None
+    name: ShortText | None = None
+    memory_bytes: Amount | None = None
+    memory_bandwidth_bytes_per_second: Amount | None = None
+    flops_per_second: ComputeRateEntry | None = None
+    step_overhead_seconds: Seconds | None = None
+    host: ShortText | None = None
+
+    def missing_fields(self) -> list[str]:
+        """Fields that are neither given nor in a preset, as a file spells them."""
+        needed = {
+            "memoryBytes": self.memory_bytes,
+            "memoryBandwidthBytesPerSecond": self.memory_bandwidth_bytes_per_second,
+            "flopsPerSecond": self.flops_per_second,
+        }
+        return [] if self.preset is not None else [name for name, value in needed.items() if value is None]
+
+    def device(self) -> Device:
+        """The device, the preset's fields filled in; none may be missing."""
+        rate = self.flops_per_second
+        fields: dict[str, Any] = {
+            "name": self.name or self.preset or "custom",
+            "memory_bytes": None if self.memory_bytes is None else int(self.memory_bytes),
+            "memory_bandwidth_bytes_per_second": self.memory_bandwidth_bytes_per_second,
+            "flops_per_second": None if rate is None else ComputeRate(float32=rate.float32, bfloat16=rate.bfloat16),
+            "step_overhead_seconds": self.step_overhead_seconds,
+            "host": self.host,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        if self.preset is not None:
+            return replace(PRESETS[self.preset], **given)
+        return Device(**({"step_overhead_seconds": GPU_STEP_OVERHEAD_SECONDS} | given))
+
+
+class LinkEntry(SpecBase):
+    """The link between stages."""
+
+    bandwidth_bytes_per_second: Amount = TEN_GIGABIT.bandwidth_bytes_per_second
+    latency_seconds: Seconds = TEN_GIGABIT.latency_seconds
+
+
+class DevicesFile(SpecBase):
+    """A devices file."""
+
+    stages: Annotated[tuple[DeviceEntry, ...], Field(strict=False, max_length=64)]
+    link: LinkEntry = LinkEntry()
+
+
+def read_hardware(path: Path, stage_count: int) -> Hardware:
+    """The devices of a file, one for each stage.
+
+    Raises:
+        UserError: exit status 2, one line for each problem: file, field, value and rule.
+    """
+    parsed = _parse(path)
+    refuse([problem.placed(str(path), None) for problem in _problems(parsed, stage_count)])
+    devices = tuple(entry.device() for entry in parsed.stages)
+    return Hardware(
+        devices=devices * (stage_count // len(devices)),
+        link=Link(
+            bandwidth_bytes_per_second=parsed.link.bandwidth_bytes_per_second,
+            latency_seconds=parsed.link.latency_seconds,
+        ),
+    )
+
+
+def _parse(path: Path) -> DevicesFile:
+    try:
+        documents = [document for _, document in read_documents(path)]
+    except UnreadableYamlError as error:
+        raise UserError(f"{path}: {error}", USAGE_EXIT_CODE) from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise UserError(f"{path}: must hold one mapping, with stages and link", USAGE_EXIT_CODE)
+    try:
+        return DevicesFile.model_validate(documents[0])
+    except ValidationError as error:
+        lines = [str(problem.placed(str(path), None)) for problem in problems_of(error, DevicesFile)]
+        raise UserError("\n".join(lines), USAGE_EXIT_CODE) from None
+
+
+def _problems(parsed: DevicesFile, stage_count: int) -> list[FieldProblem]:
+    """What is wrong between well-formed fields."""
+    count = len(parsed.stages)
+    if count not in (1, stage_count):
+        entries = "1 entry" if stage_count == 1 else f"1 entry or {stage_count}, one for each stage of the pipeline"
+        return [FieldProblem(path="stages", value=f"a list of {count}", rule=f"must have {entries}")]
+    return [
+        FieldProblem(path=f"stages[{index}].{name}", rule="is required where there is no preset")
+        for index, entry in enumerate(parsed.stages)
+        for name in entry.missing_fields()
+    ]

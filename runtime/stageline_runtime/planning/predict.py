@@ -1,0 +1,204 @@
+"""What a cut will do on given devices: memory, step times, bubble and tokens per second of steady decode. Pure.
+
+A model of the hardware, not a measurement: it knows peaks and bytes, not kernels. Its formulas are in the docstrings.
+It assumes decode at full cohorts, every sequence at the same context, and steps that take the same time each round.
+"""
+
+from dataclasses import dataclass
+
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.planning.devices import Device, Hardware, Link
+from stageline_runtime.planning.memory import CutMemory, StageRoom, end_parameters, layer_parameters, matrix_parameters
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+_LOGIT_BYTES = 4
+_TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is asked of the group."""
+
+    dtype: str
+    """`float32` or `bfloat16`."""
+    max_model_len: int
+    num_sequences: int
+    """Sequences decoded at once, over all cohorts; fewer where the cache doesn't hold them."""
+    context_tokens: int
+    """Tokens that each sequence has in the cache."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one number."""
+        return ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """One stage of the cut."""
+
+    stage: int
+    device: str
+    layers: LayerRange
+    weight_bytes: int
+    usable_bytes: int
+    """What the stages of its host may take together."""
+    missing_bytes: int
+    """What its host lacks for the weights and the smallest cache of all its stages; 0 when they fit."""
+    kv_capacity_tokens: int
+    """Tokens whose keys and values its host holds beside the weights."""
+    step_seconds: float
+    bubble: float
+    """Share of the time in which this stage does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The whole group."""
+
+    stages: tuple[StagePrediction, ...]
+    admitted_sequences: int
+    """At most `num_sequences`; 0 when a stage can't hold its part."""
+    rows_per_step: int
+    """Sequences of one cohort, for which the step times are; of the asked-for ones when nothing fits."""
+    loop_seconds: float
+    """Latency of the token loop outside the stages: all hops and the feedback."""
+    round_seconds: float
+    """From one step of a cohort to its next: the time per output token."""
+    imbalance_bubble: float
+    """What uneven stages cost alone."""
+    loop_bubble: float
+    """What the token loop's latency costs alone."""
+    bubble: float
+    """Mean over the stages, of both together."""
+    tokens_per_second: float | None
+    """None when a stage can't hold its part."""
+
+
+def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> CutMemory:
+    """The devices' memory as the cut and the cache are held against it; a device without a host is its own."""
+    rooms = tuple(
+        StageRoom(host=device.host or f"device of stage {stage}", available_bytes=device.memory_bytes)
+        for stage, device in enumerate(hardware.devices)
+    )
+    return CutMemory(
+        config=config, rooms=rooms, max_model_len=workload.max_model_len, element_bytes=workload.element_bytes
+    )
+
+
+def predict(config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware, workload: Workload) -> Prediction:
+    """Predict steady decode of `cut` on `hardware`.
+
+    With step times t of P stages, loop latency L and k busy cohorts (P of them, fewer with fewer sequences) one round
+    takes max(k * max(t), sum(t) + L): either the slowest stage is never idle, or each cohort goes round as fast as the
+    loop lets it. The bubble is what the stages don't fill of it, 1 - k * sum(t) / (P * round); for k = P and equal
+    stages that is L / (P * t + L), and for L = 0 it is 1 - mean(t) / max(t).
+    """
+    stage_count = len(cut)
+    memory = cut_memory(config, hardware, workload)
+    capacities = _capacities(memory, cut)
+    admitted = _admitted(capacities, workload, stage_count)
+    rows = -(-(admitted or workload.num_sequences) // stage_count)
+    times = [
+        step_seconds(config, layers, device, workload, rows, is_first=stage == 0, is_last=stage == stage_count - 1)
+        for stage, (layers, device) in enumerate(zip(cut, hardware.devices, strict=True))
+    ]
+    loop = loop_seconds(config, hardware.link, workload.element_bytes, rows, stage_count)
+    busy_cohorts = min(stage_count, admitted or workload.num_sequences)
+    total, slowest = sum(times), max(times)
+    round_seconds = max(busy_cohorts * slowest, total + loop)
+    bubbles = [1.0 - busy_cohorts * time / round_seconds for time in times]
+    return Prediction(
+        stages=_stages(memory, cut, hardware, capacities, times, bubbles),
+        admitted_sequences=admitted,
+        rows_per_step=rows,
+        loop_seconds=loop,
+        round_seconds=round_seconds,
+        imbalance_bubble=1.0 - total / (stage_count * slowest),
+        loop_bubble=loop / (total + loop),
+        bubble=sum(bubbles) / stage_count,
+        tokens_per_second=admitted / round_seconds if admitted else None,
+    )
+
+
+def step_seconds(
+    config: ModelConfig,
+    layers: LayerRange,
+    device: Device,
+    workload: Workload,
+    rows: int,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> float:
+    """Time of one decode step of `rows` sequences: the roofline plus the device's fixed overhead.
+
+    max(bytes read / memory bandwidth, floating-point operations / compute rate): Williams, Waterman and Patterson,
+    "Roofline", Communications of the ACM 52(4), 2009. Bytes: the weights once (of the embedding only the rows' own
+    vectors), each row's keys and values, and on the last stage the float32 logits, written and read. Operations: two
+    per weight and row, and four per row, context token and element of all query heads (scores and weighted sum).
+    """
+    matrices = layers.count * matrix_parameters(config) + is_last * config.vocab_size * config.hidden_size
+    held = layers.count * layer_parameters(config) + end_parameters(config, is_first=False, is_last=is_last)
+    read = workload.element_bytes * (held + is_first * rows * config.hidden_size)
+    read += rows * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
+    read += is_last * 2 * rows * config.vocab_size * _LOGIT_BYTES
+    attention = 4 * workload.context_tokens * config.num_heads * config.head_dim * layers.count
+    operations = rows * (2 * matrices + attention)
+    rate = device.flops_per_second.float32 if workload.dtype == "float32" else device.flops_per_second.bfloat16
+    return max(read / device.memory_bandwidth_bytes_per_second, operations / rate) + device.step_overhead_seconds
+
+
+def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int, stage_count: int) -> float:
+    """Latency of the token loop outside the stages: P - 1 hops of hidden `[rows, hidden_size]`, one of the tokens."""
+    if stage_count == 1:
+        return 0.0
+    hop = link.latency_seconds + rows * config.hidden_size * element_bytes / link.bandwidth_bytes_per_second
+    feedback = link.latency_seconds + rows * _TOKEN_BYTES / link.bandwidth_bytes_per_second
+    return (stage_count - 1) * hop + feedback
+
+
+def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
+    """Tokens that each stage's host holds in the cache, in stage order."""
+    capacities = [0] * len(cut)
+    for stages in memory.stages_of_hosts().values():
+        num_layers = sum(cut[stage].count for stage in stages)
+        per_token = memory.config.kv_bytes_per_token(num_layers, memory.element_bytes)
+        free = memory.usable_bytes_of(stages) - sum(memory.weight_bytes(stage, cut[stage].count) for stage in stages)
+        for stage in stages:
+            capacities[stage] = max(0, free // per_token)
+    return capacities
+
+
+def _admitted(capacities: list[int], workload: Workload, stage_count: int) -> int:
+    """Sequences at once, as the engine sizes its cache: whole slots of `max_model_len`, equally many per cohort."""
+    slots_per_cohort = min(capacities) // (workload.max_model_len * stage_count)
+    return min(workload.num_sequences, slots_per_cohort * stage_count)
+
+
+def _stages(
+    memory: CutMemory,
+    cut: tuple[LayerRange, ...],
+    hardware: Hardware,
+    capacities: list[int],
+    times: list[float],
+    bubbles: list[float],
+) -> tuple[StagePrediction, ...]:
+    missing = {stage: lacking for stages, lacking in memory.shortages([one.count for one in cut]) for stage in stages}
+    usable = {stage: memory.usable_bytes_of(stages) for stages in memory.stages_of_hosts().values() for stage in stages}
+    return tuple(
+        StagePrediction(
+            stage=stage,
+            device=hardware.devices[stage].name,
+            layers=layers,
+            weight_bytes=memory.weight_bytes(stage, layers.count),
+            usable_bytes=usable[stage],
+            missing_bytes=missing.get(stage, 0),
+            kv_capacity_tokens=capacities[stage],
+            step_seconds=times[stage],
+            bubble=bubbles[stage],
+        )
+        for stage, layers in enumerate(cut)
+    )
