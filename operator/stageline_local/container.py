@@ -19,6 +19,7 @@ from stageline_local import child_exec
 from stageline_local.pod_status import Terminated
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
+LOG_FALLBACK_LIMIT_BYTES: Final = 2048
 _FALLBACK_DIR: Final = "/"
 
 
@@ -31,6 +32,8 @@ class ContainerCommand:
     working_dir: Path | None
     log_file: Path
     termination_file: Path
+    falls_back_to_logs: bool = False
+    """Whether the end of the log stands in for last words when the container failed without any."""
 
 
 class ContainerProcess:
@@ -79,7 +82,9 @@ class ContainerProcess:
         self._signal_group(signal.SIGKILL)
         exit_code = 128 - status if status < 0 else status
         reason = "Completed" if exit_code == 0 else "Error"
-        message = read_termination_message(self._command.termination_file) or self._node_message
+        message = tail_of(self._command.termination_file, TERMINATION_MESSAGE_LIMIT_BYTES) or self._node_message
+        if not message and exit_code != 0 and self._command.falls_back_to_logs:
+            message = tail_of(self._command.log_file, LOG_FALLBACK_LIMIT_BYTES)
         return Terminated(exit_code, max(0, -status), reason, message, self.started_at, finished_at)
 
     async def stop(self, grace_seconds: float, node_message: str = "") -> None:
@@ -128,12 +133,12 @@ class ContainerProcess:
                 await process.wait()
 
 
-def read_termination_message(path: Path) -> str:
-    """The last `TERMINATION_MESSAGE_LIMIT_BYTES` of the file as text; empty when there is none."""
+def tail_of(path: Path, limit_bytes: int) -> str:
+    """The last `limit_bytes` of the file as text; empty when there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TERMINATION_MESSAGE_LIMIT_BYTES))
+            file.seek(max(0, file.tell() - limit_bytes))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

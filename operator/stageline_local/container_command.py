@@ -46,6 +46,7 @@ def build_command(
         working_dir=Path(rewriter.rewrite(working_dir)) if working_dir else pod_dir,
         log_file=setting.logs_dir / pod_name / f"{name}.log",
         termination_file=termination_file,
+        falls_back_to_logs=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
     )
 
 

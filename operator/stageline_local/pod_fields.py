@@ -162,9 +162,8 @@ def _container_problems(where: str, container: Mapping[str, Any], volume_names: 
     yield from _unknown(where, container, _CONTAINER)
     if not container.get("command"):
         yield f"{where}.command: must be given; this node can't read an image's entry point"
-    yield from _must_be(
-        f"{where}.terminationMessagePolicy", container.get("terminationMessagePolicy", "File"), ["File"]
-    )
+    policy = container.get("terminationMessagePolicy", "File")
+    yield from _must_be(f"{where}.terminationMessagePolicy", policy, ["File", "FallbackToLogsOnError"])
     yield from _unknown(f"{where}.securityContext", container.get("securityContext", {}), _CONTAINER_SECURITY)
     yield from _unknown(f"{where}.resources", container.get("resources", {}), {"requests", "limits"})
     for amount in ("requests", "limits"):

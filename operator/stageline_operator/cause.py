@@ -18,6 +18,7 @@ from stageline_operator.observed_pod import ContainerEnd
 
 SETTLE_SECONDS: Final = 2.0
 _ENGINE: Final = "engine"
+_LONGEST_DETAIL: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ def classify(end: ContainerEnd) -> Failure:
     if last_words is not None:
         return Failure(end, last_words.failure_class, last_words.peer, last_words.detail)
     failure_class, detail = _seen_from_outside(end)
-    return Failure(end, failure_class, None, end.message.strip() or detail)
+    last_line = _last_line(end.message)
+    if failure_class is FailureClass.KILLED and last_line:
+        return Failure(end, failure_class, None, f"{detail}; last words: {last_line}")
+    return Failure(end, failure_class, None, last_line or detail)
 
 
 def _last_words(text: str) -> TerminationMessage | None:
@@ -98,6 +102,12 @@ def _last_words(text: str) -> TerminationMessage | None:
         return TerminationMessage.model_validate_json(text)
     except ValidationError:
         return None
+
+
+def _last_line(text: str) -> str:
+    """The last line that says something: what is left of a log tells its end there."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_DETAIL] if lines else ""
 
 
 def _seen_from_outside(end: ContainerEnd) -> tuple[FailureClass, str]:

@@ -51,6 +51,7 @@ class SessionFixture:
         self.stop = asyncio.Event()
         self.events: list[str] = []
         self.pids: set[int] = set()
+        self.serving: asyncio.Task[None] | None = None
         self.session = LocalSession(
             tiny_model(None, False, **{"model": model, "timeouts": {"drainSeconds": 5}} | spec),
             self.options,
@@ -74,7 +75,7 @@ class SessionFixture:
     async def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (self.serving is not None and self.serving.done()):
                 logs = {str(path): path.read_text()[-2000:] for path in self.options.state_dir.glob("logs/*/*.log")}
                 shown = [self.session.status.to_manifest(), self.session.node.pods(), self.events, logs]
                 raise AssertionError(json.dumps(shown, indent=1))
@@ -87,7 +88,7 @@ def in_session(directory: Path, body: Callable[[SessionFixture], Awaitable[None]
 
     async def _run() -> SessionFixture:
         fixture = SessionFixture(directory, **spec)
-        serving = asyncio.create_task(fixture.session.run(fixture.stop))
+        serving = fixture.serving = asyncio.create_task(fixture.session.run(fixture.stop))
         try:
             await body(fixture)
         finally:

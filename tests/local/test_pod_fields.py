@@ -67,7 +67,7 @@ def test_a_plain_pod_is_honoured() -> None:
             id="https",
         ),
         pytest.param(
-            pod({"terminationMessagePolicy": "FallbackToLogsOnError"}),
+            pod({"terminationMessagePolicy": "Sometimes"}),
             "spec.containers[0].terminationMessagePolicy",
             id="policy",
         ),

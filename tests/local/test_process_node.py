@@ -79,6 +79,19 @@ def test_last_words_and_exit_status_are_read_back(tmp_path: Path) -> None:
     on_node(tmp_path, body)
 
 
+@pytest.mark.parametrize(("exit_code", "words"), [(1, "first\nthe end\n"), (0, "")])
+def test_the_end_of_the_log_stands_in_for_last_words_of_a_failure(tmp_path: Path, exit_code: int, words: str) -> None:
+    container = python_container(
+        f"print('first'); print('the end'); sys.exit({exit_code})", terminationMessagePolicy="FallbackToLogsOnError"
+    )
+
+    async def body(fixture: NodeFixture) -> None:
+        fixture.node.create_pod(pod_of(container))
+        assert (await fixture.until_ended())["message"] == words
+
+    on_node(tmp_path, body)
+
+
 def test_environment_comes_from_fields_references_and_expansion(tmp_path: Path) -> None:
     environment = [
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

@@ -72,6 +72,8 @@ def test_nothing_failed_has_no_cause() -> None:
     [
         pytest.param(end(0, 65), "ModelLoad", "ended with exit status 65 without a message", id="code-only"),
         pytest.param(end(0, 3, "last line"), "Internal", "last line", id="plain-text"),
+        pytest.param(end(0, 3, "log line\n  the end \n"), "Internal", "the end", id="end-of-a-log"),
+        pytest.param(end(0, 137, "a\nb"), "Killed", "killed by SIGKILL; last words: b", id="killed-with-a-log"),
         pytest.param(end(0, 143), "Killed", "killed by SIGTERM", id="signal"),
         pytest.param(end(0, 192), "Killed", "killed by SIGRTMAX", id="realtime-signal"),
         pytest.param(end(0, 255), "Killed", "killed by signal 127", id="no-such-signal"),

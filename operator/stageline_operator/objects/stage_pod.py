@@ -87,7 +87,7 @@ def _container(model: PipelineModel, command: str, default_image: str) -> dict[s
         "image": model.spec.template.image or default_image,
         "command": ["stageline", command],
         "terminationMessagePath": TERMINATION_PATH,
-        "terminationMessagePolicy": "File",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
