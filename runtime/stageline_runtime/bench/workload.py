@@ -1,7 +1,7 @@
 """What is asked of an engine: prompts as token ids, drawn from a seed, so that every engine gets the same ones."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LOWEST_TOKEN_ID = 100
 """Ids below are special tokens in the vocabularies used here."""
@@ -22,6 +22,10 @@ class Workload:
         draw = random.Random(f"{self.seed}/{self.requests}/{self.input_tokens}")
         lowest = min(LOWEST_TOKEN_ID, vocab_size - 1)
         return [[draw.randrange(lowest, vocab_size) for _ in range(self.input_tokens)] for _ in range(self.requests)]
+
+    def with_seed(self, seed: int) -> "Workload":
+        """The same sizes, other prompts."""
+        return replace(self, seed=seed)
 
     @property
     def total_output_tokens(self) -> int:
