@@ -1,0 +1,212 @@
+"""The main job as a person does it: `stageline up examples/smollm2.yaml`, then the README's own snippets against it.
+
+One real SmolLM2 over two real stage processes behind the real gateway; the tests share it and run in order of the file.
+"""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving_command import ServingCommand, descendants, kill, run_stageline, serving, wait_gone
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "smollm2.yaml"
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def served(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCommand]:
+    with serving(EXAMPLE, tmp_path_factory.mktemp("up"), smollm2_dir.parent) as command:
+        command.wait_serving()
+        yield command
+
+
+@pytest.fixture
+def client(served: ServingCommand) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def readme_block(language: str, containing: str) -> str:
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    return str(next(block for block in blocks if containing in block))
+
+
+def test_it_says_where_it_serves_and_how_to_ask(served: ServingCommand) -> None:
+    served.wait_for(served.url)
+    output = served.output()
+    assert "curl " in output, output
+    assert "from openai import OpenAI" in output, output
+
+
+def test_the_capital_of_france_is_paris(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2", messages=[{"role": "user", "content": QUESTION}], temperature=0
+    )
+    assert "Paris" in (answer.choices[0].message.content or ""), answer
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 10
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_comes_in_pieces_and_equals_the_whole_answer(client: openai.OpenAI) -> None:
+    request = {"model": "smollm2", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    whole = client.chat.completions.create(**request).choices[0].message.content  # type: ignore[call-overload]
+    stream = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **request)  # type: ignore[call-overload]
+    chunks = list(stream)
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert "".join(pieces) == whole
+    assert len(pieces) > 3, pieces
+    assert chunks[-1].usage.completion_tokens > 3
+
+
+def test_the_readmes_python_snippet_runs_as_it_stands(served: ServingCommand) -> None:
+    snippet = readme_block("python", "OpenAI").replace("127.0.0.1:8080", f"127.0.0.1:{served.port}")
+    result = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: apt-get install curl")
+def test_the_readmes_curl_line_runs_as_it_stands(served: ServingCommand) -> None:
+    line = readme_block("sh", "curl ").replace("127.0.0.1:8080", f"127.0.0.1:{served.port}")
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+
+
+def test_every_stage_exports_seconds_that_sum_to_wall(served: ServingCommand, client: openai.OpenAI) -> None:
+    client.completions.create(model="smollm2", prompt="Once upon a time", max_tokens=32, temperature=0)
+    addresses = sorted(set(re.findall(r"127\.\d+\.\d+\.\d+", "\n".join(environment_of(served)))))
+    stages = [address for address in addresses if reachable(f"http://{address}:9100/metrics")]
+    assert len(stages) == 2, addresses
+    for address in stages:
+        seconds = dict.fromkeys(("busy", "wait", "idle", "wall"), 0.0)
+        text = httpx.get(f"http://{address}:9100/metrics").text
+        for family in text_string_to_metric_families(text):
+            for state in seconds:
+                if family.name == f"stageline_stage_{state}_seconds":
+                    seconds[state] += sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
+        spent = seconds["busy"] + seconds["wait"] + seconds["idle"]
+        assert seconds["busy"] > 0, text
+        assert spent == pytest.approx(seconds["wall"], rel=0.01), seconds
+
+
+def test_the_gateway_exports_the_times_a_user_feels(served: ServingCommand) -> None:
+    names = {family.name for family in text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text)}
+    expected = {
+        "stageline_time_to_first_token_seconds",
+        "stageline_request_time_per_output_token_seconds",
+        "stageline_inter_token_latency_seconds",
+        "stageline_e2e_request_latency_seconds",
+    }
+    assert expected <= names, names
+
+
+def test_a_killed_stage_is_named_and_the_group_comes_back(served: ServingCommand, client: openai.OpenAI) -> None:
+    failures: list[BaseException] = []
+
+    def read_until_the_end() -> None:
+        try:
+            stream = client.completions.create(
+                model="smollm2",
+                prompt="Count to a thousand: 1 2 3",
+                max_tokens=1500,
+                stream=True,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            list(stream)
+        except openai.APIError as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read_until_the_end)
+    reader.start()
+    before = len(served.output())
+    victims = served.stage_pids()
+    assert len(victims) == 2, served.output()
+    time.sleep(1.0)  # long enough to be in the middle of the answer; the test holds wherever it is
+    kill(victims[-1])
+    reader.join(timeout=60)
+    assert not reader.is_alive()
+    assert failures, "the stream ended as if nothing had happened"
+    served.wait_for("Killed", 60, after=before)
+    assert re.search(r"stage [01]", served.output()[before:]), served.output()[before:]
+    served.wait_for(") is ready", 90, after=before)
+    served.wait_serving(30)
+    answer = client.chat.completions.create(
+        model="smollm2", messages=[{"role": "user", "content": QUESTION}], temperature=0
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+
+
+def test_ctrl_c_leaves_no_process_and_no_port_behind(served: ServingCommand) -> None:
+    children = descendants(served.process.pid)
+    assert len(children) >= 4, children  # two stages, an engine, a gateway
+    assert served.end(signal.SIGINT) == 0, served.output()
+    wait_gone(children)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{served.url}/healthz", timeout=2.0)
+    assert "Traceback" not in served.output()
+
+
+def test_detach_serves_in_the_background_until_down(smollm2_dir: Path, tmp_path: Path) -> None:
+    from serving_command import free_port
+
+    port = free_port()
+    state = str(tmp_path / "state")
+    cache = str(smollm2_dir.parent)
+    up = run_stageline("up", str(EXAMPLE), "--detach", "--port", str(port), "--state-dir", state, "--cache", cache)
+    try:
+        assert up.returncode == 0, up.stderr
+        assert "stageline down" in up.stdout + up.stderr
+        models = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()
+        assert [model["id"] for model in models["data"]] == ["smollm2"]
+        again = run_stageline("up", str(EXAMPLE), "--state-dir", state, "--cache", cache)
+        assert again.returncode != 0
+        assert "Traceback" not in again.stderr
+    finally:
+        down = run_stageline("down", str(EXAMPLE), "--state-dir", state)
+    assert down.returncode == 0, down.stderr
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2.0)
+    assert run_stageline("down", "--state-dir", state).returncode == 0
+
+
+def test_once_prints_the_answer_and_nothing_else_on_stdout(smollm2_dir: Path, tmp_path: Path) -> None:
+    result = run_stageline(
+        "up", str(EXAMPLE), "--once", QUESTION, "--state-dir", str(tmp_path), "--cache", str(smollm2_dir.parent)
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert "Ready" not in result.stdout
+
+
+def environment_of(served: ServingCommand) -> list[str]:
+    """Environment and command lines of the children: where the stages' addresses stand."""
+    texts = []
+    for pid in descendants(served.process.pid):
+        try:
+            texts.append(Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    return texts
+
+
+def reachable(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0).status_code == 200
+    except httpx.TransportError:
+        return False
