@@ -25,6 +25,9 @@ COMMANDS: Final = {
         extra="runtime,prepare,gateway",
     ),
     "down": LazyCommand(target="stageline_cli.down:down", help="End what `up --detach` started."),
+    "trace": LazyCommand(
+        target="stageline_cli.trace:trace", help="Write a timeline of all stages of a running group, for Perfetto."
+    ),
     "validate": LazyCommand(
         target="stageline_cli.validate:validate", help="Check PipelineModel files; exit status 2 when one is refused."
     ),

@@ -1,0 +1,127 @@
+"""`stageline trace`: what every stage of a running group does with its time, for Perfetto and as a picture."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+import httpx
+from pydantic import ValidationError
+
+from stageline_api.endpoints import Endpoints
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_local.instance import default_state_root, read_record
+from stageline_runtime.trace.collect import collect
+from stageline_runtime.trace.lanes import StageTimeline, Window, common_window
+from stageline_runtime.trace.perfetto import perfetto_json
+from stageline_runtime.trace.picture import busiest_window, draw_timeline
+from stageline_runtime.trace.summary import summarize, summary_lines
+
+_ENDPOINTS_FILE: Final = "endpoints.json"
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--engine-url", help="Engine of the group, instead of NAME: http://<stage 0>:8000.")
+@click.option("--group", type=click.IntRange(min=0), help="Which group of NAME. Default: the first that is ready.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="How long to watch; 0 takes what the stages still hold of the past (their last 4096 plans).",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("trace.json"),
+    show_default=True,
+    help="The trace, for ui.perfetto.dev or chrome://tracing.",
+)
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Also draw an SVG into this file.")
+@click.option(
+    "--picture-plans", type=click.IntRange(min=1), default=24, show_default=True, help="Plans that the picture shows."
+)
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), help="As given to `up`. Default: ~/.local/state/stageline."
+)
+def trace(
+    name: str | None,
+    engine_url: str | None,
+    group: int | None,
+    seconds: float,
+    output: Path,
+    picture: Path | None,
+    picture_plans: int,
+    state_dir: Path | None,
+) -> None:
+    """Trace the stages of the model NAME that `stageline up` serves (the only one that is up by default)."""
+    if picture is not None and picture.suffix.lower() != ".svg":
+        raise UserError(f"--picture {picture}: pictures are SVG, so the file's name must end in .svg", USAGE_EXIT_CODE)
+    url = engine_url.rstrip("/") if engine_url else _local_engine(state_dir or default_state_root(), name, group)
+    # A proxy of the environment is not meant for stages, whatever address they have.
+    with httpx.Client(trust_env=False) as http:
+        served, timelines, begin = collect(http, url, seconds)
+    window = common_window(timelines)
+    if begin is not None:
+        window = Window(begin=min(max(window.begin, begin), window.end), end=window.end)
+    title = f"{served.served_name}, {served.stage_count} stages, incarnation {served.incarnation}"
+    for line in summary_lines(summarize(timelines, window), window):
+        click.echo(line)
+    for one in timelines:
+        _say_limits(one)
+    _write(output, perfetto_json(timelines, window, title=title))
+    click.echo(f"{output}: open it at https://ui.perfetto.dev")
+    if picture is not None:
+        part = busiest_window(timelines, window, plans=picture_plans)
+        _write(picture, draw_timeline(timelines, part, title=title))
+        click.echo(f"{picture}: {part.seconds * 1e3:.1f} ms of it, drawn")
+
+
+def _say_limits(one: StageTimeline) -> None:
+    if one.missed_steps:
+        click.echo(f"stage {one.stage}: {one.missed_steps} plans were overwritten before they were read", err=True)
+    if one.error_nanoseconds:
+        click.echo(f"stage {one.stage}: its clock is known to within {one.error_nanoseconds / 1e6:.3f} ms")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} can't be written: {error.strerror}") from error
+
+
+def _local_engine(state_root: Path, name: str | None, group: int | None) -> str:
+    """URL of a local group's engine; raises UserError when nothing fits."""
+    running = _running(state_root)
+    if name is None and len(running) > 1:
+        raise UserError(f"several models are up ({', '.join(running)}): name one", USAGE_EXIT_CODE)
+    chosen = name if name is not None else next(iter(running), None)
+    if chosen is None or chosen not in running:
+        what = "nothing is up" if chosen is None else f"{chosen} is not up"
+        raise UserError(f"{what} in {state_root}; start it with `stageline up`, or give --engine-url", USAGE_EXIT_CODE)
+    groups = _endpoints(running[chosen]).groups
+    for one in groups:
+        if one.ready if group is None else one.group == group:
+            if one.url:
+                return one.url
+            raise UserError(f"group {one.group} of {chosen} has no engine now: {one.message}")
+    which = "no group is ready" if group is None else f"there is no group {group}"
+    reasons = "".join(f"; group {one.group}: {one.message}" for one in groups if one.message)
+    raise UserError(f"{chosen}: {which}{reasons}")
+
+
+def _running(state_root: Path) -> dict[str, Path]:
+    """State directories of the models whose very process still runs, by name."""
+    if not state_root.is_dir():
+        return {}
+    records = {directory: read_record(directory) for directory in sorted(state_root.iterdir())}
+    return {record.name: directory for directory, record in records.items() if record and record.is_running()}
+
+
+def _endpoints(directory: Path) -> Endpoints:
+    path = directory / _ENDPOINTS_FILE
+    try:
+        return Endpoints.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{path} can't be read: {type(error).__name__}") from error
