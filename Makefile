@@ -8,6 +8,8 @@ MODEL ?= examples/smollm2.yaml
 SOURCES := operator runtime tests
 CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stageline_api charts/stageline)
 PRINT_REFERENCE := from stageline_api.field_reference import *; print(render_field_reference(), end="")
+BENCH := $(PY) -m stageline_runtime.bench
+BENCH_PAGE := --page docs/benchmarks.md
 export PYTHON
 
 .PHONY: help
@@ -53,6 +55,17 @@ lock: setup ## Write constraints.txt from what .venv holds
 clean: ## Remove the environment and every cache (downloaded models stay)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find operator runtime tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+## Measure it (on a quiet machine)
+
+.PHONY: bench
+bench: setup ## The pipeline against its ceiling, and its bubble with paced stages (ARGS="…" go to the former)
+	@$(BENCH) paced $(BENCH_PAGE)
+	@$(BENCH) pipeline $(BENCH_PAGE) $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: setup ## Stageline against vLLM on the same prompts; makes .bench-venv once (ARGS="…")
+	@$(BENCH) peers $(BENCH_PAGE) $(ARGS)
 
 ## The parts of make check
 

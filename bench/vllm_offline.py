@@ -13,6 +13,7 @@ import time
 
 
 def main() -> None:
+    """Answer orders until the input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
     parser.add_argument("--stages", type=int, default=1, help="pipeline_parallel_size")
@@ -41,7 +42,7 @@ def main() -> None:
         enable_prefix_caching=False,
         **options,
     )
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - standard output is this program's answer
     for line in sys.stdin:
         order = json.loads(line)
         sampling = SamplingParams(temperature=0.0, max_tokens=order["output_tokens"], ignore_eos=True)
@@ -50,7 +51,7 @@ def main() -> None:
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - begin
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        print(json.dumps({"seconds": seconds, "output_tokens": tokens}), flush=True)
+        print(json.dumps({"seconds": seconds, "output_tokens": tokens}), flush=True)  # noqa: T201 - standard output is this program's answer
 
 
 if __name__ == "__main__":

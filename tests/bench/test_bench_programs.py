@@ -1,0 +1,183 @@
+"""The benchmark programs on tiny models: they measure real groups, write well-formed results, leave nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stageline_runtime.bench.results import Result
+from tiny_models import write_tiny_llama
+
+BENCH = (sys.executable, "-m", "stageline_runtime.bench")
+CORES = sorted(os.sched_getaffinity(0))
+DEADLINE_SECONDS = 90.0
+PAGE = "# Figures\n\nProse.\n\n<!-- begin {0} -->\nold\n<!-- end {0} -->\n\nMore prose.\n"
+
+
+def two_cores() -> str:
+    """Two cores, or the one there is twice: nothing here depends on speed."""
+    return f"{CORES[0]},{CORES[1 % len(CORES)]}"
+
+
+def run_bench(tmp_path: Path, program: str, *options: str) -> Result:
+    """Run a program to its end; the result it wrote."""
+    results = tmp_path / "results"
+    done = subprocess.run(
+        [*BENCH, program, "--results", str(results), *options], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = results.glob(f"*-{program}.json")
+    return Result.model_validate_json(path.read_text())
+
+
+def processes_of(session_leader: int) -> list[str]:
+    """Command lines of live processes whose parent is `session_leader`."""
+    listed = subprocess.run(
+        ["ps", "-o", "args=", "--ppid", str(session_leader)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+def test_offline_reports_every_stage_and_its_states_tile_the_time(tmp_path: Path, tiny_model: Path) -> None:
+    result = run_bench(
+        tmp_path,
+        "offline",
+        *("--source", f"file://{tiny_model}", "--dtype", "float32", "--stage-cores", two_cores(), "--rounds", "2"),
+        *("--requests", "4", "--input-tokens", "8", "--output-tokens", "24", "--max-model-len", "64"),
+    )
+    assert len(result.rounds) == 2
+    for one in result.rounds:
+        assert one["tokens_per_second"] > 0
+        assert len(one["whole"]["stages"]) == 2
+        assert one["whole"]["clock_error"] < 0.01
+        assert 0 <= one["whole"]["bubble_ratio"] <= 1
+        # Two cohorts of 24 tokens each; a stage counts its last step after the engine has heard of it.
+        assert all(stage["steps"] >= 2 * 24 - 1 for stage in one["whole"]["stages"]), one["whole"]["stages"]
+
+
+def test_paced_stages_measure_a_bubble_and_fill_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format("paced"))
+    result = run_bench(
+        tmp_path,
+        "paced",
+        *("--stage-cores", two_cores(), "--requests", "4", "--output-tokens", "32", "--rounds", "1"),
+        *("--seconds-per-step", "0.005", "--page", str(page)),
+    )
+    (one,) = result.rounds
+    assert one["steady"] is not None
+    for stage in one["whole"]["stages"]:
+        assert sum(stage["busy"].values()) >= 2 * 32 * 0.005, "every step takes its pace"
+    text = page.read_text()
+    assert "steady decode" in text
+    assert "old" not in text
+    assert text.startswith("# Figures\n\nProse.")
+    assert text.endswith("More prose.\n")
+
+
+def test_pipeline_pairs_the_three_measurements(tmp_path: Path, tiny_model: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format("pipeline"))
+    result = run_bench(
+        tmp_path,
+        "pipeline",
+        *("--source", f"file://{tiny_model}", "--dtype", "float32", "--cores", two_cores(), "--page", str(page)),
+        *("--requests-per-core", "2", "--starts", "1", "--rounds", "2"),
+    )
+    assert len(result.rounds) == 2
+    for one in result.rounds:
+        assert one["ceiling_tokens_per_second"] > 0
+        assert len(one["ceiling"]) == 2
+        assert len(one["pipeline"]["whole"]["stages"]) == 2
+        assert len(one["alone"]["whole"]["stages"]) == 1
+    assert all(target.met is not None for target in result.targets)
+    assert "| P = 2 |" in page.read_text()
+
+
+def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
+    bench = subprocess.Popen(
+        [*BENCH, "paced", "--rounds", "1000", "--results", str(tmp_path), "--stage-cores", two_cores()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert bench.stdout is not None
+    try:
+        first_line = bench.stdout.readline()
+        assert first_line.startswith("paced 1/1000"), first_line
+        children = [int(line) for line in _children(bench.pid)]
+        assert len(children) == 3, processes_of(bench.pid)
+        bench.send_signal(signal.SIGINT)
+        assert bench.wait(timeout=30) == 130
+        assert "Traceback" not in bench.stdout.read()
+        assert not any(map(_alive, children))
+    finally:
+        bench.kill()
+        bench.wait()
+        bench.stdout.close()
+
+
+def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
+    bench = subprocess.Popen(
+        [*BENCH, "paced", "--rounds", "1000", "--results", str(tmp_path), "--stage-cores", two_cores()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert bench.stdout is not None
+    try:
+        bench.stdout.readline()
+        children = [int(line) for line in _children(bench.pid)]
+        assert len(children) == 3, processes_of(bench.pid)
+    finally:
+        bench.kill()
+        bench.wait()
+        bench.stdout.close()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while any(map(_alive, children)):
+        assert time.monotonic() < deadline, [pid for pid in children if _alive(pid)]
+        time.sleep(0.05)
+
+
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*BENCH, "offline", "--source", f"file://{tmp_path}/none", "--results", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "none" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_results_are_json_without_rounding_noise(tmp_path: Path) -> None:
+    result = run_bench(tmp_path, "paced", "--stage-cores", two_cores(), "--rounds", "1", "--output-tokens", "16")
+    text = next((tmp_path / "results").glob("*.json")).read_text()
+    assert json.loads(text)["program"] == "paced"
+    assert len(text) < 10_000
+    assert result.machine.cores == len(CORES)
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
