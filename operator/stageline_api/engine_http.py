@@ -47,6 +47,9 @@ class TokenPrompt(_Frozen):
 Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="kind")]
 
 
+MAX_TOP_LOGPROBS = 20
+
+
 class SamplingParams(_Frozen):
     """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing."""
 
@@ -65,6 +68,10 @@ class SamplingParams(_Frozen):
     """Token id -> added to its logit."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Drawn by the gateway when the client gives none; noise is keyed by (seed, choice, position)."""
+    choice: int = Field(default=0, ge=0, lt=2**31)
+    """Which of several answers to one prompt this is."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """How many of the likeliest tokens to report with each token; None reports no log probabilities."""
     max_tokens: int | None = Field(default=None, ge=1)
     """None allows as many as the context still holds."""
     stop: tuple[str, ...] = Field(default=(), max_length=16)
@@ -95,12 +102,30 @@ class Admitted(_Frozen):
     prompt_tokens: int
 
 
+class TopLogprob(_Frozen):
+    """A token that might have been sampled. `bytes` may be part of a character; control tokens give their name's."""
+
+    token_id: int
+    bytes: tuple[int, ...]
+    logprob: float
+    """Natural logarithm, under the model's distribution before bias, penalties, grammar and temperature."""
+
+
+class TokenLogprob(TopLogprob):
+    """A sampled token."""
+
+    top_logprobs: tuple[TopLogprob, ...]
+    """As many as were asked for, likeliest first; the sampled one need not be among them."""
+
+
 class Delta(_Frozen):
     """New output. `text` may lag behind `token_ids` while a character or a possible stop string is incomplete."""
 
     type: Literal["delta"] = "delta"
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of those tokens that show in the text (stop tokens don't), when the request asked for them."""
 
 
 class Finished(_Frozen):

@@ -6,7 +6,7 @@ engine's stream is closed before the answer is over, however it ends.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,14 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_api.engine_http import Admitted, Delta, Finished, TokenLogprob
 from stageline_gateway import sse
+from stageline_gateway.choices import ChoiceEvent
 from stageline_gateway.connection import Ending, run_while_connected
 from stageline_gateway.errors import ApiError, answer_broken
 from stageline_gateway.metrics import RequestMeter
 from stageline_gateway.responses import JsonAnswer, error_answer
 from stageline_gateway.translate import AnswerShape, Stamp, usage
-from stageline_gateway.upstream import StreamEvent
 
 CUT_OFF = "The gateway is shutting down and could not wait for the end of this answer."
 CLIENT_GONE_CODE = 499
@@ -31,12 +31,18 @@ CLIENT_GONE_CODE = 499
 class Exchange:
     """What an answer is made from."""
 
-    events: AsyncGenerator[StreamEvent, None]
-    shape: AnswerShape
+    events: AsyncGenerator[ChoiceEvent, None]
+    shapes: Sequence[AnswerShape]
+    """One for each choice."""
     stamp: Stamp
     meter: RequestMeter
     cut: asyncio.Event
+    with_logprobs: bool = False
     include_usage: bool = False
+
+    def logprobs_of(self, delta: Delta) -> Sequence[TokenLogprob] | None:
+        """What a piece reports of its tokens."""
+        return delta.logprobs if self.with_logprobs else None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -87,21 +93,29 @@ class WholeAnswer(Answer):
     """The answer as one JSON object."""
 
     async def _answer(self, send: Send) -> None:
-        pieces: list[str] = []
-        async for event in self.exchange.events:
-            self.exchange.meter.see(event)
+        exchange = self.exchange
+        deltas: list[list[Delta]] = [[] for _ in exchange.shapes]
+        ends: dict[int, Finished] = {}
+        async for choice, event in exchange.events:
+            exchange.meter.see(event, choice)
             match event:
-                case Delta(text=text):
-                    pieces.append(text)
+                case Delta():
+                    deltas[choice].append(event)
                 case Finished():
-                    await self._send_whole("".join(pieces), event, send)
+                    ends[choice] = event
                 case Admitted():
                     pass
+        choices = [self._choice(shape, deltas[index], ends[index]) for index, shape in enumerate(exchange.shapes)]
+        await self._send_whole(choices, usage(list(ends.values())), send)
 
-    async def _send_whole(self, text: str, end: Finished, send: Send) -> None:
+    def _choice(self, shape: AnswerShape, deltas: list[Delta], end: Finished) -> dict[str, Any]:
+        text = "".join(delta.text for delta in deltas)
+        logprobs = [one for delta in deltas for one in delta.logprobs] if self.exchange.with_logprobs else None
+        return shape.whole(text, logprobs, end.reason)
+
+    async def _send_whole(self, choices: list[dict[str, Any]], counts: dict[str, int], send: Send) -> None:
         exchange = self.exchange
-        body = exchange.stamp.envelope(exchange.shape.whole_kind, [exchange.shape.whole(text, end.reason)])
-        body["usage"] = usage(end.prompt_tokens, end.completion_tokens)
+        body = exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | {"usage": counts}
         answer = JsonAnswer(body, headers=exchange.headers)
         self.started = True
         await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
@@ -109,38 +123,45 @@ class WholeAnswer(Answer):
 
 
 class StreamedAnswer(Answer):
-    """The answer as server-sent events, one chunk per piece of text."""
+    """The answer as server-sent events, one chunk per piece of one choice's text."""
 
     async def _answer(self, send: Send) -> None:
-        async for event in self.exchange.events:
-            self.exchange.meter.see(event)
+        exchange = self.exchange
+        ends: list[Finished] = []
+        async for choice, event in exchange.events:
+            exchange.meter.see(event, choice)
+            shape = exchange.shapes[choice]
             match event:
                 case Admitted():
                     await self._open(send)
-                case Delta(text=text):
-                    if text:
-                        await self._send(sse.event(self._chunk(self.exchange.shape.piece(text))), send)
+                case Delta():
+                    # Log probabilities may come before their text, which waits for the rest of a character.
+                    if event.text or (exchange.with_logprobs and event.logprobs):
+                        piece = shape.piece(event.text, exchange.logprobs_of(event))
+                        await self._send(sse.event(self._chunk(piece)), send)
                 case Finished():
-                    await self._close(event, send)
+                    ends.append(event)
+                    await self._send(sse.event(self._chunk(shape.closing(event.reason))), send)
+        await self._close(ends, send)
 
     async def _open(self, send: Send) -> None:
         headers = [(k.encode(), v.encode()) for k, v in (sse.HEADERS | self.exchange.headers).items()]
         self.started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = self.exchange.shape.opening()
+        openings = [shape.opening() for shape in self.exchange.shapes]
+        chunks = b"".join(sse.event(self._chunk(opening)) for opening in openings if opening is not None)
         # Without an opening chunk a comment still tells the client that its request holds a place.
-        await self._send(b": admitted\n\n" if opening is None else sse.event(self._chunk(opening)), send)
+        await self._send(chunks or b": admitted\n\n", send)
 
-    async def _close(self, end: Finished, send: Send) -> None:
-        exchange = self.exchange
-        body = sse.event(self._chunk(exchange.shape.closing(end.reason)))
-        if exchange.include_usage:
-            counts = exchange.stamp.envelope(exchange.shape.chunk_kind, [])
-            body += sse.event(counts | {"usage": usage(end.prompt_tokens, end.completion_tokens)})
+    async def _close(self, ends: list[Finished], send: Send) -> None:
+        body = b""
+        if self.exchange.include_usage:
+            counts = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [])
+            body = sse.event(counts | {"usage": usage(ends)})
         await self._send(body + sse.DONE, send, more=False)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk = self.exchange.stamp.envelope(self.exchange.shape.chunk_kind, [choice])
+        chunk = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [choice])
         return chunk | {"usage": None} if self.exchange.include_usage else chunk
 
     async def _send(self, body: bytes, send: Send, more: bool = True) -> None:

@@ -74,16 +74,22 @@ class RequestMeter:
     first_token: float | None = None
     last_token: float = 0.0
     tokens: int = 0
+    choices: int = 1
+    """Choices not finished yet."""
 
-    def see(self, event: StreamEvent) -> None:
-        """Account for one event."""
+    def see(self, event: StreamEvent, choice: int = 0) -> None:
+        """Account for one event. Of several choices the first one's tokens are timed, and all are counted."""
         match event:
             case Admitted(prompt_tokens=prompt_tokens):
                 self.metrics.prompt_tokens.labels(self.model).inc(prompt_tokens)
+            case Delta(token_ids=token_ids) if choice:
+                self.metrics.generation_tokens.labels(self.model).inc(len(token_ids))
             case Delta(token_ids=token_ids) if token_ids:
                 self._new_tokens(len(token_ids), self.clock())
             case Finished():
-                self._finished(self.clock())
+                self.choices -= 1
+                if not self.choices:
+                    self._finished(self.clock())
             case _:
                 pass
 

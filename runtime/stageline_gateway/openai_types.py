@@ -9,12 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from stageline_api.engine_http import MAX_TOP_LOGPROBS
+
 INT32_MAX = 2**31 - 1
 """Token ids and counts travel as integers of fixed width behind the engine; this bounds them all."""
 UNION_TAGS = frozenset({"#text", "#list"})
 """Names of the members of unions; they show up in an error's location and are no part of a field's path."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's documented default of `max_tokens` for `/v1/completions`."""
+
+MAX_CHOICES = 128
+"""OpenAI's bound on `n`."""
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -117,6 +122,7 @@ class _Request(_Strict):
     logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] = Field(
         default_factory=dict
     )
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: int | None = None
     stop: Stop = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
@@ -133,6 +139,16 @@ class _Request(_Strict):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def limit_name(self) -> str:
+        """The field that bounds the answer's length, as the client wrote it."""
+        return "max_tokens"
+
+    @property
+    def asked_top_logprobs(self) -> int | None:
+        """How many alternatives to report with each token; None for no log probabilities."""
+        raise NotImplementedError
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Stop strings, however they were written."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -143,9 +159,27 @@ class ChatRequest(_Request):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def limit_name(self) -> str:
+        """`max_tokens` or its newer name."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def asked_top_logprobs(self) -> int | None:
+        """`logprobs` asks, `top_logprobs` says how many."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(_Request):
     """Body of `POST /v1/completions`."""
 
     prompt: CompletionPrompt
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def asked_top_logprobs(self) -> int | None:
+        """The one field says both."""
+        return self.logprobs

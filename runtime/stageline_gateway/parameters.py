@@ -1,7 +1,7 @@
 """OpenAI parameters whose meaning isn't built here: refused by name, unless the value asks for nothing.
 
-`n: 1` or `tools: []` say what a request without the field says, so clients that always send their defaults work. Any
-other value would be ignored silently, which is worse than a refusal. Null counts as absent.
+`best_of: 1` or `tools: []` say what a request without the field says, so clients that always send their defaults work.
+Any other value would be ignored silently, which is worse than a refusal. Null counts as absent.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from typing import Any, Final
 from stageline_gateway.errors import bad_value, shown
 
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "metadata": ({},),
     "store": (False,),
@@ -21,8 +20,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     _COMMON
     | {
-        "logprobs": (False,),
-        "top_logprobs": (),
         "tools": ([],),
         "tool_choice": ("none",),
         "parallel_tool_calls": (True, False),
@@ -40,9 +37,7 @@ CHAT_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 )
 """Chat parameter -> values that ask for nothing."""
 
-COMPLETION_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-    _COMMON | {"logprobs": (), "echo": (False,), "suffix": ()}
-)
+COMPLETION_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(_COMMON | {"echo": (False,), "suffix": ()})
 """Completion parameter -> values that ask for nothing."""
 
 

@@ -4,19 +4,23 @@ Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps 
 2**63-1), so equal seeds stay equal. A client that gives none gets one drawn by the caller.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from stageline_api.engine_http import (
     ChatMessage,
     ChatPrompt,
+    Finished,
     FinishReason,
     GenerateRequest,
     Prompt,
     SamplingParams,
     TextPrompt,
+    TokenLogprob,
     TokenPrompt,
 )
+from stageline_gateway.logprobs import CompletionLogprobs, chat_logprobs
 from stageline_gateway.openai_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 
 SEED_MASK: Final = 2**63 - 1
@@ -37,6 +41,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         stop=request.stops,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
+        top_logprobs=request.asked_top_logprobs,
     )
 
 
@@ -62,8 +67,10 @@ def completion_to_generate(request: CompletionRequest, request_id: str, drawn_se
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's token counts."""
+def usage(ends: Sequence[Finished]) -> dict[str, int]:
+    """OpenAI's token counts, from the ends of all choices: they share one prompt."""
+    prompt_tokens = ends[0].prompt_tokens
+    completion_tokens = sum(end.completion_tokens for end in ends)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -92,8 +99,12 @@ class Stamp:
         }
 
 
+Logprobs = Sequence[TokenLogprob] | None
+"""Of the tokens in a piece; None when the client didn't ask."""
+
+
 class AnswerShape(Protocol):
-    """How one of OpenAI's two APIs writes an answer."""
+    """How one of OpenAI's two APIs writes one choice of an answer."""
 
     chunk_kind: str
     whole_kind: str
@@ -101,62 +112,75 @@ class AnswerShape(Protocol):
     def opening(self) -> dict[str, Any] | None:
         """The choice of the first chunk, before any text; None when the API has no such chunk."""
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """The choice of a chunk with new text."""
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         """The choice of the chunk that says why the answer ended."""
 
-    def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
+    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
         """The choice of an answer given at once."""
 
 
-class ChatShape:
-    """`chat.completion` and its chunks."""
+ShapeOfChoice = Callable[[int], AnswerShape]
 
-    chunk_kind = "chat.completion.chunk"
-    whole_kind = "chat.completion"
+
+@dataclass(slots=True)
+class ChatShape:
+    """One choice of `chat.completion` and its chunks."""
+
+    index: int
+    chunk_kind: str = "chat.completion.chunk"
+    whole_kind: str = "chat.completion"
 
     def opening(self) -> dict[str, Any] | None:
         """A chunk that only says who speaks."""
-        return self._choice({"role": "assistant", "content": ""}, None)
+        return self._choice({"role": "assistant", "content": ""}, None, None)
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """New text."""
-        return self._choice({"content": text}, None)
+        return self._choice({"content": text}, logprobs, None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         """The end."""
-        return self._choice({}, reason.value)
+        return self._choice({}, None, reason.value)
 
-    def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
+    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
         """One message."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason.value}
+        choice = self._choice({}, logprobs, reason.value)
+        del choice["delta"]
+        return choice | {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    @staticmethod
-    def _choice(delta: dict[str, str], reason: str | None) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _choice(self, delta: dict[str, str], logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
+        written = None if logprobs is None else chat_logprobs(logprobs)
+        return {"index": self.index, "delta": delta, "logprobs": written, "finish_reason": reason}
 
 
+@dataclass(slots=True)
 class CompletionShape:
-    """`text_completion`, whole and in chunks."""
+    """One choice of `text_completion`, whole or in chunks."""
 
-    chunk_kind = "text_completion"
-    whole_kind = "text_completion"
+    index: int
+    chunk_kind: str = "text_completion"
+    whole_kind: str = "text_completion"
+    _logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
 
     def opening(self) -> dict[str, Any] | None:
         """Text completions open with their first text."""
         return None
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
         """New text."""
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+        return self._choice(text, logprobs, None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         """The end."""
-        return self.whole("", reason)
+        return self._choice("", None, reason.value)
 
-    def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
+    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
         """All the text."""
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason.value}
+        return self._choice(text, logprobs, reason.value)
+
+    def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
+        written = None if logprobs is None else self._logprobs.write(logprobs)
+        return {"index": self.index, "text": text, "logprobs": written, "finish_reason": reason}

@@ -62,6 +62,8 @@ def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
     _check_stream_options(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return request
 
 

@@ -36,12 +36,21 @@ class Loaded(_Message, frozen=True):
     memory_bytes: int
 
 
+class TokenLogprobs(_Message, frozen=True):
+    """Natural log probabilities under the raw logits: of the sampled token, and (token id, value) best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 class SampledRow(_Message, frozen=True):
     """One sampled token of one request."""
 
     slot: int
     generation: int
     token: int
+    logprobs: TokenLogprobs | None = None
+    """There when the request asked for them."""
 
 
 class StepDone(_Message, frozen=True):
@@ -121,6 +130,8 @@ class RowSampling(_Message, frozen=True):
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, addend), each id once."""
+    num_top_logprobs: int | None = None
+    """How many tokens to list with each sampled one; None asks for no log probabilities."""
     num_prompt_tokens: int = 0
     """The border between prompt and output: input tokens at this position and after count as generated."""
 

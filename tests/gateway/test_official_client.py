@@ -132,7 +132,7 @@ def test_errors_are_the_clients_own_classes(client: OpenAI, gateway: RunningGate
         ask("absent")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as many:
-        ask(n=2)
+        ask(n=0)
     assert many.value.param == "n"
     too_long = EngineError(code=ErrorCode.CONTEXT_LENGTH_EXCEEDED, message="9 tokens; the context holds 8")
     engine.script = lambda _: [Refuse(400, too_long)]

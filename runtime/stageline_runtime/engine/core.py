@@ -177,7 +177,7 @@ class EngineCore:
         self._generation_tokens_total += 1
         if stream is None:
             return
-        stream.events.put_nowait(TokenEvent((token.token,)))
+        stream.events.put_nowait(TokenEvent((token.token,), () if token.logprobs is None else (token.logprobs,)))
         if token.finished:
             reason = FinishReason.STOP if token.stopped else FinishReason.LENGTH
             stream.events.put_nowait(EndEvent(reason))
@@ -266,11 +266,12 @@ def _row_sampling(request: AdmittedRequest) -> RowSampling:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         seed=sampling.seed,
-        choice=0,
+        choice=sampling.choice,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
         logit_bias=tuple(sampling.logit_bias.items()),
+        num_top_logprobs=sampling.top_logprobs,
         num_prompt_tokens=len(request.prompt_token_ids),
     )

@@ -80,9 +80,9 @@ class EventStream(Response):
     def _take(self, event: CoreEvent) -> bool:
         """Handle one event of the core; returns whether it ends the stream."""
         match event:
-            case TokenEvent(token_ids=token_ids):
-                piece = self._output.push(token_ids)
-                self._mailbox.add(piece.text, piece.token_ids)
+            case TokenEvent(token_ids=token_ids, logprobs=logprobs):
+                piece = self._output.push(token_ids, logprobs)
+                self._mailbox.add(piece.text, piece.token_ids, piece.logprobs)
                 if piece.stopped:
                     self._abort()
                     self._finish(FinishReason.STOP)

@@ -6,7 +6,7 @@ one line.
 
 import asyncio
 
-from stageline_api.engine_http import Delta, Failed, Finished
+from stageline_api.engine_http import Delta, Failed, Finished, TokenLogprob
 
 
 class EventMailbox:
@@ -15,15 +15,17 @@ class EventMailbox:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._end: Finished | Failed | None = None
         self._filled = asyncio.Event()
 
-    def add(self, text: str, token_ids: tuple[int, ...]) -> None:
+    def add(self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         """Add output; nothing is queued for neither text nor ids."""
         assert self._end is None, f"output after the end of a stream: {text!r} {token_ids}"
         if text or token_ids:
             self._texts.append(text)
             self._token_ids += token_ids
+            self._logprobs += logprobs
             self._filled.set()
 
     def end(self, event: Finished | Failed) -> None:
@@ -38,8 +40,9 @@ class EventMailbox:
         self._filled.clear()
         events: list[Delta | Finished | Failed] = []
         if self._texts:
-            events.append(Delta(text="".join(self._texts), token_ids=tuple(self._token_ids)))
-            self._texts, self._token_ids = [], []
+            text = "".join(self._texts)
+            events.append(Delta(text=text, token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs)))
+            self._texts, self._token_ids, self._logprobs = [], [], []
         if self._end is not None:
             events.append(self._end)
         return events

@@ -1,16 +1,20 @@
 """One request's output as text: tokens in, releasable text out, until a stop string or the end. Pure.
 
 Tokens are taken one at a time, so where the output ends does not depend on how they arrived. A stop token (end of
-sequence among them) counts as generated and is reported among the ids, but never shows in the text.
+sequence among them) counts as generated and is reported among the ids, but never shows in the text, nor among the log
+probabilities.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stageline_api.engine_http import TokenLogprob
 from stageline_runtime.engine.detokenizer import IncrementalDetokenizer
 from stageline_runtime.engine.port import AdmittedRequest
 from stageline_runtime.engine.stop import StopStrings
+from stageline_runtime.engine.token_logprobs import describe
 from stageline_runtime.engine.tokenizer import EngineTokenizer
+from stageline_runtime.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +24,36 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     stopped: bool
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens that show in the text, when the request asked for them."""
 
 
 class OutputText:
     """Text of one request's output."""
 
     def __init__(self, tokenizer: EngineTokenizer, request: AdmittedRequest) -> None:
+        self._token_bytes = tokenizer.token_bytes
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(request.sampling.stop)
         self._hidden_token_ids = request.stop_token_ids
         self.completion_tokens = 0
         """Tokens sampled so far: stop tokens count, and so do all tokens that a stop string lies in."""
 
-    def push(self, token_ids: Sequence[int]) -> Piece:
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> Piece:
         """Take sampled tokens, up to the one that completes a stop string; ids after it are dropped."""
         texts: list[str] = []
+        described: list[TokenLogprob] = []
         for count, index in enumerate(token_ids, start=1):
             self.completion_tokens += 1
             if index in self._hidden_token_ids:
                 continue
+            if logprobs:
+                described.append(describe(index, logprobs[count - 1], self._token_bytes))
             match = self._stops.push(self._detokenizer.push((index,)))
             texts.append(match.text)
             if match.matched:
-                return Piece("".join(texts), tuple(token_ids[:count]), True)
-        return Piece("".join(texts), tuple(token_ids), False)
+                return Piece("".join(texts), tuple(token_ids[:count]), True, tuple(described))
+        return Piece("".join(texts), tuple(token_ids), False, tuple(described))
 
     def finish(self) -> Piece:
         """The end of the tokens: releases what was held back, unless that completes a stop string."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
 from stageline_api.health import EngineStatus
 from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
+from stageline_runtime.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class TokenEvent:
     """Newly sampled tokens, in order. A stop token is part of them, and then the last of the request."""
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, or none at all when the request didn't ask."""
 
 
 @dataclass(frozen=True, slots=True)

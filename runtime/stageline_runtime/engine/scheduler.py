@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stageline_runtime.engine.request import Request
 from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import PlanRow, SampledRow, SlotFill, StepPlan
+from stageline_runtime.messages import PlanRow, SampledRow, SlotFill, StepPlan, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class NewToken:
     finished: bool
     stopped: bool
     """Finished by a stop token rather than by length."""
+    logprobs: TokenLogprobs | None = None
 
 
 def padded_size(num_tokens: int) -> int:
@@ -133,16 +134,17 @@ class Scheduler:
         for row in rows:
             request = self._holder.get((row.slot, row.generation))
             if request is not None:
-                tokens.append(self._accept(request, row.token))
+                tokens.append(self._accept(request, row))
         return tokens
 
-    def _accept(self, request: Request, token: int) -> NewToken:
+    def _accept(self, request: Request, row: SampledRow) -> NewToken:
+        token = row.token
         request.output.append(token)
         stopped = token in request.stop_token_ids
         finished = stopped or len(request.output) >= request.max_new_tokens
         if finished:
             self._release(request)
-        return NewToken(request.request_id, token, finished, stopped)
+        return NewToken(request.request_id, token, finished, stopped, row.logprobs)
 
     def _release(self, request: Request) -> None:
         del self._running[request.request_id]

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from stageline_api.engine_http import ErrorCode
 from stageline_api.failures import FailureClass
 from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.token_bytes import TokenBytes
 from stageline_runtime.termination import RuntimeFailure
 
 
@@ -27,6 +28,7 @@ class EngineTokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(index for index, token in added.items() if token.special)
         """Ids that never show in text (control tokens)."""
+        self.token_bytes = TokenBytes(backend)
 
     @classmethod
     def load(cls, model_dir: Path) -> "EngineTokenizer":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stageline_runtime.messages import PlanRow, RowSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
+from stageline_runtime.sampling.logprobs import RawLogprobs
 from stageline_runtime.sampling.sampler import SamplingRow, sample
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
@@ -58,6 +59,7 @@ class SamplingState:
         """
         rows = plan.sampled_rows
         slots = [self._live(row) for row in rows]
+        logprobs = RawLogprobs(logits, [slot.sampling.num_top_logprobs if slot else None for slot in slots])
         for index, slot in enumerate(slots):
             if slot is not None:
                 adjust(logits[index], slot.sampling, slot.seen)
@@ -66,7 +68,10 @@ class SamplingState:
         for slot, token in zip(slots, tokens, strict=True):
             if slot is not None:
                 slot.take_output(token)
-        sampled = tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
+        sampled = tuple(
+            SampledRow(row.slot, row.generation, token, logprobs.of(index, token))
+            for index, (row, token) in enumerate(zip(rows, tokens, strict=True))
+        )
         feedback = torch.tensor([[row.generation, 1, row.token] for row in sampled], dtype=torch.int64)
         return sampled, feedback
 

@@ -86,7 +86,7 @@ def test_bias_comes_before_the_penalties() -> None:
 def test_min_p_keeps_what_hugging_face_keeps(min_p: float, temperature: float, vocab_size: int, seed: int) -> None:
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
     no_inputs = torch.LongTensor(1, 1)
-    kept = MinPLogitsWarper(min_p)(no_inputs, (logits.double() / temperature))  # type: ignore[arg-type]
+    kept = MinPLogitsWarper(min_p)(no_inputs, (logits.double() / temperature))
     noise = gumbel_noise([NoiseKey(seed, 0, 5)], torch.arange(vocab_size)[None])
     row = SamplingRow(temperature=temperature, top_p=1.0, top_k=0, min_p=min_p, seed=seed, choice=0, position=5)
     assert sample(logits, [row]).tolist() == (kept + noise).argmax(dim=-1).tolist()
