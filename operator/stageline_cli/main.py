@@ -33,7 +33,7 @@ COMMANDS: Final = {
     ),
     "plan": LazyCommand(
         target="stageline_cli.plan:plan",
-        help="Show how a model would be cut, whether it fits, and how fast it could be.",
+        help="Show a model's cut, whether it fits, and its predicted speed.",
         extra="runtime",
     ),
     "crd": LazyCommand(target="stageline_cli.crd_command:crd", help="Print the CustomResourceDefinition."),

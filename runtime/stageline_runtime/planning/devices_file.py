@@ -34,6 +34,7 @@ _FACTORS: Final = {"": 1.0} | {
 }
 _AMOUNT: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([KMGTP]i?)?", re.ASCII)
 _LARGEST: Final = 1e18
+_LONGEST_SECONDS: Final = 60
 
 
 def _amount(value: Any) -> float:
@@ -44,8 +45,14 @@ def _amount(value: Any) -> float:
     elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) is not None:
         amount = float(match[1]) * _FACTORS[match[2] or ""]
     if not 1.0 <= amount <= _LARGEST:
-        raise ValueError('must be a number from 1 to 1E, or one with a suffix such as "80Gi" or "3.35T"')
+        raise ValueError('must be a number from 1 to 1e18, or one with a suffix such as "80Gi" or "3.35T"')
     return amount
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_SECONDS:
+        raise ValueError(f"must be a number of seconds from 0 to {_LONGEST_SECONDS}")
+    return float(value)
 
 
 def _known_preset(name: str) -> str:
@@ -55,26 +62,32 @@ def _known_preset(name: str) -> str:
 
 
 Amount = Annotated[float, BeforeValidator(_amount)]
-Seconds = Annotated[float, Field(ge=0, le=60, strict=False)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 
 class ComputeRateEntry(SpecBase):
     """Rates by dtype."""
 
-    float32: Amount
-    bfloat16: Amount
+    float32: Amount = Field(description="Operations per second in float32. Required.")
+    bfloat16: Amount = Field(description="Operations per second in bfloat16. Required.")
 
 
 class DeviceEntry(SpecBase):
     """One entry of `stages`: a whole device, or a preset and what differs from it."""
 
-    preset: Annotated[str, AfterValidator(_known_preset)] | None = None
-    name: ShortText | None = None
-    memory_bytes: Amount | None = None
-    memory_bandwidth_bytes_per_second: Amount | None = None
-    flops_per_second: ComputeRateEntry | None = None
-    step_overhead_seconds: Seconds | None = None
-    host: ShortText | None = None
+    preset: Annotated[str, AfterValidator(_known_preset)] | None = Field(
+        default=None, description="Name of a preset whose figures hold where this entry gives none."
+    )
+    name: ShortText | None = Field(default=None, description="What the plan calls the device.")
+    memory_bytes: Amount | None = Field(default=None, description="Memory that is free for the stage.")
+    memory_bandwidth_bytes_per_second: Amount | None = Field(default=None, description="How fast it reads memory.")
+    flops_per_second: ComputeRateEntry | None = Field(
+        default=None, description="Floating-point operations per second of dense products, by dtype."
+    )
+    step_overhead_seconds: Seconds | None = Field(
+        default=None, description="What a step takes however small it is, at most 60 s."
+    )
+    host: ShortText | None = Field(default=None, description="Stages that name the same host share its memory.")
 
     def missing_fields(self) -> list[str]:
         """Fields that are neither given nor in a preset, as a file spells them."""
@@ -105,15 +118,21 @@ class DeviceEntry(SpecBase):
 class LinkEntry(SpecBase):
     """The link between stages."""
 
-    bandwidth_bytes_per_second: Amount = TEN_GIGABIT.bandwidth_bytes_per_second
-    latency_seconds: Seconds = TEN_GIGABIT.latency_seconds
+    bandwidth_bytes_per_second: Amount = Field(
+        default=TEN_GIGABIT.bandwidth_bytes_per_second, description="Bytes per second. Default: 10 Gbit/s."
+    )
+    latency_seconds: Seconds = Field(
+        default=TEN_GIGABIT.latency_seconds, description="Time of an empty message. Default: 0.1 ms."
+    )
 
 
 class DevicesFile(SpecBase):
     """A devices file."""
 
-    stages: Annotated[tuple[DeviceEntry, ...], Field(strict=False, max_length=64)]
-    link: LinkEntry = LinkEntry()
+    stages: Annotated[tuple[DeviceEntry, ...], Field(strict=False)] = Field(
+        max_length=64, description="One entry for all stages, or one for each in stage order. Required."
+    )
+    link: LinkEntry = Field(default=LinkEntry(), description="The way from one stage to the next.")
 
 
 def read_hardware(path: Path, stage_count: int) -> Hardware:
