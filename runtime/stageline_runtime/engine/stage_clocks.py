@@ -28,12 +28,12 @@ class Exchange:
 
     offset_nanoseconds: int
     round_trip_nanoseconds: int
-    at_nanoseconds: int
-    """The engine's clock when the answer came."""
+    asked_nanoseconds: int
+    """The engine's clock when it asked."""
 
     def error_at(self, now_nanoseconds: int) -> int:
         """Bound on the error of the offset at `now_nanoseconds`."""
-        age = max(0, now_nanoseconds - self.at_nanoseconds)
+        age = max(0, now_nanoseconds - self.asked_nanoseconds)
         return self.round_trip_nanoseconds // 2 + age * DRIFT_PARTS_PER_MILLION // 1_000_000
 
 
@@ -42,7 +42,7 @@ def exchange(pong: Pong, now_nanoseconds: int) -> Exchange:
     sent, received = pong.ping_nanoseconds, pong.received_nanoseconds
     offset = ((received - sent) + (pong.sent_nanoseconds - now_nanoseconds)) // 2
     round_trip = (now_nanoseconds - sent) - (pong.sent_nanoseconds - received)
-    return Exchange(offset, max(0, round_trip), now_nanoseconds)
+    return Exchange(offset, max(0, round_trip), sent)
 
 
 class StageClocks:
@@ -58,7 +58,7 @@ class StageClocks:
         if asked is not None and now_nanoseconds - asked < LOST_NANOSECONDS:
             return False
         kept = self._exchanges.get(stage)
-        if asked is None and kept and now_nanoseconds - kept[-1].at_nanoseconds < PING_NANOSECONDS:
+        if asked is None and kept and now_nanoseconds - kept[-1].asked_nanoseconds < PING_NANOSECONDS:
             return False
         self._asked[stage] = now_nanoseconds
         return True
