@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageline_api import env, ports
+from stageline_api.errors import UserError
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.bench.engine_host import RoundOrder
 from stageline_runtime.bench.figures import RoundReport
@@ -99,11 +100,21 @@ def bench_group(shape: GroupShape, model_dir: Path, directory: Path) -> Iterator
         stages = [start(f"stage-{i}", i, shape.stage_command, [core]) for i, core in enumerate(shape.stage_cores)]
         host = ["-m", "stageline_runtime.bench.engine_host", *addresses]
         engine = start("engine", 0, host, shape.engine_cores)
-        engine.answer(stages)
-        yield BenchGroup(shape, engine, stages, read_model_config(model_dir).vocab_size)
+        try:
+            engine.answer(stages)
+            yield BenchGroup(shape, engine, stages, read_model_config(model_dir).vocab_size)
+        except UserError as error:
+            raise UserError("\n".join([error.message, *_last_words(directory)]), error.exit_code) from error
         engine.close_input()
         for process in (engine, *stages):
             process.end(PATIENCE_SECONDS)
+
+
+def _last_words(directory: Path) -> list[str]:
+    """What the stages said before they ended: an engine that lost one only knows that it is gone."""
+    return [
+        f"{path.stem}: {path.read_text(encoding='utf-8')}" for path in sorted(directory.glob("stage-*.termination"))
+    ]
 
 
 def _config(shape: GroupShape, model_dir: Path, directory: Path) -> RuntimeConfig:
