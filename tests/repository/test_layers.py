@@ -16,6 +16,7 @@ TORCH_FREE = (
     "stageline_local",
     "stageline_operator",
     "stageline_runtime.engine",
+    "stageline_runtime.trace",
 )
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -131,8 +131,10 @@ class Timeline:
         return (active - useful) / active if active > 0 else None
 
     def recent_moments(self) -> tuple[PlanMoments, ...]:
-        """When the newest plans were received and sent, for the engine's view of the links."""
-        return tuple(_moments(record) for record in self.records()[-RECENT_STEPS:] if record.kind is not None)
+        """When the newest plans were received and sent, for the engine's view of the links. For the runner's thread."""
+        size, count = len(self._ring), self._count
+        newest = (self._ring[index % size] for index in range(max(0, count - min(RECENT_STEPS, size)), count))
+        return tuple(_moments(record) for record in newest if record is not None and record.kind is not None)
 
 
 def state_name(state: State) -> str:
