@@ -1,28 +1,49 @@
 """The shape of a decoder-only model, read from a Hugging Face `config.json`. Pure: no torch.
 
-A config this runtime can't run exactly is refused with the field and its value; nothing is approximated.
+A config this runtime can't run exactly is refused with the field and its value; nothing is approximated. Families with
+a row in `model_families` run in the own decoder; any other goes the coverage path, through Hugging Face's own layers.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from stageline_runtime.model_coverage import MeasuredParameters, measure_checkpoint, refuse_uncoverable
+from stageline_runtime.model_families import FAMILIES, Family, MixtureConfig
+from stageline_runtime.model_fields import (
+    Fields,
+    UnsupportedModelError,
+    dtype,
+    end_of_sequence,
+    positive,
+    read_json,
+    refuse_unbuilt,
+    required,
+    rope,
+)
 
+__all__ = [
+    "SUPPORTED_ARCHITECTURES",
+    "MixtureConfig",
+    "ModelConfig",
+    "UnsupportedModelError",
+    "model_config_from_dict",
+    "read_model_config",
+]
 
-class UnsupportedModelError(Exception):
-    """The model's config asks for something that isn't built; the message names the field and the value."""
+SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
+"""Families of the own decoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Hyper-parameters of a Llama-like decoder. Sizes are element counts."""
+    """Hyper-parameters of a decoder. Sizes are element counts."""
 
     architecture: str
-    """Hugging Face `model_type`: `llama` or `qwen3`."""
+    """Hugging Face `model_type`."""
     hidden_size: int
     intermediate_size: int
+    """Of the dense feed-forward blocks."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -34,12 +55,23 @@ class ModelConfig:
     rope_scaling: dict[str, Any] | None
     tie_word_embeddings: bool
     attention_bias: bool
+    """Whether the query, key and value projections have biases."""
+    attention_output_bias: bool
     mlp_bias: bool
     qk_norm: bool
     """Qwen3 normalises each head of q and k before the rotary embedding."""
+    attention_windows: tuple[int | None, ...]
+    """By layer: how many positions a query sees, itself included; None: all before it."""
+    mixture: MixtureConfig | None
+    """Set where feed-forward blocks are mixtures of experts."""
     dtype: str
     """`float32` or `bfloat16`; what `auto` means for this model."""
     eos_token_ids: tuple[int, ...]
+    is_covered: bool = False
+    """Whether Hugging Face's layers run it. They read the config themselves: what shapes a layer's inside (biases,
+    norms, rotary embedding, windows, mixtures) is left at its plainest here and means nothing."""
+    measured: MeasuredParameters | None = None
+    """Of a covered model whose checkpoint is here: its weights, as the file headers have them."""
 
     @property
     def group_size(self) -> int:
@@ -51,97 +83,107 @@ class ModelConfig:
         return 2 * num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
 
-SUPPORTED_ARCHITECTURES = ("llama", "qwen3")
-
-
 def read_model_config(model_dir: Path) -> ModelConfig:
     """Read `config.json` (and `generation_config.json` for end-of-sequence ids).
 
     Raises:
         UnsupportedModelError: a field is missing or has a value this runtime can't run.
     """
-    config = _read_json(model_dir / "config.json")
+    fields = read_json(model_dir / "config.json")
     generation_path = model_dir / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
-    return model_config_from_dict(config, generation)
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    measured = None if fields.get("model_type") in FAMILIES else measure_checkpoint(model_dir, fields)
+    return model_config_from_dict(fields, generation, measured)
 
 
-def model_config_from_dict(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def model_config_from_dict(
+    config: Fields, generation: Fields, measured: MeasuredParameters | None = None
+) -> ModelConfig:
     """Build a `ModelConfig` from parsed JSON, refusing what can't be run exactly."""
-    architecture = _required(config, "model_type", str)
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        known = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(f"model_type {architecture!r} is not supported; supported: {known}")
-    num_heads = _required(config, "num_attention_heads", int)
-    hidden_size = _required(config, "hidden_size", int)
+    architecture = required(config, "model_type", str)
+    refuse_unbuilt(config)
+    family = FAMILIES.get(architecture)
+    if family is None:
+        refuse_uncoverable(config, SUPPORTED_ARCHITECTURES)
+        return _covered(config, generation, measured)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; supported: silu")
-    if config.get("use_sliding_window"):
-        raise UnsupportedModelError("use_sliding_window true is not supported")
-    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
-    if num_kv_heads <= 0 or num_heads % num_kv_heads:
-        raise UnsupportedModelError(f"num_key_value_heads {num_kv_heads} does not divide {num_heads} heads")
-    rope_theta, rope_scaling = _rope(config)
+    return _own(config, generation, family)
+
+
+def _own(config: Fields, generation: Fields, family: Family) -> ModelConfig:
+    num_layers, num_heads = positive(config, "num_hidden_layers"), positive(config, "num_attention_heads")
+    hidden_size = positive(config, "hidden_size")
+    rope_theta, rope_scaling = rope(config, family.default_rope_theta)
+    attention_bias = bool(config.get("attention_bias", False))
     return ModelConfig(
-        architecture=architecture,
+        architecture=config["model_type"],
         hidden_size=hidden_size,
-        intermediate_size=_required(config, "intermediate_size", int),
-        num_layers=_required(config, "num_hidden_layers", int),
+        intermediate_size=positive(config, "intermediate_size"),
+        num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
-        vocab_size=_required(config, "vocab_size", int),
-        context_length=_required(config, "max_position_embeddings", int),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        num_kv_heads=_kv_heads(config, num_heads, family.default_num_kv_heads),
+        head_dim=_head_dim(config, hidden_size // num_heads, family.default_head_dim),
+        vocab_size=positive(config, "vocab_size"),
+        context_length=positive(config, "max_position_embeddings"),
+        rms_norm_eps=float(config.get("rms_norm_eps", family.default_rms_norm_eps)),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=architecture == "qwen3",
-        dtype=_dtype(config),
-        eos_token_ids=_eos(config, generation),
+        attention_bias=_decided(family.query_key_value_bias, attention_bias),
+        attention_output_bias=_decided(family.output_bias, attention_bias),
+        mlp_bias=_decided(family.feed_forward_bias, bool(config.get("mlp_bias", False))),
+        qk_norm=family.query_key_norm,
+        attention_windows=family.windows(config, num_layers),
+        mixture=None if family.mixture is None else family.mixture(config, num_layers),
+        dtype=dtype(config),
+        eos_token_ids=end_of_sequence(config, generation),
     )
 
 
-def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """Rotary base and scaling; transformers 5 moved both into `rope_parameters`."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling")
-    theta = float(config.get("rope_theta") or (parameters or {}).get("rope_theta") or 10_000.0)
-    kind = (parameters or {}).get("rope_type") or (parameters or {}).get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: default, llama3")
-    return theta, dict(parameters or {})
+def _covered(config: Fields, generation: Fields, measured: MeasuredParameters | None) -> ModelConfig:
+    num_layers, num_heads = positive(config, "num_hidden_layers"), positive(config, "num_attention_heads")
+    hidden_size = positive(config, "hidden_size")
+    return ModelConfig(
+        architecture=config["model_type"],
+        hidden_size=hidden_size,
+        intermediate_size=positive(config, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=_kv_heads(config, num_heads, None),
+        head_dim=_head_dim(config, hidden_size // num_heads, None),
+        vocab_size=positive(config, "vocab_size"),
+        context_length=positive(config, "max_position_embeddings"),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=10_000.0,
+        rope_scaling=None,
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=False,
+        attention_output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        attention_windows=(None,) * num_layers,
+        mixture=None,
+        dtype=dtype(config),
+        eos_token_ids=end_of_sequence(config, generation),
+        is_covered=True,
+        measured=measured,
+    )
 
 
-def _dtype(config: dict[str, Any]) -> str:
-    name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    # CPUs and the pipeline's wire carry bfloat16; float16 weights are widened rather than rounded.
-    return {"float16": "float32", "float32": "float32", "bfloat16": "bfloat16"}.get(name, "float32")
+def _decided(by_family: bool | None, by_config: bool) -> bool:
+    return by_config if by_family is None else by_family
 
 
-def _eos(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    value = generation.get("eos_token_id", config.get("eos_token_id"))
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+def _kv_heads(config: Fields, num_heads: int, default: int | None) -> int:
+    """Null means one for each head; a field that isn't there means the family's default."""
+    value = config.get("num_key_value_heads", default)
+    num_kv_heads = num_heads if value is None else int(value)
+    if num_kv_heads <= 0 or num_heads % num_kv_heads:
+        raise UnsupportedModelError(f"num_key_value_heads {num_kv_heads} does not divide {num_heads} heads")
+    return num_kv_heads
 
 
-def _required(config: dict[str, Any], field: str, kind: type[T]) -> T:
-    value = config.get(field)
-    if not isinstance(value, kind):
-        raise UnsupportedModelError(f"config.json: {field} must be {kind.__name__}, not {value!r}")
-    return value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{path.name} can't be read: {error}") from error
-    if not isinstance(parsed, dict):
-        raise UnsupportedModelError(f"{path.name} must hold a JSON object")
-    return parsed
+def _head_dim(config: Fields, quotient: int, default: int | None) -> int:
+    return int(config.get("head_dim") or default or quotient)

@@ -91,7 +91,7 @@ def test_validate_prints_one_line_for_each_problem_and_exits_2(tmp_path: Path) -
     [
         (LLAMA_CONFIG, "spec.parallelism.pipeline: 5 is not allowed: must be at most 4, the model's number of layers"),
         (LLAMA_CONFIG | {"num_hidden_layers": 5}, None),
-        (LLAMA_CONFIG | {"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, qwen3"),
+        (LLAMA_CONFIG | {"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral,"),
     ],
     ids=["too-few-layers", "enough-layers", "unsupported"],
 )

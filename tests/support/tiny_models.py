@@ -74,6 +74,82 @@ def write_tiny_qwen3(
     return _write(directory, Qwen3ForCausalLM, config, dtype, seed, chat_template)
 
 
+def write_tiny_mistral(directory: Path, *, sliding_window: int | None = None, **fields: Any) -> Path:
+    """Write a Mistral whose queries see `sliding_window` positions (None: all); returns `directory`."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _write_family(directory, MistralConfig, MistralForCausalLM, sliding_window=sliding_window, **fields)
+
+
+def write_tiny_qwen2(directory: Path, **fields: Any) -> Path:
+    """Write a Qwen2 (query, key and value have biases, and no norms); returns `directory`."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _write_family(directory, Qwen2Config, Qwen2ForCausalLM, **fields)
+
+
+def write_tiny_qwen3_moe(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
+    """Write a Qwen3-MoE of eight experts; `stacked` keeps them as transformers 5 holds them; returns `directory`."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "head_dim": 24}
+    return _write_family(directory, Qwen3MoeConfig, Qwen3MoeForCausalLM, stacked=stacked, **experts | fields)
+
+
+def write_tiny_mixtral(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
+    """Write a Mixtral of four experts, under its own tensor names unless `stacked`; returns `directory`."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return _write_family(directory, MixtralConfig, MixtralForCausalLM, stacked=stacked, **experts | fields)
+
+
+def write_tiny_gemma2(directory: Path, **fields: Any) -> Path:
+    """Write a Gemma 2: capped scores and logits, every other layer with a short window; returns `directory`."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    capped = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0, "query_pre_attn_scalar": 24}
+    own = {"head_dim": 24, "sliding_window": 20, "tie_word_embeddings": True} | capped
+    return _write_family(directory, Gemma2Config, Gemma2ForCausalLM, **own | fields)
+
+
+def write_tiny_gemma3(directory: Path, **fields: Any) -> Path:
+    """Write a Gemma 3 (text): normalised heads, two rotary bases, mostly short windows; returns `directory`."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    }
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    own = {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+    layers = {"layer_types": kinds, "rope_parameters": rope}
+    return _write_family(directory, Gemma3TextConfig, Gemma3ForCausalLM, **own | layers | fields)
+
+
+def write_tiny_olmo2(directory: Path, **fields: Any) -> Path:
+    """Write an OLMo 2: norms after the blocks, queries and keys normalised across heads; returns `directory`."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    return _write_family(directory, Olmo2Config, Olmo2ForCausalLM, **fields)
+
+
+def write_tiny_phi3(directory: Path, **fields: Any) -> Path:
+    """Write a Phi-3: projections fused in the checkpoint, a window on all layers; returns `directory`."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    return _write_family(directory, Phi3Config, Phi3ForCausalLM, **{"sliding_window": 24} | fields)
+
+
+def _write_family(
+    directory: Path, config_class: Any, model_class: Any, *, stacked: bool = False, seed: int = 0, **fields: Any
+) -> Path:
+    """Four layers of width 64 but for what `fields` change, in float32."""
+    common = _common(4, 64, 128, 4, 2, 512, 10_000.0) | {"tie_word_embeddings": False}
+    config = config_class(**common | fields)
+    return _write(directory, model_class, config, "float32", seed, True, save_original_format=not stacked)
+
+
 def write_tiny_tokenizer(directory: Path, *, chat_template: bool = True) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` for a vocabulary of `VOCAB_SIZE` tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -126,17 +202,21 @@ def _common(
     }
 
 
-def _write(directory: Path, model_class: Any, config: Any, dtype: str, seed: int, chat_template: bool) -> Path:
+def _write(
+    directory: Path, model_class: Any, config: Any, dtype: str, seed: int, chat_template: bool, **saving: Any
+) -> Path:
     import torch
 
     directory.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
-        # Norm weights start at one; random ones catch a norm that is skipped or taken from another layer.
+        # Norm weights start at one, biases at zero; random ones catch one that is skipped or taken from another layer.
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.to(getattr(torch, dtype)).save_pretrained(directory)
+            elif name.endswith("bias"):
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.to(getattr(torch, dtype)).save_pretrained(directory, **saving)
     write_tiny_tokenizer(directory, chat_template=chat_template)
     return directory

@@ -46,6 +46,20 @@ def files_of_tensors(model_dir: Path, names: Iterable[str]) -> dict[Path, list[s
     return grouped
 
 
+def tensor_names(model_dir: Path) -> frozenset[str]:
+    """Names of all tensors, from the index or the single file's header.
+
+    Raises:
+        WeightsError: no checkpoint is there, or it is unreadable.
+    """
+    index_path = model_dir / _INDEX_FILE
+    if index_path.exists():
+        return frozenset(_read_index(index_path))
+    (path,) = files_of_tensors(model_dir, ())
+    with _Shard(path) as shard:
+        return shard.names
+
+
 def check_shapes(model_dir: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Check from the headers alone that each tensor is there with its shape `[...]`.
 
@@ -84,7 +98,7 @@ class _Shard:
             self._file = cast(Any, safe_open(str(path), framework="pt"))
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"{path} can't be read: {error}") from error
-        self._names = frozenset(self._file.keys())
+        self.names = frozenset(self._file.keys())
 
     def __enter__(self) -> "_Shard":
         self._file.__enter__()
@@ -107,7 +121,7 @@ class _Shard:
         return tensor
 
     def _check(self, name: str) -> None:
-        if name not in self._names:
+        if name not in self.names:
             raise WeightsError(f"tensor {name} is missing from {self._path}")
 
 

@@ -1,8 +1,9 @@
-"""A Llama-like decoder, cut to one stage: Llama and Qwen3 as one parameterised implementation.
+"""A Llama-like decoder, cut to one stage: all families of `model_families` as one parameterised implementation.
 
-What differs between the families (head norms, biases, head size, tied head, rotary scaling) follows from `ModelConfig`
-and from which weights are there. Numerics follow Hugging Face's implementation operation by operation, so that float32
-runs give the same greedy tokens. The residual stream is the only tensor between layers and between stages.
+What differs between them (head norms, biases, windows, mixtures of experts, head size, tied head, rotary scaling)
+follows from `ModelConfig` and from which weights are there. Numerics follow Hugging Face's implementation operation by
+operation, so that float32 runs give the same greedy tokens. The residual stream is the only tensor between layers and
+between stages.
 """
 
 from pathlib import Path
@@ -17,15 +18,24 @@ from stageline_runtime.models.attention import attend
 from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape, build_attention_batch
 from stageline_runtime.models.kv_cache import KvCache
 from stageline_runtime.models.linear import Linear
+from stageline_runtime.models.mixture import ExpertMixture
 from stageline_runtime.models.normalization import RmsNorm
 from stageline_runtime.models.rotary import RotaryTable, rotate
-from stageline_runtime.models.weights import LayerWeights, Progress, Projection, StageWeights
+from stageline_runtime.models.weights import (
+    DenseWeights,
+    ExpertWeights,
+    LayerWeights,
+    Progress,
+    Projection,
+    StageWeights,
+)
+from stageline_runtime.models.windows import narrow
 
 
 class FeedForward:
     """Gated feed-forward block: `down(silu(gate(x)) * up(x))` with gate and up in one projection."""
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: DenseWeights) -> None:
         self._gate_up = _linear(weights.gate_up)
         self._down = _linear(weights.down)
 
@@ -45,7 +55,7 @@ class DecoderLayer:
         self._head_norm = _head_norm(config, weights)
         self._output = _linear(weights.output)
         self._feed_forward_norm = RmsNorm(weights.feed_forward_norm, config.rms_norm_eps)
-        self._feed_forward = FeedForward(weights)
+        self._feed_forward = _feed_forward(config, weights.feed_forward)
 
     def __call__(
         self,
@@ -84,6 +94,7 @@ class DecoderStage:
         weights: StageWeights,
         cache: KvCache,
         cache_shape: CacheShape,
+        windows: tuple[int | None, ...],
         *,
         is_first: bool,
         is_last: bool,
@@ -95,6 +106,7 @@ class DecoderStage:
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
         self._cache = cache
         self._cache_shape = cache_shape
+        self._windows = windows
 
     def _build_head(self, config: ModelConfig, weights: StageWeights) -> Linear:
         if config.tie_word_embeddings and self._embedding is not None:
@@ -124,8 +136,10 @@ class DecoderStage:
         """Run the stage's layers over hidden `[padded_tokens, hidden_size]`, writing their keys and values."""
         self._cache.mark_written(batch)
         rotary = self._rotary.at(batch.positions)
-        for index, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotary, self._cache, index, batch)
+        batches = {window: narrow(batch, window) for window in set(self._windows) if window is not None}
+        for index, (layer, window) in enumerate(zip(self._layers, self._windows, strict=True)):
+            seen = batch if window is None else batches[window]
+            hidden = layer(hidden, rotary, self._cache, index, seen)
         return hidden
 
     @torch.inference_mode()
@@ -167,11 +181,23 @@ def build_stage_model(
         dtype=dtype,
     )
     shape = CacheShape(num_slots=num_slots, slot_tokens=slot_tokens, group_size=config.group_size, dtype=dtype)
-    return DecoderStage(config, weights, cache, shape, is_first=is_first, is_last=is_last)
+    # A window that no position reaches past is none.
+    windows = tuple(
+        window if window is not None and window < slot_tokens else None
+        for window in config.attention_windows[layer_range.first : layer_range.last + 1]
+    )
+    return DecoderStage(config, weights, cache, shape, windows, is_first=is_first, is_last=is_last)
 
 
 def _linear(projection: Projection) -> Linear:
     return Linear(projection.weight, projection.bias)
+
+
+def _feed_forward(config: ModelConfig, weights: DenseWeights | ExpertWeights) -> FeedForward | ExpertMixture:
+    if isinstance(weights, DenseWeights):
+        return FeedForward(weights)
+    assert config.mixture is not None, "expert weights without a mixture"
+    return ExpertMixture(config.mixture, weights)
 
 
 def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:

@@ -1,20 +1,40 @@
 """One stage's weights, read by tensor name: the layers it holds and, at the ends, embedding, final norm and head.
 
 A stage never reads a tensor of another stage. With tied embeddings the first and the last stage both read the matrix.
-Projections that share an input are fused at load: query, key and value into one matrix, gate and up into
-one. Missing and misshapen tensors are found from the headers before any data is read.
+Missing and misshapen tensors are found from the headers before any data is read.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.models.checkpoint import check_shapes, read_tensors
+from stageline_runtime.models.checkpoint import check_shapes, read_tensors, tensor_names
+from stageline_runtime.models.layer_weights import (
+    DenseWeights,
+    ExpertForm,
+    ExpertWeights,
+    LayerWeights,
+    Projection,
+    fuse_layer,
+    layer_file_shapes,
+)
+
+__all__ = [
+    "DenseWeights",
+    "ExpertForm",
+    "ExpertWeights",
+    "LayerWeights",
+    "Progress",
+    "Projection",
+    "StageWeights",
+    "expert_form",
+    "stage_tensor_shapes",
+    "stage_weight_bytes",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (loaded bytes, total bytes) after each tensor."""
@@ -24,42 +44,38 @@ _FINAL_NORM_NAME = "model.norm.weight"
 _HEAD_NAME = "lm_head.weight"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """A matrix `[out_features, in_features]` and its bias `[out_features]`, if the model has one."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One decoder layer. `qkv` stacks query, key, value rows; `gate_up` stacks gate and up rows."""
-
-    input_norm: torch.Tensor
-    qkv: Projection
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    output: Projection
-    feed_forward_norm: torch.Tensor
-    gate_up: Projection
-    down: Projection
-
-
 def stage_tensor_shapes(
-    config: ModelConfig, layer_range: LayerRange, *, has_embedding: bool, has_head: bool
+    config: ModelConfig, layer_range: LayerRange, form: ExpertForm, *, has_embedding: bool, has_head: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors a stage needs, as Hugging Face names them."""
+    """Names and shapes of the tensors a stage needs, as a checkpoint of `form` names them."""
     shapes: dict[str, tuple[int, ...]] = {}
     vocabulary = (config.vocab_size, config.hidden_size)
     if has_embedding:
         shapes[EMBEDDING_NAME] = vocabulary
     for layer in range(layer_range.first, layer_range.last + 1):
-        shapes |= _layer_shapes(config, f"model.layers.{layer}")
+        prefix = _layer_prefix(layer)
+        shapes |= {prefix + name: shape for name, shape in layer_file_shapes(config, layer, form).items()}
     if has_head:
         shapes[_FINAL_NORM_NAME] = (config.hidden_size,)
         shapes[head_name(config)] = vocabulary
     return shapes
+
+
+def expert_form(model_dir: Path, config: ModelConfig) -> ExpertForm:
+    """How the checkpoint names experts; without any, the form makes no difference.
+
+    Raises:
+        WeightsError: the checkpoint is unreadable.
+    """
+    if config.mixture is None or not any(config.mixture.sparse_layers):
+        return ExpertForm.SEPARATE
+    names = tensor_names(model_dir)
+    forms = (form for form in ExpertForm if any(form.value in name for name in names))
+    return next(forms, ExpertForm.SEPARATE)
+
+
+def _layer_prefix(layer: int) -> str:
+    return f"model.layers.{layer}."
 
 
 def head_name(config: ModelConfig) -> str:
@@ -81,7 +97,8 @@ def stage_weight_bytes(
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    shapes = stage_tensor_shapes(config, layer_range, has_embedding=has_embedding, has_head=has_head)
+    form = expert_form(model_dir, config)
+    shapes = stage_tensor_shapes(config, layer_range, form, has_embedding=has_embedding, has_head=has_head)
     check_shapes(model_dir, shapes)
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
@@ -107,7 +124,10 @@ class StageWeights:
         self._model_dir = model_dir
         self._config = config
         self._layer_range = layer_range
-        self._shapes = stage_tensor_shapes(config, layer_range, has_embedding=has_embedding, has_head=has_head)
+        self._form = expert_form(model_dir, config)
+        self._shapes = stage_tensor_shapes(
+            config, layer_range, self._form, has_embedding=has_embedding, has_head=has_head
+        )
         self._dtype = dtype
         self._progress = progress
         check_shapes(model_dir, self._shapes)
@@ -121,8 +141,11 @@ class StageWeights:
     def layers(self) -> Iterator[LayerWeights]:
         """The stage's layers in order."""
         for layer in range(self._layer_range.first, self._layer_range.last + 1):
-            prefix = f"model.layers.{layer}"
-            yield _fuse_layer(self._read(list(_layer_shapes(self._config, prefix))), prefix)
+            prefix = _layer_prefix(layer)
+            named = self._read([prefix + name for name in layer_file_shapes(self._config, layer, self._form)])
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+            named.clear()
+            yield fuse_layer(self._config, layer, self._form, tensors)
 
     def final_norm(self) -> torch.Tensor:
         """`[hidden_size]`."""
@@ -140,51 +163,3 @@ class StageWeights:
             self._loaded_bytes += tensor.nbytes
             self._progress(self._loaded_bytes, self._total_bytes)
         return tensors
-
-
-def _layer_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query_size, key_value_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = {
-        "q_proj": (query_size, hidden),
-        "k_proj": (key_value_size, hidden),
-        "v_proj": (key_value_size, hidden),
-        "o_proj": (hidden, query_size),
-    }
-    feed_forward = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}.input_layernorm.weight": (hidden,),
-        f"{prefix}.post_attention_layernorm.weight": (hidden,),
-    }
-    for block, projections, has_bias in (
-        ("self_attn", attention, config.attention_bias),
-        ("mlp", feed_forward, config.mlp_bias),
-    ):
-        for name, shape in projections.items():
-            shapes[f"{prefix}.{block}.{name}.weight"] = shape
-            if has_bias:
-                shapes[f"{prefix}.{block}.{name}.bias"] = shape[:1]
-    if config.qk_norm:
-        shapes[f"{prefix}.self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
-
-
-def _fuse_layer(tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
-    attention, feed_forward = f"{prefix}.self_attn", f"{prefix}.mlp"
-    return LayerWeights(
-        input_norm=tensors[f"{prefix}.input_layernorm.weight"],
-        qkv=_fuse(tensors, [f"{attention}.{name}_proj" for name in "qkv"]),
-        query_norm=tensors.get(f"{attention}.q_norm.weight"),
-        key_norm=tensors.get(f"{attention}.k_norm.weight"),
-        output=_fuse(tensors, [f"{attention}.o_proj"]),
-        feed_forward_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=_fuse(tensors, [f"{feed_forward}.gate_proj", f"{feed_forward}.up_proj"]),
-        down=_fuse(tensors, [f"{feed_forward}.down_proj"]),
-    )
-
-
-def _fuse(tensors: dict[str, torch.Tensor], names: list[str]) -> Projection:
-    weights = [tensors[f"{name}.weight"] for name in names]
-    biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
-    return Projection(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)

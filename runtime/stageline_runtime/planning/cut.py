@@ -13,7 +13,8 @@ from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.planning.memory import CutMemory, matrix_parameters, mebibytes
+from stageline_runtime.model_shapes import active_parameters
+from stageline_runtime.planning.memory import CutMemory, mebibytes
 from stageline_runtime.planning.partition import LinearCost, partition
 
 SAMPLING_COST_PER_ENTRY = 64.0
@@ -44,11 +45,13 @@ class CutCosts:
 def estimate_costs(config: ModelConfig) -> CutCosts:
     """Estimate costs from parameter counts: each weight of a projection is one multiply-add per token.
 
+    Of a mixture of experts only those that a token is sent to count, and where layers differ, their mean does.
     The embedding is a table look-up and counts one hidden vector; attention over the context is left out because it
     is the same for every layer and small beside the projections at serving lengths. The head includes sampling.
     """
+    active = sum(active_parameters(config, layer) for layer in range(config.num_layers))
     return CutCosts(
-        layer=float(matrix_parameters(config)),
+        layer=active / config.num_layers,
         embedding=float(config.hidden_size),
         head=config.vocab_size * (config.hidden_size + SAMPLING_COST_PER_ENTRY),
     )

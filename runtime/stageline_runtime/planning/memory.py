@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.model_shapes import end_parameters, layer_parameters
 from stageline_runtime.planning.partition import HostRoom
 
 USABLE_SHARE = 0.9
@@ -32,28 +33,13 @@ def usable_bytes(available_bytes: Iterable[int]) -> int:
 
 def weight_bytes(config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int) -> int:
     """Bytes of the weights of a stage, from the config alone."""
-    return element_bytes * (
-        layers.count * layer_parameters(config) + end_parameters(config, is_first=is_first, is_last=is_last)
-    )
+    held = sum(layer_parameters(config, layer) for layer in range(layers.first, layers.last + 1))
+    return element_bytes * (held + end_parameters(config, is_first=is_first, is_last=is_last))
 
 
-def layer_parameters(config: ModelConfig) -> int:
-    """Weights of one decoder layer: projections, their biases, and the norms."""
-    return matrix_parameters(config) + _bias_parameters(config) + _norm_parameters(config)
-
-
-def matrix_parameters(config: ModelConfig) -> int:
-    """Weights of one layer that a token is multiplied with: query, key, value, output, gate, up, down."""
-    heads = config.num_heads + 2 * config.num_kv_heads
-    attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
-    return attention + 3 * config.hidden_size * config.intermediate_size
-
-
-def end_parameters(config: ModelConfig, *, is_first: bool, is_last: bool) -> int:
-    """Weights a stage holds for being the first (embedding) or the last (final norm and head)."""
-    # A tied matrix counts twice even on a lone stage: dense for look-ups, packed for the head.
-    matrices = int(is_first) + int(is_last)
-    return matrices * config.vocab_size * config.hidden_size + int(is_last) * config.hidden_size
+def largest_layer_parameters(config: ModelConfig) -> int:
+    """Weights of the largest layer: what a layer is taken to weigh before it is known which ones a stage gets."""
+    return max(layer_parameters(config, layer) for layer in range(config.num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +52,9 @@ class CutMemory:
     element_bytes: int
 
     def weight_bytes(self, stage: int, num_layers: int) -> int:
-        """Weights of `stage` with `num_layers` layers."""
+        """Weights of `stage` with `num_layers` layers; where layers differ, enough for the largest ones."""
         ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == len(self.rooms) - 1)
-        return self.element_bytes * (num_layers * layer_parameters(self.config) + ends)
+        return self.element_bytes * (num_layers * largest_layer_parameters(self.config) + ends)
 
     def needed_bytes(self, stage: int, num_layers: int) -> int:
         """Weights and smallest cache of `stage`: one sequence of `max_model_len` tokens for each cohort (stage)."""
@@ -108,14 +94,3 @@ class CutMemory:
 def mebibytes(size_bytes: int) -> int:
     """Rounded up, so that what is missing never reads as nothing."""
     return -(-size_bytes // MEBIBYTE)
-
-
-def _bias_parameters(config: ModelConfig) -> int:
-    heads = config.num_heads + 2 * config.num_kv_heads
-    attention = heads * config.head_dim + config.hidden_size if config.attention_bias else 0
-    feed_forward = 2 * config.intermediate_size + config.hidden_size if config.mlp_bias else 0
-    return attention + feed_forward
-
-
-def _norm_parameters(config: ModelConfig) -> int:
-    return 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)

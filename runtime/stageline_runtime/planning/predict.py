@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.model_shapes import active_parameters, end_parameters, read_parameters
 from stageline_runtime.planning.devices import Device, Hardware, Link
-from stageline_runtime.planning.memory import CutMemory, StageRoom, end_parameters, layer_parameters, matrix_parameters
+from stageline_runtime.planning.memory import CutMemory, StageRoom
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -140,9 +141,12 @@ def step_seconds(
     vectors), each row's keys and values, and on the last stage the float32 logits, written and read. Operations: two
     per weight and row, and four per row, context token and element of all query heads (scores and weighted sum).
     """
-    matrices = layers.count * matrix_parameters(config) + is_last * config.vocab_size * config.hidden_size
-    held = layers.count * layer_parameters(config) + end_parameters(config, is_first=False, is_last=is_last)
-    read = workload.element_bytes * (held + is_first * rows * config.hidden_size)
+    here = range(layers.first, layers.last + 1)
+    matrices = sum(active_parameters(config, layer) for layer in here)
+    matrices += is_last * config.vocab_size * config.hidden_size
+    weights = sum(read_parameters(config, layer, rows) for layer in here)
+    weights += end_parameters(config, is_first=False, is_last=is_last)
+    read = workload.element_bytes * (weights + is_first * rows * config.hidden_size)
     read += rows * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
     read += is_last * 2 * rows * config.vocab_size * _LOGIT_BYTES
     attention = 4 * workload.context_tokens * config.num_heads * config.head_dim * layers.count
