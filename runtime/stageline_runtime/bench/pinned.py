@@ -1,28 +1,45 @@
-"""Run a command on given cores, and let it die with its parent: `pinned CORES COMMAND…`, CORES as `0,1` or `any`.
+"""Run a command on given cores, and let all it starts die with the benchmark: `pinned CORES COMMAND…`.
 
-A separate tiny program because affinity must be set before torch counts its threads, and because code between fork
-and exec in a threaded parent is unsafe. A benchmark that is killed leaves nothing behind: the kernel ends its children.
+CORES is `0,1` or `any`. A small program of its own because affinity must be set before torch counts its threads, and
+because it stays as the leader of the command's session: the kernel tells it when the benchmark is gone, however that
+ended, and it ends the whole session, workers of workers too.
 """
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from types import FrameType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str]) -> None:
-    """Become the command."""
+def main(arguments: list[str]) -> int:
+    """Run the command to its end and return its status."""
     cores, *command = arguments
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, _end_session)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit(1)  # the parent ended before the kernel was told to watch it
+        return 1  # the benchmark ended before the kernel was told to watch it
     if cores != "any":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    os.execvp(command[0], command)
+    process = subprocess.Popen(command)
+    # The pipes are the command's alone, so that their end is its end.
+    for inherited in (0, 1):
+        os.close(inherited)
+    status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _end_session(_number: int, _frame: FrameType | None) -> NoReturn:
+    # Only ever the own session: the benchmark starts this program as a session's leader.
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
