@@ -28,6 +28,8 @@ class Request:
     """The plan that samples the newest token; the next decode runs only after its feedback."""
     output: list[int] = field(default_factory=list)
     fill_sent: bool = False
+    changing_cohort: bool = False
+    """Moved to another cohort, and not yet in one of its plans."""
 
     def __post_init__(self) -> None:
         assert self.prompt, f"request {self.request_id} has no prompt token"
@@ -50,11 +52,15 @@ class Request:
 
     @property
     def can_decode(self) -> bool:
-        """Whether one more decode row may be put into a plan now."""
+        """Whether one more decode row may be put into a plan now.
+
+        After a change of cohort only when the newest token is known: a row that had to wait for feedback of a plan just
+        before its own would hold up every row of its new cohort.
+        """
         return (
             self.prefill_pending == 0
             and 0 < self.samples_issued < self.max_new_tokens
-            and self.samples_in_flight < MAX_DECODES_AHEAD
+            and self.samples_in_flight < (1 if self.changing_cohort else MAX_DECODES_AHEAD)
         )
 
     @property

@@ -1,9 +1,11 @@
 """The scheduler: which rows go into the next plan. Pure: no clock, no socket, no torch.
 
-There are as many cohorts as stages; one plan carries rows of one cohort. A request joins the lightest cohort and stays
-there. Plans are made round robin over the cohorts that have something to run: first a decode row for each request
-whose newest token is sampled or about to be, then prefill chunks within the token budget. At most one decode of a
-request is in flight and one more waits for its feedback, in every mode, because this is the only place rows are made.
+There are as many cohorts as stages; one plan carries rows of one cohort. A request joins the lightest cohort; when ends
+leave the cohorts uneven, requests change over, so that no plan carries more than `ceil(running / cohorts)` requests (an
+uneven pipeline waits for its largest cohort). Plans are made round robin over the cohorts that have something to run:
+first a decode row for each request whose newest token is sampled or about to be, then prefill chunks within the token
+budget. At most one decode of a request is in flight and one more waits for its feedback, in every mode, because this is
+the only place rows are made.
 """
 
 from collections import deque
@@ -102,6 +104,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before more tokens are known."""
         self._admit()
+        self._even_out()
         for offset in range(self.ledger.num_cohorts):
             cohort = (self._next_cohort + offset) % self.ledger.num_cohorts
             rows, fills = self._rows_of(cohort, self._next_seq)
@@ -165,6 +168,21 @@ class Scheduler:
             self._holder[request.slot, request.generation] = request
             self._cohorts[cohort].append(request)
 
+    def _even_out(self) -> None:
+        """Move requests from the largest cohort to the smallest until their sizes differ by one at most.
+
+        A request keeps its slot: a cohort is who runs together, a slot is where its cache lies.
+        """
+        while True:
+            largest = max(self._cohorts, key=len)
+            smallest = min(self._cohorts, key=len)
+            if len(largest) - len(smallest) < 2:
+                return
+            request = largest.pop()
+            request.cohort = self._cohorts.index(smallest)
+            request.changing_cohort = True
+            smallest.append(request)
+
     def _rows_of(self, cohort: int, seq: int) -> tuple[tuple[PlanRow, ...], tuple[SlotFill, ...]]:
         """Rows for plan `seq`: decodes first (they are cheap and someone waits), then prefill within the budget."""
         budget = self.max_step_tokens
@@ -189,6 +207,7 @@ class Scheduler:
         self._feedback_through = max(self._feedback_through, request.last_sample_seq)
         request.samples_issued += 1
         request.last_sample_seq = seq
+        request.changing_cohort = False
         return PlanRow(request.slot, request.generation, position, 1, (), need_sample=True)
 
     def _prefill_row(self, request: Request, seq: int, budget: int) -> PlanRow:

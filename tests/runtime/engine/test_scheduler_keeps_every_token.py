@@ -94,7 +94,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.padded_tokens == max(1, padded_size(plan.num_tokens)) >= plan.num_tokens
         slots = [row.slot for row in plan.rows]
         assert slots == sorted(set(slots))
-        assert all(slot // self.ledger.slots_per_cohort == plan.cohort for slot in slots)
+        sizes = self.scheduler.cohort_sizes()
+        assert plan.is_heartbeat or max(sizes) - min(sizes) <= 1, sizes
+        assert len(plan.rows) <= -(-self.scheduler.num_running // len(sizes)), (plan, sizes)
         for fill in plan.fills:
             assert fill.generation > self.generations.get(fill.slot, 0)
             self.generations[fill.slot] = fill.generation
