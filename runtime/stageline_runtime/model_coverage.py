@@ -20,6 +20,8 @@ from stageline_runtime.model_fields import Fields, UnsupportedModelError
 COVERED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 COVERED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """The others' frequencies depend on the longest request in a batch."""
+_OLDEST_MAJOR = 5
+"""Of transformers: its layers take one hidden tensor, and hand all they want of attention to one function."""
 
 _REFUSED_WHEN_SET = {
     "num_experts": "mixtures of experts are run by the own decoder only",
@@ -58,6 +60,11 @@ def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
         raise UnsupportedModelError(
             f"model_type {architecture!r} is not supported without transformers; install stageline[coverage], "
             f"or use a model of {own}"
+        )
+    if int(version.split(".")[0]) < _OLDEST_MAJOR:
+        raise UnsupportedModelError(
+            f"model_type {architecture!r} needs transformers {_OLDEST_MAJOR} or newer, but {version} is installed; "
+            f"install stageline[coverage], or use a model of {own}"
         )
     if architecture not in _pipeline_families():
         raise UnsupportedModelError(

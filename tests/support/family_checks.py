@@ -6,6 +6,8 @@ import torch
 
 from in_process_pipeline import InProcessPipeline, Request, build_stages
 from pipeline_checks import Prompt, draw_prompts, hugging_face_tokens
+from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.models.protocol import ModelBuilder
 from tiny_models import VOCAB_SIZE
 
 SLOTS_PER_COHORT = 6
@@ -16,12 +18,19 @@ PROMPTS: list[Prompt] = draw_prompts(20, VOCAB_SIZE, LONGEST_PROMPT)
 MAX_TOKENS = [8 + (5 * index) % 15 for index in range(len(PROMPTS))]
 
 
-def pipeline_tokens(model_dir: Path, stage_count: int) -> list[list[int]]:
+def pipeline_tokens(
+    model_dir: Path, stage_count: int, build_model: ModelBuilder = build_any_stage_model
+) -> list[list[int]]:
     """Greedy tokens in float32 of `PROMPTS`, all stages in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     stages = build_stages(
-        model_dir, stage_count, dtype=torch.float32, slots_per_cohort=SLOTS_PER_COHORT, slot_tokens=SLOT_TOKENS
+        model_dir,
+        stage_count,
+        dtype=torch.float32,
+        slots_per_cohort=SLOTS_PER_COHORT,
+        slot_tokens=SLOT_TOKENS,
+        build_model=build_model,
     )
     pipeline = InProcessPipeline(
         stages,

@@ -12,7 +12,8 @@ import torch
 
 from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, StepPlan
 from stageline_runtime.model_config import read_model_config
-from stageline_runtime.models.decoder import DecoderStage, build_stage_model
+from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.models.protocol import ModelBuilder, StageModel
 from stageline_runtime.planning.cut import cut_layers, estimate_costs
 
 GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
@@ -35,8 +36,14 @@ class Request:
 
 
 def build_stages(
-    model_dir: Path, stage_count: int, *, dtype: torch.dtype, slots_per_cohort: int, slot_tokens: int
-) -> list[DecoderStage]:
+    model_dir: Path,
+    stage_count: int,
+    *,
+    dtype: torch.dtype,
+    slots_per_cohort: int,
+    slot_tokens: int,
+    build_model: ModelBuilder = build_any_stage_model,
+) -> list[StageModel]:
     """Load every stage of a model cut by estimated cost; there are as many cohorts as stages."""
     config = read_model_config(model_dir)
     costs = estimate_costs(config)
@@ -48,7 +55,7 @@ def build_stages(
         head_cost=costs.head,
     )
     return [
-        build_stage_model(
+        build_model(
             model_dir,
             config,
             layers,
@@ -73,7 +80,7 @@ class InProcessPipeline:
 
     def __init__(
         self,
-        stages: list[DecoderStage],
+        stages: list[StageModel],
         *,
         slots_per_cohort: int,
         chunk_tokens: int,

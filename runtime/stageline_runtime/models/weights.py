@@ -45,7 +45,12 @@ _HEAD_NAME = "lm_head.weight"
 
 
 def stage_tensor_shapes(
-    config: ModelConfig, layer_range: LayerRange, form: ExpertForm, *, has_embedding: bool, has_head: bool
+    config: ModelConfig,
+    layer_range: LayerRange,
+    form: ExpertForm = ExpertForm.STACKED,
+    *,
+    has_embedding: bool,
+    has_head: bool,
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors a stage needs, as a checkpoint of `form` names them."""
     shapes: dict[str, tuple[int, ...]] = {}

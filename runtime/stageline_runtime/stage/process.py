@@ -35,7 +35,7 @@ from stageline_runtime.messages import (
     WorkOutstanding,
 )
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
-from stageline_runtime.models.decoder import build_stage_model
+from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import ModelBuilder, StageModel
 from stageline_runtime.stage.clock import IDLE, StateClock, WaitReason
 from stageline_runtime.stage.failures import allocation_failure, as_failure, group_failure
@@ -59,7 +59,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class StageProcess:
     """One stage from start to end; `run` returns the exit code."""
 
-    def __init__(self, contract: PodContract, build_model: ModelBuilder = build_stage_model) -> None:
+    def __init__(self, contract: PodContract, build_model: ModelBuilder = build_any_stage_model) -> None:
         self._contract = contract
         self._build_model = build_model
         self._timeline = Timeline()
