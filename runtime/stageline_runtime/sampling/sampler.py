@@ -1,20 +1,23 @@
 """Draws one token per row: greedy, or temperature, top-k, top-p, min-p and keyed Gumbel noise, in this order.
 
-A row's candidates are ordered by logit, highest first, lower token id first among equals. Top-k keeps the first k;
-top-p keeps a candidate while the mass before it, within what top-k kept, is below `top_p`; min-p keeps those at least
-`min_p` times as likely as the first; the token is the kept candidate with the largest logit / temperature + noise,
-which is a draw from their softmax (Gumbel-max). Only the best 256 candidates are ordered; a row they provably don't
-settle is done again over the whole vocabulary, so the result is always that of a full sort. A row's token depends on
-nothing but its logits and parameters, never on its batch.
+The token is the kept candidate with the largest logit / temperature + noise, which is a draw from the softmax of what
+is kept (Gumbel-max). A truncated row is tried on its best 256 candidates; where these don't settle it, by drawing from
+the whole vocabulary until the token is one that is kept (it is then the best of the kept ones too); what is left open
+is sorted in full. So the result is always that of a full sort. A row's token depends on nothing but its logits and
+parameters, never on its batch.
 """
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise
+from stageline_runtime.sampling.free_draw import draw_free
+from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
+from stageline_runtime.sampling.truncation import Truncation, judge_tokens, kept_candidates, ordered_candidates
 
 PREFILTER_SIZE = 256
+MAX_ELIMINATIONS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class SamplingRow:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
+def sample(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     """Draw tokens `[num_rows]` int64 from float32 `logits` `[num_rows, vocab_size]`."""
     sampled = [index for index, row in enumerate(rows) if row.temperature > 0.0]
     if len(sampled) == len(rows):
@@ -43,75 +46,76 @@ def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
     return tokens
 
 
-def _sample_rows(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    """Rows with a temperature: unrestricted ones need no order at all, the others try the prefilter first."""
+def _sample_rows(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
+    """Rows with a temperature: unrestricted ones need no order at all, the others try the cheap ways first."""
     vocab_size = logits.shape[1]
-    scaled = logits.to(torch.float64) / torch.tensor([row.temperature for row in rows], dtype=torch.float64)[:, None]
+    keys = mixed_keys([NoiseKey(row.seed, row.choice, row.position) for row in rows])
+    truncation = _truncation(rows, vocab_size)
     tokens = torch.empty(len(rows), dtype=torch.int64)
-    free = [i for i, row in enumerate(rows) if _is_free(row, vocab_size)]
-    restricted = sorted(set(range(len(rows))) - set(free))
-    if free:
-        tokens[free] = _draw_free(scaled[free], [rows[i] for i in free])
-    size = min(PREFILTER_SIZE, vocab_size)
-    while restricted:
-        drawn, settled = _draw_restricted(scaled[restricted], [rows[i] for i in restricted], size)
+    is_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
+    free, restricted = is_free.nonzero().squeeze(1), (~is_free).nonzero().squeeze(1)
+    if len(free):
+        tokens[free] = draw_free(logits[free], truncation.temperature[free], keys[free])
+    for attempt in (_draw_prefiltered, _draw_by_elimination, _draw_sorted):
+        if not len(restricted):
+            break
+        drawn, settled = attempt(logits[restricted], keys[restricted], truncation.rows(restricted))
         tokens[restricted] = drawn
-        restricted = [i for i, done in zip(restricted, settled.tolist(), strict=True) if not done]
-        size = vocab_size
+        restricted = restricted[~settled]
     return tokens
 
 
-def _is_free(row: SamplingRow, vocab_size: int) -> bool:
-    return row.top_p >= 1.0 and row.min_p <= 0.0 and not 0 < row.top_k < vocab_size
+def _draw_prefiltered(logits: Tensor, keys: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+    """Tokens drawn among the best candidates, and whether these settle each row: both `[num_rows]`."""
+    size = min(PREFILTER_SIZE, logits.shape[1])
+    tokens, settled = _draw_among(logits, keys, truncation, size)
+    # The mass of a top-k that reaches past the candidates is not known.
+    return tokens, settled & ~((truncation.top_k > size) & (truncation.top_k < logits.shape[1]))
 
 
-def _draw_free(scaled: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    ids = torch.arange(scaled.shape[1]).expand_as(scaled)
-    return (scaled + gumbel_noise(_keys(rows), ids)).argmax(dim=-1)
+def _draw_by_elimination(logits: Tensor, keys: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+    """Draw from the whole vocabulary; what comes after a token that is dropped is dropped too, so draw again without.
+
+    Settled when a round's token is surely kept. Rows with a top-k, or too close to a border, are left open.
+    """
+    tokens = torch.zeros(len(logits), dtype=torch.int64)
+    settled = torch.zeros(len(logits), dtype=torch.bool)
+    pending = (truncation.top_k >= logits.shape[1]).nonzero().squeeze(1)
+    candidates = logits
+    for _ in range(MAX_ELIMINATIONS):
+        if not len(pending):
+            break
+        drawn = draw_free(candidates[pending], truncation.temperature[pending], keys[pending])
+        keeps, drops = judge_tokens(logits[pending], drawn, truncation.rows(pending))
+        tokens[pending], settled[pending] = drawn, keeps
+        pending, drawn = pending[drops], drawn[drops]
+        worst = logits[pending].gather(1, drawn[:, None])
+        if candidates is logits and len(pending):
+            candidates = logits.clone()
+        candidates[pending] = candidates[pending].masked_fill(logits[pending] <= worst, float("-inf"))
+    return tokens, settled
 
 
-def _draw_restricted(scaled: torch.Tensor, rows: list[SamplingRow], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the best `size` candidates: tokens `[num_rows]`, and whether each row is settled by them."""
-    values, ids = _ordered_candidates(scaled, size)
-    kept = _kept_candidates(scaled, values, rows)
-    scores = (values + gumbel_noise(_keys(rows), ids)).masked_fill(~kept, float("-inf"))
-    tokens = ids.gather(1, scores.argmax(dim=-1, keepdim=True)).squeeze(1)
-    if size == scaled.shape[1]:
-        return tokens, torch.ones(len(rows), dtype=torch.bool)
-    # A candidate equal to the last one may have equals that the prefilter left out and that come before it, and the
-    # mass of a top-k that reaches past the candidates is not known.
-    is_open = torch.tensor([size < row.top_k < scaled.shape[1] for row in rows])
-    return tokens, ~(is_open | (kept & (values == values[:, -1:])).any(dim=-1))
+def _draw_sorted(logits: Tensor, keys: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+    return _draw_among(logits, keys, truncation, logits.shape[1])
 
 
-def _ordered_candidates(scaled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best `size` values and their token ids, highest first, lower id first among equals."""
-    _, ids = scaled.topk(size, dim=-1)
-    ids = ids.sort(dim=-1).values
-    values, order = scaled.gather(1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(1, order)
+def _draw_among(logits: Tensor, keys: Tensor, truncation: Truncation, size: int) -> tuple[Tensor, Tensor]:
+    """Draw among the best `size` candidates; settled when none of the kept ones may have equals left out."""
+    values, ids = ordered_candidates(logits, size)
+    kept = kept_candidates(logits, values, truncation)
+    scores = values.to(torch.float64) / truncation.temperature[:, None] + gumbel_noise(keys, ids)
+    best = scores.masked_fill(~kept, float("-inf")).argmax(dim=-1, keepdim=True)
+    tokens = ids.gather(1, best).squeeze(1)
+    if size == logits.shape[1]:
+        return tokens, torch.ones(len(logits), dtype=torch.bool)
+    return tokens, ~(kept & (values == values[:, -1:])).any(dim=-1)
 
 
-def _kept_candidates(scaled: torch.Tensor, values: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    """Mask `[num_rows, num_candidates]` of what top-k, top-p and min-p leave of the ordered `values`."""
-    num_candidates, vocab_size = values.shape[1], scaled.shape[1]
-    limits = torch.tensor([row.top_k if row.top_k > 0 else vocab_size for row in rows])[:, None]
-    in_top_k = torch.arange(num_candidates)[None, :] < limits
-    highest = values[:, :1]
-    weights = (values - highest).exp().masked_fill(~in_top_k, 0.0)
-    total = weights.sum(dim=-1, keepdim=True)
-    # Top-k cut inside the candidates: they hold the whole mass. Otherwise the rest of the vocabulary counts too.
-    open_rows = (limits[:, 0] > num_candidates).nonzero().squeeze(1)
-    if len(open_rows):
-        total[open_rows] = (scaled[open_rows] - highest[open_rows]).exp().sum(dim=-1, keepdim=True)
-    before = torch.nn.functional.pad(weights.cumsum(dim=-1)[:, :-1], (1, 0))
-    top_p = torch.tensor([row.top_p for row in rows], dtype=torch.float64)[:, None]
-    in_top_p = (before < top_p * total) | (top_p >= 1.0)
-    in_top_p[:, 0] = True
-    min_p = torch.tensor([row.min_p for row in rows], dtype=torch.float64)[:, None]
-    in_min_p = (values - highest).exp() >= min_p
-    return in_top_k & in_top_p & in_min_p
-
-
-def _keys(rows: list[SamplingRow]) -> list[NoiseKey]:
-    return [NoiseKey(row.seed, row.choice, row.position) for row in rows]
+def _truncation(rows: list[SamplingRow], vocab_size: int) -> Truncation:
+    return Truncation(
+        temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float64),
+        top_k=torch.tensor([min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]),
+        top_p=torch.tensor([row.top_p for row in rows], dtype=torch.float64),
+        min_p=torch.tensor([row.min_p for row in rows], dtype=torch.float64),
+    )

@@ -10,7 +10,7 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from stageline_runtime.messages import RowSampling
 from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
-from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise
+from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
 from stageline_runtime.sampling.sampler import SamplingRow, sample
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
@@ -87,6 +87,6 @@ def test_min_p_keeps_what_hugging_face_keeps(min_p: float, temperature: float, v
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
     no_inputs = torch.LongTensor(1, 1)
     kept = MinPLogitsWarper(min_p)(no_inputs, (logits.double() / temperature))
-    noise = gumbel_noise([NoiseKey(seed, 0, 5)], torch.arange(vocab_size)[None])
+    noise = gumbel_noise(mixed_keys([NoiseKey(seed, 0, 5)]), torch.arange(vocab_size)[None])
     row = SamplingRow(temperature=temperature, top_p=1.0, top_k=0, min_p=min_p, seed=seed, choice=0, position=5)
     assert sample(logits, [row]).tolist() == (kept + noise).argmax(dim=-1).tolist()

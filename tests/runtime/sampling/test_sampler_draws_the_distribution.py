@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise
+from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
 from stageline_runtime.sampling.sampler import PREFILTER_SIZE, SamplingRow, sample
 
 
@@ -26,9 +26,9 @@ def reference_support(logits: list[float], temperature: float, top_k: int, top_p
     highest = logits[order[0]] / temperature
     weights = [math.exp(logits[token] / temperature - highest) for token in order]
     kept: list[int] = []
-    mass = 0.0
+    mass, total = 0.0, math.fsum(weights)
     for token, weight in zip(order, weights, strict=True):
-        if kept and top_p < 1.0 and mass >= top_p * math.fsum(weights):
+        if kept and top_p < 1.0 and mass >= top_p * total:
             break
         kept.append(token)
         mass += weight
@@ -38,7 +38,9 @@ def reference_support(logits: list[float], temperature: float, top_k: int, top_p
 def reference_token(logits: list[float], parameters: SamplingRow) -> int:
     """The kept token with the largest logit / temperature + noise."""
     kept = reference_support(logits, parameters.temperature, parameters.top_k, parameters.top_p)
-    noise = gumbel_noise([NoiseKey(parameters.seed, parameters.choice, parameters.position)], torch.tensor([kept]))
+    noise = gumbel_noise(
+        mixed_keys([NoiseKey(parameters.seed, parameters.choice, parameters.position)]), torch.tensor([kept])
+    )
     scores = [
         logits[token] / parameters.temperature + float(value) for token, value in zip(kept, noise[0], strict=True)
     ]
@@ -142,14 +144,49 @@ def test_zero_temperature_takes_the_best_token_beside_sampled_rows() -> None:
     assert tokens[1::2].tolist() == logits.argmax(-1)[1::2].tolist()
 
 
+@pytest.mark.parametrize("vocab_size", [150_001])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "spread"),
+    [(1.0, 0, 1.0, 3.0), (0.6, 0, 0.95, 3.0), (1.0, 0, 0.5, 2.0), (2.0, 0, 0.9, 1.0), (1.0, 3000, 0.9, 1.0)],
+)
+def test_a_real_vocabulary_is_sampled_as_by_a_full_sort(
+    vocab_size: int, temperature: float, top_k: int, top_p: float, spread: float
+) -> None:
+    """Also where thousands of tokens are kept, and the draw from all of them lands outside."""
+    seeds = range(2)
+    logits = torch.randn(len(seeds), vocab_size, generator=torch.Generator().manual_seed(5)) * spread
+    rows = [row(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, position=seed) for seed in seeds]
+    expected = [reference_token(logits[seed].tolist(), rows[seed]) for seed in seeds]
+    assert sample(logits, rows).tolist() == expected
+
+
+def test_noise_of_a_vocabulary_is_independent_and_standard() -> None:
+    """Blocks share a hash, yet each token's uniform is uniform and neighbours, in a block or not, don't go together."""
+    draws, num_tokens = 4000, 80
+    keys = mixed_keys([NoiseKey(1, 0, position) for position in range(draws)])
+    noise = gumbel_noise(keys, torch.arange(num_tokens).expand(draws, -1))
+    uniform = (-noise).exp().neg().exp()
+    tenths = torch.stack([torch.bincount(column, minlength=10) for column in (uniform * 10).long().T])
+    chi_square = ((tenths - draws / 10) ** 2 / (draws / 10)).sum(dim=1)
+    # 9 degrees of freedom: mean 9, quantile 0.999999 is 45; the mean over 80 tokens stays near 9.
+    assert float(chi_square.max()) < 45, chi_square
+    assert abs(float(chi_square.mean()) - 9) < 2, chi_square.mean()
+    correlation = torch.corrcoef(uniform.T) - torch.eye(num_tokens)
+    # Standard deviation 1 / sqrt(draws) = 0.016; 3160 pairs.
+    assert float(correlation.abs().max()) < 0.08, float(correlation.abs().max())
+    winners = torch.bincount(noise.argmax(dim=1), minlength=num_tokens)
+    expected = draws / num_tokens
+    assert float(((winners - expected) ** 2 / expected).sum()) < 130, winners
+
+
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.empty(0, 10), []).tolist() == []
 
 
 def test_noise_never_changes_between_versions() -> None:
     """A resumed stream draws the noise that the broken one would have drawn, also after an upgrade."""
-    noise = gumbel_noise([NoiseKey(seed=42, choice=1, position=7)], torch.tensor([[0, 1, 49_151]]))
+    noise = gumbel_noise(mixed_keys([NoiseKey(seed=42, choice=1, position=7)]), torch.tensor([[0, 1, 49_151]]))
     assert noise.tolist()[0] == pytest.approx(EXPECTED_NOISE, abs=1e-12)
 
 
-EXPECTED_NOISE = [0.8569149797267548, -0.5321643869576631, 1.8090434799444508]
+EXPECTED_NOISE = [0.8304993707920281, -0.5388155064947047, 1.646647601404843]
