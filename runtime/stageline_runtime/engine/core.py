@@ -177,6 +177,10 @@ class EngineCore:
         self._generation_tokens_total += 1
         if stream is None:
             return
+        if token.failure is not None:
+            stream.events.put_nowait(FailEvent(f"The answer can't be guided any further: {token.failure}."))
+            del self._streams[token.request_id]
+            return
         stream.events.put_nowait(TokenEvent((token.token,), () if token.logprobs is None else (token.logprobs,)))
         if token.finished:
             reason = FinishReason.STOP if token.stopped else FinishReason.LENGTH
@@ -273,5 +277,6 @@ def _row_sampling(request: AdmittedRequest) -> RowSampling:
         presence_penalty=sampling.presence_penalty,
         logit_bias=tuple(sampling.logit_bias.items()),
         num_top_logprobs=sampling.top_logprobs,
+        json_schema=sampling.json_schema,
         num_prompt_tokens=len(request.prompt_token_ids),
     )

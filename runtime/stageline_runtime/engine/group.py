@@ -5,7 +5,6 @@ memory, and welcomes all at once. From then on a connection that ends is a lost 
 """
 
 import asyncio
-import hmac
 import logging
 import os
 from collections.abc import Callable
@@ -13,13 +12,12 @@ from pathlib import Path
 
 from stageline_api import ports
 from stageline_api.failures import FailureClass
-from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_api.timeline import GroupStages, StageEndpoint
 from stageline_runtime.bus import EngineBusConnection, encode_frame
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.sizing import CacheSize, MemoryShortageError, StageMemory, size_cache, weight_bytes
+from stageline_runtime.engine.sizing import CacheSize
+from stageline_runtime.engine.welcome import refusal_of, welcome_stages
 from stageline_runtime.messages import (
-    PROTOCOL_VERSION,
     DrainRequested,
     Hello,
     Loaded,
@@ -29,16 +27,11 @@ from stageline_runtime.messages import (
     StepDone,
     ToEngine,
     ToStage,
-    Welcome,
 )
 from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
-from stageline_runtime.planning.memory import CutMemory, StageRoom
 from stageline_runtime.termination import RuntimeFailure
 
 logger = logging.getLogger(__name__)
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class StageGroup:
@@ -77,11 +70,6 @@ class StageGroup:
     def num_loaded(self) -> int:
         """Stages that have loaded and met their peers."""
         return len(self._loaded)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype the group runs in, `auto` resolved."""
-        return resolve_dtype(self._contract.config, self._model)
 
     async def listen(self) -> None:
         """Open the bus; raises RuntimeFailure when its port can't be had."""
@@ -139,85 +127,14 @@ class StageGroup:
         self._closing = True
 
     def _welcome(self) -> CacheSize:
-        config = self._contract.config
-        layers = self._cut()
-        max_model_len = config.max_model_len or self._model.context_length
-        element_bytes = ELEMENT_BYTES[self.dtype]
-        last = self._contract.stage_count - 1
-        stages = tuple(
-            StageMemory(
-                stage=stage,
-                host=hello.host,
-                available_bytes=hello.available_bytes,
-                layers=layers[stage],
-                weight_bytes=weight_bytes(
-                    self._model,
-                    layers[stage],
-                    is_first=stage == 0,
-                    is_last=stage == last,
-                    element_bytes=element_bytes,
-                ),
-            )
-            for stage, hello in sorted(self._hellos.items())
-        )
-        try:
-            size = size_cache(
-                stages,
-                self._model,
-                max_num_seqs=config.max_num_seqs,
-                max_model_len=max_model_len,
-                element_bytes=element_bytes,
-            )
-        except MemoryShortageError as error:
-            raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="size the cache") from error
+        size, welcomes = welcome_stages(self._hellos, self._contract, self._model, self._model_dir)
+        asked = self._contract.config.max_num_seqs
         admitted = size.num_cohorts * size.slots_per_cohort
-        if admitted < config.max_num_seqs:
-            logger.warning("memory holds %d sequences at once, not the %d asked for", admitted, config.max_num_seqs)
+        if admitted < asked:
+            logger.warning("memory holds %d sequences at once, not the %d asked for", admitted, asked)
         for stage, connection in self._connections.items():
-            connection.send_frame(encode_frame(self._welcome_message(stage, layers[stage], size)))
+            connection.send_frame(encode_frame(welcomes[stage]))
         return size
-
-    def _welcome_message(self, stage: int, layers: LayerRange, size: CacheSize) -> Welcome:
-        host = self._hellos[stage].host
-        return Welcome(
-            first_layer=layers.first,
-            last_layer=layers.last,
-            model_dir=str(self._model_dir),
-            dtype=self.dtype,
-            num_cohorts=size.num_cohorts,
-            slots_per_cohort=size.slots_per_cohort,
-            slot_tokens=size.slot_tokens,
-            max_step_tokens=self._contract.config.max_num_batched_tokens,
-            stages_on_host=sum(hello.host == host for hello in self._hellos.values()),
-        )
-
-    def _cut(self) -> tuple[LayerRange, ...]:
-        costs = estimate_costs(self._model)
-        try:
-            return cut_layers(
-                self._model.num_layers,
-                self._contract.stage_count,
-                layer_cost=costs.layer,
-                embedding_cost=costs.embedding,
-                head_cost=costs.head,
-                explicit=self._contract.config.stage_layers,
-                memory=self._room(),
-            )
-        except NoRoomError as error:
-            raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="cut the layers") from error
-        except CutError as error:
-            raise RuntimeFailure(FailureClass.BAD_CONFIG, str(error), operation="cut the layers") from error
-
-    def _room(self) -> CutMemory:
-        return CutMemory(
-            config=self._model,
-            rooms=tuple(
-                StageRoom(host=hello.host, available_bytes=hello.available_bytes)
-                for _, hello in sorted(self._hellos.items())
-            ),
-            max_model_len=self._contract.config.max_model_len or self._model.context_length,
-            element_bytes=ELEMENT_BYTES[self.dtype],
-        )
 
     async def _until(
         self, condition: Callable[[], bool], timeout_seconds: float, failure_class: FailureClass, operation: str
@@ -253,7 +170,7 @@ class StageGroup:
                 self._on_pong(connection.stage, message)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
-        refusal = self._refusal(hello)
+        refusal = refusal_of(hello, self._contract, self._hellos)
         if refusal is not None:
             logger.warning("refused a stage: %s", refusal)
             connection.send_frame(encode_frame(Refused(refusal)))
@@ -263,20 +180,6 @@ class StageGroup:
         self._hellos[hello.stage] = hello
         self._connections[hello.stage] = connection
         self._progress.set()
-
-    def _refusal(self, hello: Hello) -> str | None:
-        contract = self._contract
-        if not hmac.compare_digest(hello.token.encode(), contract.bus_token.encode()):
-            return "the plan bus token is wrong"
-        if hello.protocol != PROTOCOL_VERSION:
-            return f"protocol version {hello.protocol} does not match the engine's {PROTOCOL_VERSION}"
-        if hello.incarnation != contract.incarnation:
-            return f"incarnation {hello.incarnation} is not this group's {contract.incarnation}"
-        if hello.stage_count != contract.stage_count or not 0 <= hello.stage < contract.stage_count:
-            return f"stage {hello.stage} of {hello.stage_count} has no place among {contract.stage_count}"
-        if hello.stage in self._hellos:
-            return f"stage {hello.stage} is connected already"
-        return None
 
     def _lost(self, connection: EngineBusConnection, reason: str) -> None:
         if connection.stage is None or self._closing:
@@ -288,8 +191,3 @@ class StageGroup:
                 RuntimeFailure(FailureClass.PEER_LOST, detail, operation="plan bus", peer=connection.stage)
             )
         self._progress.set()
-
-
-def resolve_dtype(config: RuntimeConfig, model: ModelConfig) -> str:
-    """`auto` means the dtype the model's own config names."""
-    return model.dtype if config.dtype == "auto" else config.dtype

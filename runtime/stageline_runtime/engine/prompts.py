@@ -15,6 +15,7 @@ from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.port import AdmittedRequest
 from stageline_runtime.engine.tokenizer import EngineTokenizer, check_unicode
 from stageline_runtime.engine.tokenizer_config import read_tokenizer_config
+from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
 
 QUICK_LENGTH = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
@@ -31,6 +32,7 @@ class PromptReader:
     max_model_len: int
     """Most tokens of prompt plus output."""
     eos_token_ids: frozenset[int]
+    grammars: JsonGrammars
 
     @classmethod
     def load(
@@ -49,6 +51,7 @@ class PromptReader:
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=frozenset(eos_token_ids),
+            grammars=JsonGrammars(model_dir, vocab_size, eos_token_ids),
         )
 
     def read(self, request: GenerateRequest) -> AdmittedRequest:
@@ -64,6 +67,8 @@ class PromptReader:
             check_unicode(stop, "stop")
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.logit_bias, "logit_bias")
+        if sampling.json_schema is not None:
+            self._check_schema(sampling.json_schema, sampling.ignore_eos)
         token_ids = self.render_prompt(request.prompt)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         return AdmittedRequest(
@@ -110,6 +115,16 @@ class PromptReader:
             case _:
                 assert_never(prompt)
 
+    def _check_schema(self, schema: str, ignore_eos: bool) -> None:
+        if ignore_eos:
+            message = "ignore_eos can't be combined with response_format: the end of the JSON has to end the answer."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="ignore_eos")
+        try:
+            self.grammars.matcher(schema)
+        except GrammarError as error:
+            message = f"The JSON schema can't guide an answer: {error}."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="response_format") from error
+
     def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
         for index in token_ids:
             if not 0 <= index < self.vocab_size:
@@ -130,9 +145,11 @@ class PromptReader:
         return max_tokens
 
 
-def is_quick(prompt: Prompt) -> bool:
-    """Whether reading `prompt` is cheap enough to do on the event loop; a template's cost is never known beforehand."""
-    match prompt:
+def is_quick(request: GenerateRequest) -> bool:
+    """Whether reading `request` is cheap enough for the event loop; a template's or schema's cost is never known."""
+    if request.sampling.json_schema is not None:
+        return False
+    match request.prompt:
         case ChatPrompt():
             return False
         case TextPrompt(text=text):
@@ -140,4 +157,4 @@ def is_quick(prompt: Prompt) -> bool:
         case TokenPrompt(token_ids=token_ids):
             return len(token_ids) <= QUICK_LENGTH
         case _:
-            assert_never(prompt)
+            assert_never(request.prompt)

@@ -27,6 +27,8 @@ class NewToken:
     stopped: bool
     """Finished by a stop token rather than by length."""
     logprobs: TokenLogprobs | None = None
+    failure: str | None = None
+    """Why the request has failed instead; it is forgotten already."""
 
 
 def padded_size(num_tokens: int) -> int:
@@ -144,10 +146,10 @@ class Scheduler:
         token = row.token
         request.output.append(token)
         stopped = token in request.stop_token_ids
-        finished = stopped or len(request.output) >= request.max_new_tokens
+        finished = stopped or row.failure is not None or len(request.output) >= request.max_new_tokens
         if finished:
             self._release(request)
-        return NewToken(request.request_id, token, finished, stopped, row.logprobs)
+        return NewToken(request.request_id, token, finished, stopped, row.logprobs, row.failure)
 
     def _release(self, request: Request) -> None:
         del self._running[request.request_id]

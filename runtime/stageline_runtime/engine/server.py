@@ -118,7 +118,7 @@ class _Generation:
         return b"".join(chunks)
 
     async def _read(self, request: GenerateRequest) -> AdmittedRequest:
-        if is_quick(request.prompt):
+        if is_quick(request):
             return self._reader.read(request)
         return await asyncio.to_thread(self._reader.read, request)
 
