@@ -27,6 +27,8 @@ _REFUSED_WHEN_SET = {
     "num_experts": "mixtures of experts are run by the own decoder only",
     "num_local_experts": "mixtures of experts are run by the own decoder only",
     "n_routed_experts": "mixtures of experts are run by the own decoder only",
+    "moe_num_experts": "mixtures of experts are run by the own decoder only",
+    "hidden_size_per_layer_input": "layers that take more than hidden states can't be cut",
     "num_kv_shared_layers": "layers that read other layers' keys and values can't be cut",
     "kv_lora_rank": "compressed keys and values don't fit the slot cache",
     "use_bidirectional_attention": "a token can't see those after it",

@@ -20,6 +20,8 @@ from stageline_runtime.models.kv_cache import KvCache
 from stageline_runtime.models.weights import Progress
 
 _PROBE = PlanRow(slot=0, generation=0, position=0, num_tokens=1, token_ids=(0,), need_sample=False)
+_FOREIGN_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
+"""What a model's own code raises where it asks its cache or its layers for something that isn't here."""
 
 
 class _NoCache:
@@ -103,7 +105,16 @@ class CoveredStage:
         batch = build_attention_batch((_PROBE,), 1, self._cache_shape)
         step = CoveredStep(batch=batch, cache=self._cache, first_layer=self._first_layer)
         self._cache.mark_written(batch)
-        self._run(torch.zeros(1, self._hidden_size, dtype=dtype), step)
+        hidden = torch.zeros(1, self._hidden_size, dtype=dtype)
+        try:
+            if self._cut.is_first:
+                hidden = self.embed(torch.zeros(1, dtype=torch.int64))
+            self._run(hidden, step)
+            if self._cut.is_last:
+                self.head(hidden)
+        except _FOREIGN_ERRORS as error:
+            name = type(self._cut.model).__name__
+            raise CoverageError(f"{name} can't be run over slots: {type(error).__name__}: {error}") from error
         self._cache.reset_slot(_PROBE.slot)
         expected = list(range(self._first_layer, self._first_layer + len(self._cache.keys)))
         if step.calls != expected:

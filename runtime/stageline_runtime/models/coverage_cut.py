@@ -15,6 +15,9 @@ from torch import nn
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.models.coverage_attention import CoverageError
 
+_HIDDEN_DIMENSIONS = 3
+_FROM_POSITIONS = frozenset({"position_ids", "cache_position", "position_embeddings"})
+
 
 @dataclass(slots=True, kw_only=True)
 class Passage:
@@ -70,6 +73,7 @@ class ModelCut:
     def __init__(self, model: Any, layer_range: LayerRange, *, is_first: bool, is_last: bool) -> None:
         self.model = model
         self.base = model.base_model
+        self.is_first, self.is_last = is_first, is_last
         self._range = layer_range
         self.passage = Passage(embedding_only=False, hidden=None)
         front, layers_name, tail = _plan(model, self.base)
@@ -96,6 +100,7 @@ class ModelCut:
         passage = self.passage
         if passage.embedding_only:
             if index == 0:
+                _check_sole_input(hidden, arguments, named)
                 passage.hidden = hidden
             return hidden
         if layer is None:
@@ -103,9 +108,10 @@ class ModelCut:
         if index == self._range.first:
             assert passage.hidden is not None, "layers without hidden states"
             hidden = passage.hidden
+            _check_sole_input(hidden, arguments, named)
         result = layer(hidden, *arguments, **named)
-        if not isinstance(result, torch.Tensor):
-            raise CoverageError(f"{type(layer).__name__} gives more than one hidden tensor, which is not supported")
+        if not isinstance(result, torch.Tensor) or result.shape != hidden.shape:
+            raise CoverageError(f"{type(layer).__name__} gives other than one hidden tensor, which is not supported")
         passage.layer_outputs.append(result)
         return result
 
@@ -118,6 +124,16 @@ class ModelCut:
         setattr(self.base, layers_name, nn.ModuleList(slots))
         for name in (*front, *tail):
             setattr(self.base, name, PassOn())
+
+
+def _check_sole_input(hidden: torch.Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Refuse layers that are given tensors, beside hidden states, which a later stage couldn't work out itself."""
+    if hidden.dim() != _HIDDEN_DIMENSIONS or hidden.shape[0] != 1:
+        raise CoverageError(f"layers take hidden states of shape {list(hidden.shape)}, not one [1, num_tokens, size]")
+    others = [name for name, given in named.items() if isinstance(given, torch.Tensor) and name not in _FROM_POSITIONS]
+    others += [f"argument {at}" for at, given in enumerate(arguments, start=1) if isinstance(given, torch.Tensor)]
+    if others:
+        raise CoverageError(f"layers take {others[0]} beside hidden states, which is not supported")
 
 
 def _plan(model: Any, base: Any) -> tuple[list[str], str, list[str]]:
