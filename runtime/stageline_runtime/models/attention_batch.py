@@ -66,6 +66,8 @@ class AttentionBatch:
     """`[num_decode_rows]` int64, with `decode_slots` and `decode_positions`: what the decode rows write."""
     decode_slots: torch.Tensor
     decode_positions: torch.Tensor
+    decode_rows: torch.Tensor
+    """`[num_decode_rows, 3]` int64: token, slot and position of each, as the compiled kernel reads them."""
     written: tuple[tuple[int, int], ...]
     """(slot, end position) of each row, for the cache's high-water marks."""
 
@@ -99,13 +101,15 @@ def build_attention_batch(rows: Sequence[PlanRow], padded_tokens: int, shape: Ca
             prefill.extend(_prefill_pieces(row, tokens.start, shape))
         offset = tokens.stop
     decode.sort(key=lambda entry: entry.slot)
+    decode_rows = torch.tensor([(row.token, row.slot, row.position) for row in decode], dtype=torch.int64).view(-1, 3)
     return AttentionBatch(
         positions=positions,
         prefill=tuple(prefill),
         decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)),
-        decode_tokens=torch.tensor([row.token for row in decode], dtype=torch.int64),
-        decode_slots=torch.tensor([row.slot for row in decode], dtype=torch.int64),
-        decode_positions=torch.tensor([row.position for row in decode], dtype=torch.int64),
+        decode_tokens=decode_rows[:, 0],
+        decode_slots=decode_rows[:, 1],
+        decode_positions=decode_rows[:, 2],
+        decode_rows=decode_rows,
         written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
     )
 

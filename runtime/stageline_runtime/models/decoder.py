@@ -6,6 +6,7 @@ operation, so that float32 runs give the same greedy tokens. The residual stream
 between stages.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape,
 from stageline_runtime.models.kv_cache import KvCache
 from stageline_runtime.models.linear import Linear
 from stageline_runtime.models.mixture import ExpertMixture
+from stageline_runtime.models.native.decode_kernel import DecodeKernel, HeadShape, build_decode_kernel
 from stageline_runtime.models.normalization import RmsNorm
 from stageline_runtime.models.rotary import RotaryTable, rotate
 from stageline_runtime.models.weights import (
@@ -48,8 +50,12 @@ class FeedForward:
 class DecoderLayer:
     """One layer: attention and feed-forward, each added to the residual stream after a pre-norm."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: LayerWeights, kernel: DecodeKernel | None, window: int | None
+    ) -> None:
         self._config = config
+        self._kernel = kernel
+        self._window = window
         self._input_norm = RmsNorm(weights.input_norm, config.rms_norm_eps)
         self._qkv = _linear(weights.qkv)
         self._head_norm = _head_norm(config, weights)
@@ -66,23 +72,40 @@ class DecoderLayer:
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """Map hidden `[padded_tokens, hidden_size]` to the same shape; `layer` counts within the stage."""
-        query, key, value = self._project(self._input_norm(hidden), rotary)
-        cache.write(layer, key, value, batch)
-        attended = attend(query, cache.keys[layer], cache.values[layer], batch)
+        attended = self._attend(self._input_norm(hidden), rotary, cache, layer, batch)
         hidden = hidden + self._output(attended)
         return hidden + self._feed_forward(self._feed_forward_norm(hidden))
 
-    def _project(
-        self, rows: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated query and key and plain value, each `[num_tokens, heads of its kind, head_dim]`."""
+    def _attend(
+        self,
+        rows: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        cache: KvCache,
+        layer: int,
+        batch: AttentionBatch,
+    ) -> torch.Tensor:
+        """Store keys and values of normed `[padded_tokens, hidden_size]`, attend: `[padded_tokens, heads * size]`."""
+        query_key, value = self._project(rows)
+        keys, values = cache.keys[layer], cache.values[layer]
+        num_heads = self._config.num_heads
+        if self._kernel is not None and not batch.prefill:
+            output = query_key.new_zeros(rows.shape[0], num_heads * self._config.head_dim)
+            self._kernel(query_key, value, rotary, (keys, values), batch.decode_rows, output, self._window)
+            return output
+        rotated = rotate(query_key, *rotary)
+        cache.write(layer, rotated[:, num_heads:], value, batch)
+        if self._kernel is None or not batch.decode:
+            return attend(rotated[:, :num_heads], keys, values, batch)
+        output = attend(rotated[:, :num_heads], keys, values, replace(batch, decode=()))
+        self._kernel(rotated, value, None, (keys, values), batch.decode_rows, output, self._window)
+        return output
+
+    def _project(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Query and key heads together, not rotated yet, and value heads: `[num_tokens, heads, head_dim]`."""
         num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
         heads = self._qkv(rows).view(rows.shape[0], num_heads + 2 * num_kv_heads, self._config.head_dim)
         query_key, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
-        if self._head_norm is not None:
-            query_key = self._head_norm(query_key)
-        rotated = rotate(query_key, *rotary)
-        return rotated[:, :num_heads], rotated[:, num_heads:], value
+        return query_key if self._head_norm is None else self._head_norm(query_key), value
 
 
 class DecoderStage:
@@ -95,12 +118,15 @@ class DecoderStage:
         cache: KvCache,
         cache_shape: CacheShape,
         windows: tuple[int | None, ...],
+        kernel: DecodeKernel | None,
         *,
         is_first: bool,
         is_last: bool,
     ) -> None:
         self._embedding = weights.embedding() if is_first else None
-        self._layers = tuple(DecoderLayer(config, layer) for layer in weights.layers())
+        self._layers = tuple(
+            DecoderLayer(config, layer, kernel, window) for layer, window in zip(weights.layers(), windows, strict=True)
+        )
         self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps) if is_last else None
         self._head = self._build_head(config, weights) if is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
@@ -186,7 +212,15 @@ def build_stage_model(
         window if window is not None and window < slot_tokens else None
         for window in config.attention_windows[layer_range.first : layer_range.last + 1]
     )
-    return DecoderStage(config, weights, cache, shape, windows, is_first=is_first, is_last=is_last)
+    heads = HeadShape(
+        num_kv_heads=config.num_kv_heads,
+        group_size=config.group_size,
+        head_dim=config.head_dim,
+        slot_tokens=slot_tokens,
+        dtype=dtype,
+    )
+    kernel = build_decode_kernel(heads)
+    return DecoderStage(config, weights, cache, shape, windows, kernel, is_first=is_first, is_last=is_last)
 
 
 def _linear(projection: Projection) -> Linear:

@@ -1,0 +1,1 @@
+"""C kernels of the CPU stage, compiled for the machine they run on when a stage loads."""

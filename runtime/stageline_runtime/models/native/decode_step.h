@@ -1,0 +1,82 @@
+/* Included by decode.c with ELEMENT, WIDEN, ROUND and NAME set for one element type. */
+
+/* half-split rotation; each product is rounded before the sum, as separate operators would */
+static inline void NAME(rotate)(const ELEMENT *head, const ELEMENT *cosines, const ELEMENT *sines, int size,
+                                ELEMENT *rotated) {
+    int half = size / 2;
+    for (int i = 0; i < half; i++) {
+        float low = WIDEN(head[i]), high = WIDEN(head[i + half]);
+        ELEMENT low_turned = ROUND(-high * WIDEN(sines[i])), high_turned = ROUND(low * WIDEN(sines[i + half]));
+        ELEMENT low_kept = ROUND(low * WIDEN(cosines[i])), high_kept = ROUND(high * WIDEN(cosines[i + half]));
+        rotated[i] = ROUND(WIDEN(low_kept) + WIDEN(low_turned));
+        rotated[i + half] = ROUND(WIDEN(high_kept) + WIDEN(high_turned));
+    }
+}
+
+/* `group` query heads over `count` keys and values of one head; `scores` holds group * count floats */
+static inline __attribute__((always_inline)) void NAME(attend)(const ELEMENT *query, const ELEMENT *keys,
+                                                               const ELEMENT *values, ELEMENT *output, float *scores,
+                                                               int group, int64_t count, int size, float scale) {
+    float wide[MOST_GROUP_SIZE * MOST_HEAD_SIZE], row[MOST_HEAD_SIZE];
+    for (int i = 0; i < group * size; i++) wide[i] = WIDEN(query[i]) * scale;
+    for (int64_t t = 0; t < count; t++) {
+        for (int d = 0; d < size; d++) row[d] = WIDEN(keys[t * size + d]);
+        for (int g = 0; g < group; g++) {
+            float sum = 0;
+            for (int d = 0; d < size; d++) sum += row[d] * wide[g * size + d];
+            scores[g * count + t] = sum;
+        }
+    }
+    for (int g = 0; g < group; g++) {
+        float *score = scores + g * count, most = score[0], sum = 0;
+        for (int64_t t = 1; t < count; t++) most = score[t] > most ? score[t] : most;
+        for (int64_t t = 0; t < count; t++) sum += score[t] = expf(score[t] - most);
+        for (int64_t t = 0; t < count; t++) score[t] /= sum;
+    }
+    memset(wide, 0, sizeof(float) * (size_t)(group * size));
+    for (int64_t t = 0; t < count; t++) {
+        for (int d = 0; d < size; d++) row[d] = WIDEN(values[t * size + d]);
+        for (int g = 0; g < group; g++) {
+            float weight = scores[g * count + t];
+            for (int d = 0; d < size; d++) wide[g * size + d] += weight * row[d];
+        }
+    }
+    for (int i = 0; i < group * size; i++) output[i] = ROUND(wide[i]);
+}
+
+static void NAME(one_head)(const decode_arguments *a, int64_t index) {
+    int64_t head = index % a->num_kv_heads, size = a->head_dim, group = a->group_size;
+    const decode_row *row = a->rows + index / a->num_kv_heads;
+    int64_t base = (row->slot * a->num_kv_heads + head) * a->slot_tokens * size;
+    const ELEMENT *query_key = (const ELEMENT *)a->query_key + row->token * a->query_key_stride;
+    const ELEMENT *query = query_key + head * group * size;
+    ELEMENT *keys = (ELEMENT *)a->keys + base, *values = (ELEMENT *)a->values + base;
+    ELEMENT rotated[MOST_GROUP_SIZE * MOST_HEAD_SIZE];
+    if (a->cosines) {
+        const ELEMENT *cosines = (const ELEMENT *)a->cosines + row->token * size;
+        const ELEMENT *sines = (const ELEMENT *)a->sines + row->token * size;
+        const ELEMENT *key = query_key + (a->num_kv_heads * group + head) * size;
+        for (int64_t g = 0; g < group; g++)
+            NAME(rotate)(query + g * size, cosines, sines, (int)size, rotated + g * size);
+        query = rotated;
+        NAME(rotate)(key, cosines, sines, (int)size, keys + row->position * size);
+        memcpy(values + row->position * size,
+               (const ELEMENT *)a->value + row->token * a->value_stride + head * size, sizeof(ELEMENT) * (size_t)size);
+    }
+    int64_t first = a->window && row->position >= a->window ? row->position + 1 - a->window : 0;
+    int64_t count = row->position + 1 - first;
+    ELEMENT *output = (ELEMENT *)a->output + (row->token * a->num_kv_heads + head) * group * size;
+    float *scores = a->scores + thread_index() * group * a->slot_tokens;
+    keys += first * size, values += first * size;
+    switch (size) { /* constant sizes let the compiler unroll */
+    case 64: NAME(attend)(query, keys, values, output, scores, (int)group, count, 64, a->scale); break;
+    case 128: NAME(attend)(query, keys, values, output, scores, (int)group, count, 128, a->scale); break;
+    default: NAME(attend)(query, keys, values, output, scores, (int)group, count, (int)size, a->scale);
+    }
+}
+
+void NAME(decode_step)(const decode_arguments *a) {
+    int64_t total = a->num_rows * a->num_kv_heads;
+#pragma omp parallel for num_threads((int)a->num_threads) if (a->num_threads > 1) schedule(static)
+    for (int64_t index = 0; index < total; index++) NAME(one_head)(a, index);
+}
