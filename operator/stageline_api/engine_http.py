@@ -48,6 +48,7 @@ Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="k
 
 
 MAX_TOP_LOGPROBS = 20
+MAX_SCHEMA_CHARACTERS = 65536
 
 
 class SamplingParams(_Frozen):
@@ -74,6 +75,8 @@ class SamplingParams(_Frozen):
     """How many of the likeliest tokens to report with each token; None reports no log probabilities."""
     max_tokens: int | None = Field(default=None, ge=1)
     """None allows as many as the context still holds."""
+    json_schema: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
+    """A JSON schema, written as JSON, that the answer's text satisfies; refusals name it `response_format`."""
     stop: tuple[str, ...] = Field(default=(), max_length=16)
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)
     ignore_eos: bool = False

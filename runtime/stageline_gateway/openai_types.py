@@ -5,7 +5,8 @@ without a word. Extensions to OpenAI's fields: `top_k`, `min_p`,
 `repetition_penalty`, `stop_token_ids`, `ignore_eos`.
 """
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -109,6 +110,35 @@ class StreamOptions(_Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+class JsonSchemaFormat(_Strict):
+    """A schema that the answer satisfies, whether or not `strict` is set; `name` and `description` change nothing."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema to satisfy, as JSON; None for free text."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return '{"type":"object"}'
+            case "json_schema":
+                return json.dumps(self.json_schema.json_schema if self.json_schema else {})
+            case _:
+                assert_never(self.type)
+
+
 class _Request(_Strict):
     model: str
     max_tokens: TokenCount | None = None
@@ -139,6 +169,11 @@ class _Request(_Strict):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer must satisfy."""
+        return None
+
+    @property
     def limit_name(self) -> str:
         """The field that bounds the answer's length, as the client wrote it."""
         return "max_tokens"
@@ -159,8 +194,14 @@ class ChatRequest(_Request):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: TokenCount | None = None
+    response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema of `response_format`."""
+        return None if self.response_format is None else self.response_format.schema_text
 
     @property
     def limit_name(self) -> str:

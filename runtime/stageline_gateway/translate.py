@@ -42,6 +42,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         top_logprobs=request.asked_top_logprobs,
+        json_schema=request.schema_text,
     )
 
 

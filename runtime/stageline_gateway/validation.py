@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from stageline_api.engine_http import MAX_SCHEMA_CHARACTERS
 from stageline_gateway.errors import ApiError, bad_value, shown
 from stageline_gateway.openai_types import UNION_TAGS, ChatRequest, CompletionRequest
 from stageline_gateway.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, without_unsupported
@@ -56,12 +57,28 @@ def _check_stream_options(request: ChatRequest | CompletionRequest) -> None:
         raise bad_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
 
 
+def _check_response_format(request: ChatRequest) -> None:
+    wanted = request.response_format
+    if wanted is None:
+        return
+    param = "response_format.json_schema"
+    if wanted.type == "json_schema" and wanted.json_schema is None:
+        raise bad_value(param, f"'{param}' is required when 'response_format.type' is 'json_schema'.")
+    if wanted.type != "json_schema" and wanted.json_schema is not None:
+        raise bad_value(param, f"'{param}' is only allowed when 'response_format.type' is 'json_schema'.")
+    length = len(wanted.schema_text or "")
+    if length > MAX_SCHEMA_CHARACTERS:
+        message = f"'{param}.schema' has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed."
+        raise bad_value(f"{param}.schema", message)
+
+
 def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check the body of a chat completion; raises ApiError 400 naming the first field that is wrong."""
     request = _checked(ChatRequest, without_unsupported(fields, CHAT_NEUTRAL))
     _check_stream_options(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
+    _check_response_format(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return request

@@ -51,6 +51,8 @@ class SampledRow(_Message, frozen=True):
     token: int
     logprobs: TokenLogprobs | None = None
     """There when the request asked for them."""
+    failure: str | None = None
+    """Why the request can't go on; its token then means nothing."""
 
 
 class StepDone(_Message, frozen=True):
@@ -132,6 +134,8 @@ class RowSampling(_Message, frozen=True):
     """(token id, addend), each id once."""
     num_top_logprobs: int | None = None
     """How many tokens to list with each sampled one; None asks for no log probabilities."""
+    json_schema: str | None = None
+    """The output must be JSON that satisfies this schema; checked by the engine."""
     num_prompt_tokens: int = 0
     """The border between prompt and output: input tokens at this position and after count as generated."""
 

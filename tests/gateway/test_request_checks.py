@@ -64,7 +64,25 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"tools": [{}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "x", "schema": {}}}},
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 3}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"enum": ["x" * 70000]}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),

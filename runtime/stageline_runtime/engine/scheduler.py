@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from stageline_runtime.engine.request import Request
 from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import PlanRow, SampledRow, SlotFill, StepPlan, TokenLogprobs
+from stageline_runtime.graphs.mode import plan_graph_mode
+from stageline_runtime.messages import GraphMode, PlanRow, SampledRow, SlotFill, StepPlan, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,11 @@ def padded_size(num_tokens: int) -> int:
 class Scheduler:
     """Requests, cohorts and the sequence of plans."""
 
-    def __init__(self, ledger: SlotLedger, *, max_step_tokens: int, max_waiting: int) -> None:
+    def __init__(
+        self, ledger: SlotLedger, *, max_step_tokens: int, max_waiting: int, graphs: GraphMode = GraphMode.OFF
+    ) -> None:
         self.ledger = ledger
+        self._graphs = graphs
         self.max_step_tokens = max_step_tokens
         self.max_waiting = max_waiting
         self._waiting: deque[Request] = deque()
@@ -243,6 +247,7 @@ class Scheduler:
             feedback_through=self._feedback_through,
             feedback_posted=any(self._feeds_back(row) for row in rows),
             dummy=dummy,
+            graph_mode=plan_graph_mode(self._graphs, rows, dummy=dummy),
         )
 
     def _feeds_back(self, row: PlanRow) -> bool:

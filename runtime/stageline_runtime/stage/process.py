@@ -18,6 +18,8 @@ from stageline_api.health import Phase
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.contract import PodContract
+from stageline_runtime.guided.guide import GuideMaker
+from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.messages import (
     PROTOCOL_VERSION,
     DrainRequested,
@@ -186,7 +188,14 @@ class StageProcess:
             num_slots=num_slots,
             hidden_size=config.hidden_size,
             dtype=dtype,
+            guides=self._guides(Path(welcome.model_dir), config),
         )
+
+    def _guides(self, model_dir: Path, config: ModelConfig) -> GuideMaker | None:
+        """What guided decoding needs, on the stage that samples."""
+        if self._contract.stage != self._contract.stage_count - 1:
+            return None
+        return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
 
     def _load(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
         layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)

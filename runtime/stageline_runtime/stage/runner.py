@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stageline_api.timeline import FORWARD, RECEIVE_FEEDBACK, RECEIVE_HIDDEN, SEND_FEEDBACK, SEND_HIDDEN
+from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.messages import SampledRow, StepPlan
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.stage.clock import BusyKind, StateClock, WaitReason
@@ -32,6 +33,7 @@ class StageRunner:
         num_slots: int,
         hidden_size: int,
         dtype: torch.dtype,
+        guides: GuideMaker | None = None,
     ) -> None:
         self._model = model
         self._transport = transport
@@ -42,7 +44,7 @@ class StageRunner:
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._tokens = SlotTokens(num_slots)
-        self._sampling = SamplingState()
+        self._sampling = SamplingState(guides)
 
     @property
     def is_first(self) -> bool:

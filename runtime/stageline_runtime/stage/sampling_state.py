@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.messages import PlanRow, RowSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
 from stageline_runtime.sampling.logprobs import RawLogprobs
@@ -23,25 +24,42 @@ class _SlotSampling:
     generation: int
     sampling: RowSampling
     seen: SeenTokens | None
+    guide: Guide | None
 
     def take_inputs(self, row: PlanRow) -> None:
         """Take a prefill chunk; tokens behind the prompt's end are output generated before."""
-        if self.seen is None:
-            return
         border = min(max(self.sampling.num_prompt_tokens - row.position, 0), len(row.token_ids))
-        self.seen.add_prompt(row.token_ids[:border])
-        self.seen.add_output(row.token_ids[border:])
+        if self.seen is not None:
+            self.seen.add_prompt(row.token_ids[:border])
+            self.seen.add_output(row.token_ids[border:])
+        if self.guide is not None and row.token_ids[border:]:
+            self.guide.take(row.token_ids[border:])
+
+    def change(self, logits: Tensor) -> None:
+        """Bias, penalise and mask the request's logits `[vocab_size]` in place."""
+        adjust(logits, self.sampling, self.seen)
+        if self.guide is not None:
+            self.guide.mask(logits)
 
     def take_output(self, token: int) -> None:
         """Take the token just sampled."""
         if self.seen is not None:
             self.seen.add_output((token,))
+        if self.guide is not None:
+            self.guide.take((token,))
+
+    @property
+    def failure(self) -> str | None:
+        """Why the request can't go on."""
+        return None if self.guide is None else self.guide.failure
 
 
 class SamplingState:
     """Sampling parameters and history by slot; filled by the plan that gives the slot out."""
 
-    def __init__(self) -> None:
+    def __init__(self, guides: GuideMaker | None = None) -> None:
+        """`guides` is needed by requests with a schema only."""
+        self._guides = guides
         self._by_slot: dict[int, _SlotSampling] = {}
 
     def accept(self, plan: StepPlan) -> None:
@@ -62,15 +80,15 @@ class SamplingState:
         logprobs = RawLogprobs(logits, [slot.sampling.num_top_logprobs if slot else None for slot in slots])
         for index, slot in enumerate(slots):
             if slot is not None:
-                adjust(logits[index], slot.sampling, slot.seen)
+                slot.change(logits[index])
         draws = [_draw(slot, row) for slot, row in zip(slots, rows, strict=True)]
         tokens = sample(logits, draws).tolist()
         for slot, token in zip(slots, tokens, strict=True):
             if slot is not None:
                 slot.take_output(token)
         sampled = tuple(
-            SampledRow(row.slot, row.generation, token, logprobs.of(index, token))
-            for index, (row, token) in enumerate(zip(rows, tokens, strict=True))
+            SampledRow(row.slot, row.generation, token, logprobs.of(index, token), slot.failure if slot else None)
+            for index, (row, slot, token) in enumerate(zip(rows, slots, tokens, strict=True))
         )
         feedback = torch.tensor([[row.generation, 1, row.token] for row in sampled], dtype=torch.int64)
         return sampled, feedback
@@ -78,7 +96,11 @@ class SamplingState:
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
         seen = SeenTokens() if needs_seen_tokens(sampling) else None
-        self._by_slot[fill.slot] = _SlotSampling(fill.generation, sampling, seen)
+        guide = None
+        if sampling.json_schema is not None:
+            assert self._guides is not None, "a stage without grammars was given a schema"
+            guide = self._guides.start(sampling.json_schema)
+        self._by_slot[fill.slot] = _SlotSampling(fill.generation, sampling, seen, guide)
 
     def _live(self, row: PlanRow) -> _SlotSampling | None:
         slot = self._by_slot.get(row.slot)

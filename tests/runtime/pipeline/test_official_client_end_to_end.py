@@ -1,12 +1,14 @@
-"""The official client through a gateway, an engine and two stages: log probabilities and choices."""
+"""The official client through a gateway, an engine and two stages: log probabilities, choices, guided JSON."""
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from transformers import AutoModelForCausalLM
 
 from gateway_harness import MODEL, group, running_gateway
@@ -79,3 +81,68 @@ def test_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
     assert ask(1, 3) == three
     assert ask(1, 1) == three[:1], "the first choice doesn't depend on how many there are"
     assert ask(2, 3) != three
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green"]},
+        "counts": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+    },
+    "required": ["colour", "counts"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_json_answers_satisfy_their_schema(client: OpenAI, temperature: float) -> None:
+    """Random weights would say anything; several at once, beside answers that no grammar holds."""
+
+    def ask(seed: int) -> list[str]:
+        answered = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Which?"}],
+            temperature=temperature,
+            seed=seed,
+            n=2,
+            max_tokens=450,
+            response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+        )
+        assert {choice.finish_reason for choice in answered.choices} == {"stop"}
+        return [choice.message.content or "" for choice in answered.choices]
+
+    def ask_freely(seed: int) -> list[str]:
+        client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=40, seed=seed)
+        return []
+
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        answers = [text for texts in pool.map(lambda i: ask_freely(i) if i % 2 else ask(i), range(6)) for text in texts]
+    assert len(answers) == 6
+    for text in answers:
+        answer = json.loads(text)
+        assert answer.keys() == {"colour", "counts"}, text
+        assert answer["colour"] in ("red", "green")
+        assert len(answer["counts"]) <= 2
+        assert all(type(count) is int and 0 <= count <= 99 for count in answer["counts"])
+
+
+def test_json_object_is_an_object(client: OpenAI) -> None:
+    answered = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Anything."}],
+        temperature=0,
+        max_tokens=1,
+        response_format={"type": "json_object"},
+        logit_bias={"93": 10},
+    )
+    assert (answered.choices[0].message.content or "").strip(" \n\r\t") in ("{", "")
+
+
+def test_a_bad_schema_is_the_clients_fault(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="strin") as refused:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "x"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}},
+        )
+    assert refused.value.param == "response_format"

@@ -1,0 +1,68 @@
+"""One request's way through its grammar on the last stage: which tokens may come next, and what came.
+
+The grammar is compiled in a thread while the prompt is computed; the first mask waits for it. End of sequence is
+admitted exactly where the grammar may end. The state follows from the output's ids alone.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
+
+
+class Guide:
+    """Masks one slot's logits. Never lets a token pass once the grammar is lost: `failure` says why instead."""
+
+    def __init__(self, compiled: Future[LLMatcher]) -> None:
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        self.failure: str | None = None
+        """Why the output can't be guided any more; the request has to fail."""
+
+    def mask(self, logits: Tensor) -> None:
+        """Set what the grammar doesn't admit next to minus infinity, in `logits` `[vocab_size]`."""
+        matcher = self._ready()
+        if matcher is None:
+            return
+        bits = matcher.compute_bitmask()
+        if matcher.is_error():
+            self.failure = f"the grammar became too complex to follow: {matcher.get_error()[:200]}"
+            return
+        admitted = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(logits), bitorder="little")
+        logits.masked_fill_(torch.from_numpy(admitted == 0), float("-inf"))
+
+    def take(self, token_ids: tuple[int, ...]) -> None:
+        """Follow the output by `token_ids`. After the end nothing is taken: such rows run dead."""
+        matcher = self._ready()
+        for token in token_ids:
+            if matcher is None or matcher.is_stopped():
+                return
+            if not matcher.consume_token(token):
+                self.failure = f"token {token} is not admitted by the grammar"
+                return
+
+    def _ready(self) -> LLMatcher | None:
+        if self._matcher is None and self.failure is None:
+            try:
+                self._matcher = self._compiled.result()
+            except GrammarError as error:
+                self.failure = str(error)
+        return None if self.failure is not None else self._matcher
+
+
+class GuideMaker:
+    """Compiles grammars in one thread of its own, and reads the tokenizer there ahead of the first request."""
+
+    def __init__(self, grammars: JsonGrammars) -> None:
+        self._grammars = grammars
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        # What fails here fails again, and is told, when a request needs it.
+        self._thread.submit(grammars.load)
+
+    def start(self, schema: str) -> Guide:
+        """A guide whose grammar is being compiled."""
+        return Guide(self._thread.submit(self._grammars.matcher, schema))

@@ -1,0 +1,86 @@
+"""JSON schemas compiled to token grammars of one model's tokenizer; the same code in the engine and on the last stage.
+
+Compiling is bounded by the library's fuel limits, set here, so that a schema which passes the engine's check also
+compiles on the stage, and both in bounded time. Compiled grammars are kept by the schema's hash, the latest first.
+Never raises for a client's schema anything but `GrammarError`. Free of torch. Safe from any thread.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_KEPT = 64
+SHOWN_CHARACTERS = 200
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000,
+    verbose_errors=False,
+)  # fmt: skip
+_WHITESPACE = r"[ \n\r\t]{0,40}"
+"""Between tokens of JSON: enough for deep indentation, but not for a model that wanders off in blanks."""
+
+
+class GrammarError(Exception):
+    """A schema that can't guide, with a sentence about why."""
+
+
+class JsonGrammars:
+    """Matchers for one model. The tokenizer is read when it is first needed."""
+
+    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._model_dir = model_dir
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def matcher(self, schema: str) -> LLMatcher:
+        """A matcher at its beginning for the schema written in `schema`.
+
+        Raises:
+            GrammarError: the schema is wrong, uses what isn't supported, or is too large; or no token ends an answer.
+        """
+        key = hashlib.sha256(schema.encode()).hexdigest()
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                kept = self._kept[key] = self._compile(schema)
+                if len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return kept.deep_copy()
+
+    def load(self) -> None:
+        """Read the tokenizer now, so that the first request doesn't wait for it."""
+        with self._lock:
+            self._loaded()
+
+    def _compile(self, schema: str) -> LLMatcher:
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+        except ValueError as error:
+            raise GrammarError(_first_line(str(error))) from error
+        matcher = LLMatcher(self._loaded(), grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise GrammarError(_first_line(matcher.get_error()))
+        return matcher
+
+    def _loaded(self) -> LLTokenizer:
+        if not self._eos_token_ids:
+            raise GrammarError("this model has no end-of-sequence token")
+        if self._tokenizer is None:
+            text = (self._model_dir / "tokenizer.json").read_text(encoding="utf-8")
+            try:
+                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+            except ValueError as error:
+                raise GrammarError("this model's tokenizer can't be guided") from error
+        return self._tokenizer
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().split("\n", 1)[0]
+    return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "…"
