@@ -1,6 +1,6 @@
 """`stageline plan`: how a model would be cut, what each stage would hold, and how fast it could be; starts nothing.
 
-Needs the model's `config.json` only, never its weights.
+Needs the model's `config.json` only; of a model outside the own decoder's families also the headers of its weights.
 """
 
 import json
@@ -16,7 +16,7 @@ from stageline_api.model_source import FileSource
 from stageline_api.pipeline_model import PipelineModel, check_cut
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.instance import default_cache_dir
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, model_config_from_dict
+from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, sized_model_config
 from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset
 from stageline_runtime.planning.devices_file import read_hardware
 from stageline_runtime.planning.group_plan import plan_group
@@ -136,7 +136,7 @@ def _read_config(path: Path) -> ModelConfig:
         parsed = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(parsed, dict):
             raise UnsupportedModelError("must hold a JSON object")
-        config = model_config_from_dict(parsed, {})
+        config = sized_model_config(parsed, path.parent)
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}", USAGE_EXIT_CODE) from error
     except (UnsupportedModelError, ValueError, TypeError) as error:

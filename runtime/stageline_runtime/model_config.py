@@ -29,6 +29,8 @@ __all__ = [
     "UnsupportedModelError",
     "model_config_from_dict",
     "read_model_config",
+    "require_sizes",
+    "sized_model_config",
 ]
 
 SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
@@ -92,8 +94,30 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     fields = read_json(model_dir / "config.json")
     generation_path = model_dir / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    measured = None if fields.get("model_type") in FAMILIES else measure_checkpoint(model_dir, fields)
-    return model_config_from_dict(fields, generation, measured)
+    return model_config_from_dict(fields, generation, _measured(fields, model_dir))
+
+
+def sized_model_config(fields: Fields, model_dir: Path) -> ModelConfig:
+    """The config for planning: the sizes of all weights are known, if need be from the checkpoint in `model_dir`.
+
+    Raises:
+        UnsupportedModelError: a field is missing or can't be run, or the checkpoint that would tell is not there.
+    """
+    return require_sizes(model_config_from_dict(fields, {}, _measured(fields, model_dir)))
+
+
+def require_sizes(config: ModelConfig) -> ModelConfig:
+    """The same config, once it is sure that the sizes of its weights are known.
+
+    Raises:
+        UnsupportedModelError: it is a covered model whose checkpoint is not here.
+    """
+    if config.is_covered and config.measured is None:
+        raise UnsupportedModelError(
+            f"model_type {config.architecture!r}: config.json alone doesn't tell the size of its layers; "
+            "its safetensors files have to be beside it"
+        )
+    return config
 
 
 def model_config_from_dict(
@@ -110,6 +134,10 @@ def model_config_from_dict(
     if activation != "silu":
         raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; supported: silu")
     return _own(config, generation, family)
+
+
+def _measured(fields: Fields, model_dir: Path) -> MeasuredParameters | None:
+    return None if fields.get("model_type") in FAMILIES else measure_checkpoint(model_dir, fields)
 
 
 def _own(config: Fields, generation: Fields, family: Family) -> ModelConfig:

@@ -46,7 +46,9 @@ class MeasuredParameters:
     front: int
     """What only the first stage holds."""
     tail: int
-    """What only the last stage holds; a tied embedding counts here too."""
+    """What only the last stage holds, but for a tied embedding."""
+    is_tied: bool
+    """Whether the last stage holds the front's embedding too, if it isn't the first as well."""
 
 
 def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
@@ -104,8 +106,8 @@ def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | 
                 front += elements
             else:
                 tail += elements
-    tied = front if fields.get("tie_word_embeddings") else 0
-    return MeasuredParameters(layers=tuple(layers), front=front, tail=tail + tied)
+    is_tied = bool(fields.get("tie_word_embeddings"))
+    return MeasuredParameters(layers=tuple(layers), front=front, tail=tail, is_tied=is_tied)
 
 
 def _weight_files(model_dir: Path) -> list[Path]:

@@ -6,7 +6,7 @@ Hugging Face's, with a layer's prefix left out and a mixture's experts stacked.
 
 from math import prod
 
-from stageline_runtime.model_config import MixtureConfig, ModelConfig, UnsupportedModelError
+from stageline_runtime.model_config import MixtureConfig, ModelConfig
 from stageline_runtime.model_coverage import MeasuredParameters
 
 ROUTER_NAME = "mlp.gate.weight"
@@ -29,14 +29,14 @@ def layer_tensor_shapes(config: ModelConfig, layer: int) -> Shapes:
 def layer_parameters(config: ModelConfig, layer: int) -> int:
     """Elements of all tensors of a layer, every expert of a mixture included."""
     if config.is_covered:
-        return measured(config).layers[layer]
+        return _measured(config).layers[layer]
     return _count(layer_tensor_shapes(config, layer))
 
 
 def active_parameters(config: ModelConfig, layer: int) -> int:
     """Multiply-adds of one token in a layer's matrices: of a mixture, the router and the experts that it picks."""
     if config.is_covered:
-        return measured(config).layers[layer]
+        return _measured(config).layers[layer]
     matrices = _count({name: shape for name, shape in layer_tensor_shapes(config, layer).items() if len(shape) > 1})
     if mixture := mixture_of(config, layer):
         matrices -= (mixture.num_experts - mixture.experts_per_token) * _expert_parameters(config, mixture)
@@ -58,7 +58,9 @@ def read_parameters(config: ModelConfig, layer: int, rows: int) -> int:
 def end_parameters(config: ModelConfig, *, is_first: bool, is_last: bool) -> int:
     """Elements a stage holds for being the first (embedding) or the last (final norm and head)."""
     if config.is_covered:
-        return is_first * measured(config).front + is_last * measured(config).tail
+        ends = _measured(config)
+        holds_front = is_first or (is_last and ends.is_tied)
+        return holds_front * ends.front + is_last * ends.tail
     # A tied matrix counts twice even on a lone stage: dense for look-ups, packed for the head.
     matrices = int(is_first) + int(is_last)
     return matrices * config.vocab_size * config.hidden_size + int(is_last) * config.hidden_size
@@ -70,17 +72,8 @@ def mixture_of(config: ModelConfig, layer: int) -> MixtureConfig | None:
     return mixture if mixture is not None and mixture.sparse_layers[layer] else None
 
 
-def measured(config: ModelConfig) -> MeasuredParameters:
-    """Sizes of a covered model.
-
-    Raises:
-        UnsupportedModelError: its checkpoint is not here, and its config alone doesn't tell.
-    """
-    if config.measured is None:
-        raise UnsupportedModelError(
-            f"model_type {config.architecture!r}: config.json alone doesn't tell the size of its layers; "
-            "its safetensors files have to be beside it"
-        )
+def _measured(config: ModelConfig) -> MeasuredParameters:
+    assert config.measured is not None, "a covered model is planned for only with its sizes"
     return config.measured
 
 

@@ -141,6 +141,22 @@ def write_tiny_phi3(directory: Path, **fields: Any) -> Path:
     return _write_family(directory, Phi3Config, Phi3ForCausalLM, **{"sliding_window": 24} | fields)
 
 
+def write_tiny_granite(directory: Path, **fields: Any) -> Path:
+    """Write a Granite: embedding, scores, residuals and logits are each scaled; returns `directory`."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    scales = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
+    return _write_family(directory, GraniteConfig, GraniteForCausalLM, **scales | {"logits_scaling": 2.0} | fields)
+
+
+def write_tiny_cohere2(directory: Path, **fields: Any) -> Path:
+    """Write a Cohere 2: parallel blocks, rotary positions only where there are windows; returns `directory`."""
+    from transformers import Cohere2Config, Cohere2ForCausalLM
+
+    own = {"head_dim": 16, "sliding_window": 20, "tie_word_embeddings": True}
+    return _write_family(directory, Cohere2Config, Cohere2ForCausalLM, **own | fields)
+
+
 def _write_family(
     directory: Path, config_class: Any, model_class: Any, *, stacked: bool = False, seed: int = 0, **fields: Any
 ) -> Path:

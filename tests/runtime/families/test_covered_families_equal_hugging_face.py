@@ -9,8 +9,10 @@ from family_checks import assert_equals_hugging_face, pipeline_tokens
 from stageline_runtime.model_config import read_model_config
 from stageline_runtime.models.coverage import build_covered_stage
 from tiny_models import (
+    write_tiny_cohere2,
     write_tiny_gemma2,
     write_tiny_gemma3,
+    write_tiny_granite,
     write_tiny_llama,
     write_tiny_mistral,
     write_tiny_olmo2,
@@ -21,8 +23,10 @@ from tiny_models import (
 
 Writer = Callable[[Path], Path]
 COVERED: dict[str, Writer] = {
+    "cohere2": write_tiny_cohere2,
     "gemma2": write_tiny_gemma2,
     "gemma3_text": write_tiny_gemma3,
+    "granite": write_tiny_granite,
     "olmo2": write_tiny_olmo2,
     "phi3": write_tiny_phi3,
 }

@@ -1,0 +1,107 @@
+"""What sizing and the cut count as weights is what stages read; of a mixture only the picked experts count as work."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from planning_models import small_llama
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config, require_sizes
+from stageline_runtime.model_shapes import active_parameters, layer_parameters, read_parameters
+from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.planning.cut import estimate_costs
+from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
+from tiny_models import (
+    write_tiny_cohere2,
+    write_tiny_gemma2,
+    write_tiny_mixtral,
+    write_tiny_olmo2,
+    write_tiny_phi3,
+    write_tiny_qwen2,
+    write_tiny_qwen3_moe,
+)
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "qwen2": write_tiny_qwen2,
+    "mixtral": write_tiny_mixtral,
+    "mixtral, stacked": lambda path: write_tiny_mixtral(path, stacked=True),
+    "qwen3_moe, some layers dense": lambda path: write_tiny_qwen3_moe(path, decoder_sparse_step=2),
+    "gemma2": write_tiny_gemma2,
+    "cohere2": write_tiny_cohere2,
+    "olmo2": write_tiny_olmo2,
+    "phi3": write_tiny_phi3,
+}
+
+
+def bytes_read(model_dir: Path, config: ModelConfig, layers: LayerRange) -> int:
+    """Bytes of all tensors that a stage reads in float32."""
+    progress = [(0, 0)]
+    build_any_stage_model(
+        model_dir,
+        config,
+        layers,
+        is_first=layers.first == 0,
+        is_last=layers.last == config.num_layers - 1,
+        dtype=torch.float32,
+        num_cohorts=1,
+        slots_per_cohort=1,
+        slot_tokens=8,
+        progress=lambda loaded, total: progress.append((loaded, total)),
+    )
+    loaded, total = progress[-1]
+    assert loaded == total
+    return total
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weight_bytes_are_those_that_a_stage_reads(name: str, tmp_path: Path) -> None:
+    model_dir = MODELS[name](tmp_path)
+    config = read_model_config(model_dir)
+    for first, last in ((0, 0), (1, 2), (3, 3)):
+        layers = LayerRange(first=first, last=last)
+        ends = {"is_first": first == 0, "is_last": last == 3}
+        counted = weight_bytes(config, layers, **ends, element_bytes=4)
+        assert counted == bytes_read(model_dir, config, layers), layers
+
+
+def mixture(**changes: object) -> ModelConfig:
+    """A Mixtral of 8 experts of which 2 run: each has 3 * 64 * 128 weights."""
+    fields: dict[str, object] = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    return small_llama(4, **fields | changes)
+
+
+def test_a_token_works_with_its_own_experts_only() -> None:
+    attention = 64 * 16 * (4 + 2 + 2) + 64 * 16 * 4
+    expert, router = 3 * 64 * 128, 8 * 64
+    assert active_parameters(mixture(), 0) == attention + router + 2 * expert
+    assert layer_parameters(mixture(), 0) == attention + router + 8 * expert + 2 * 64
+    assert estimate_costs(mixture()).layer == attention + router + 2 * expert
+
+
+def test_more_rows_read_more_experts_up_to_all() -> None:
+    config = mixture()
+    one, few, many = (read_parameters(config, 0, rows) for rows in (1, 4, 1000))
+    assert one == layer_parameters(config, 0) - 6 * 3 * 64 * 128
+    assert one < few < many == layer_parameters(config, 0)
+
+
+def test_layers_that_differ_are_each_counted_and_planned_for_at_their_largest() -> None:
+    changes = {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 128, "mlp_only_layers": [1]}
+    config = mixture(**changes)
+    dense, sparse = layer_parameters(config, 1), layer_parameters(config, 0)
+    assert dense < sparse
+    whole = weight_bytes(config, LayerRange(first=0, last=1), is_first=False, is_last=False, element_bytes=2)
+    assert whole == 2 * (dense + sparse)
+    memory = CutMemory(config=config, rooms=(StageRoom(host="a", available_bytes=0),), max_model_len=1, element_bytes=2)
+    assert memory.weight_bytes(0, 2) - memory.weight_bytes(0, 1) == 2 * sparse
+    assert estimate_costs(config).layer == (active_parameters(config, 1) + 3 * active_parameters(config, 0)) / 4
+
+
+def test_a_covered_model_without_its_checkpoint_has_no_sizes(tmp_path: Path) -> None:
+    model_dir = write_tiny_olmo2(tmp_path)
+    assert require_sizes(read_model_config(model_dir)).measured is not None
+    (model_dir / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"'olmo2': config\.json alone doesn't tell the size"):
+        require_sizes(read_model_config(model_dir))
