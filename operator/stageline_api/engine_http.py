@@ -159,6 +159,8 @@ class ErrorCode(StrEnum):
     NOT_READY = "not_ready"
     DRAINING = "draining"
     QUEUE_FULL = "queue_full"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
 
 
 class EngineError(_Frozen):

@@ -13,6 +13,8 @@ HTTP_STATUS_OF_CODE: dict[ErrorCode, int] = {
     ErrorCode.NOT_READY: 503,
     ErrorCode.DRAINING: 503,
     ErrorCode.QUEUE_FULL: 503,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.METHOD_NOT_ALLOWED: 405,
 }
 
 
@@ -35,7 +37,7 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
 
     @property
     def http_status(self) -> int:
-        """Status of the HTTP answer: 400 for what must change, 503 for what may be tried again."""
+        """Status of the HTTP answer: 400 for what must change, 503 for what may be tried again, 404 and 405."""
         return HTTP_STATUS_OF_CODE[self.code]
 
     def body(self) -> EngineError:

@@ -31,6 +31,17 @@ def build_app(core: EngineCorePort, reader: PromptReader, *, max_body_bytes: int
     _add_generation(app, _Generation(core, reader, max_body_bytes))
     _add_state(app, core)
 
+    @app.exception_handler(404)
+    async def answer_unknown_path(request: Request, _error: Exception) -> Response:
+        return refusal_response(EngineRefusal(ErrorCode.NOT_FOUND, f"There is no {request.url.path!r} here."))
+
+    @app.exception_handler(405)
+    async def answer_wrong_method(request: Request, error: Exception) -> Response:
+        message = f"{request.method} is not allowed on {request.url.path!r}."
+        response = refusal_response(EngineRefusal(ErrorCode.METHOD_NOT_ALLOWED, message))
+        response.headers["Allow"] = (getattr(error, "headers", None) or {}).get("Allow", "")
+        return response
+
     @app.exception_handler(Exception)
     async def answer_bug(_request: Request, _error: Exception) -> Response:
         return internal_error_response()

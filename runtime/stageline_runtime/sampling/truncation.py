@@ -64,7 +64,7 @@ def judge_tokens(logits: Tensor, tokens: Tensor, truncation: Truncation) -> tupl
     """
     highest = logits.amax(dim=-1)
     own = logits.gather(1, tokens[:, None])
-    weights = ((logits - highest[:, None]) / truncation.temperature[:, None].float()).exp_()
+    weights = ((logits - highest[:, None]) * truncation.temperature[:, None].reciprocal().float()).exp_()
     total = weights.sum(dim=-1, dtype=torch.float64)
     better = weights.masked_fill(logits <= own, 0.0).sum(dim=-1, dtype=torch.float64)
     not_worse = weights.masked_fill_(logits < own, 0.0).sum(dim=-1, dtype=torch.float64)
@@ -78,7 +78,7 @@ def judge_tokens(logits: Tensor, tokens: Tensor, truncation: Truncation) -> tupl
 
 def _total_mass(logits: Tensor, highest: Tensor, truncation: Truncation, before: Tensor) -> Tensor:
     """Mass of the whole vocabulary relative to the best token, exact enough for every decision about `before`."""
-    scaled = (logits - highest[:, None]) / truncation.temperature[:, None].float()
+    scaled = (logits - highest[:, None]) * truncation.temperature[:, None].reciprocal().float()
     total = scaled.exp_().sum(dim=-1, dtype=torch.float64)
     margin = (before - (truncation.top_p * total)[:, None]).abs().amin(dim=-1)
     unsure = (margin <= MASS_TOLERANCE * total).nonzero().squeeze(1)

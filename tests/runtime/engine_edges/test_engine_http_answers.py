@@ -170,3 +170,15 @@ def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     [response] = ask(BrokenCore(says("")), tmp_path, ("GET", "/v1/info", {}))
     assert response.status_code == 500
     assert response.json() == {"type": "failed", "message": "The engine failed on this request; its log says why."}
+
+
+def test_unknown_paths_and_wrong_methods_are_answered_in_the_same_form(tmp_path: Path) -> None:
+    missing, wrong = ask(ScriptedCore(says("x")), tmp_path, ("GET", "/nowhere", {}), ("GET", "/v1/generate", {}))
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    unknown = EngineError.model_validate_json(missing.content)
+    assert unknown.code is ErrorCode.NOT_FOUND
+    assert "'/nowhere'" in unknown.message
+    not_allowed = EngineError.model_validate_json(wrong.content)
+    assert not_allowed.code is ErrorCode.METHOD_NOT_ALLOWED
+    assert "GET" in not_allowed.message
+    assert wrong.headers["allow"] == "POST"
