@@ -9,7 +9,9 @@ from rich.console import Console
 
 from stageline_api import ports
 from stageline_api.errors import UserError
+from stageline_api.field_problem import FieldProblem, show_value
 from stageline_api.manifest_loader import load_one_model, refuse
+from stageline_api.model_source import FileSource
 from stageline_api.pipeline_model import PipelineModel
 from stageline_cli.up_detached import start_detached
 from stageline_cli.up_display import Display, LiveDisplay, PlainDisplay
@@ -51,7 +53,7 @@ def up(
     if detach and once is not None:
         raise click.UsageError("--detach and --once exclude each other")
     model = load_one_model(file)
-    refuse(local_config_problems(model))
+    refuse([*missing_directory(model), *local_config_problems(model, cache or default_cache_dir())])
     token_secret(model)
     options = SessionOptions(((state_dir or default_state_root()) / model.name).absolute(), host, port)
     if detach:
@@ -79,6 +81,15 @@ async def _run(
     model: PipelineModel, session_options: SessionOptions, options: UpOptions, instance: Instance, display: Display
 ) -> int:
     return await UpRun(model, session_options, options, instance, display).run()
+
+
+def missing_directory(model: PipelineModel) -> list[FieldProblem]:
+    """A `file://` source that isn't here: a pod would wait for it, as it may on a node where it is mounted later."""
+    source = model.spec.model.parsed_source
+    if not isinstance(source, FileSource) or Path(source.path).is_dir():
+        return []
+    value = show_value(model.spec.model.source)
+    return [FieldProblem(path="spec.model.source", value=value, rule="there is no such directory on this machine")]
 
 
 def check_port(host: str, port: int) -> None:

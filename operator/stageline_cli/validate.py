@@ -1,6 +1,6 @@
 """`stageline validate`: every problem of every file, one line each, before anything is started or applied.
 
-Where a model's `config.json` is at hand (a `file://` directory on this machine) the cut is checked against it too.
+Where a model's `config.json` is at hand (a `file://` directory, or the model cache) the cut is checked against it too.
 """
 
 from pathlib import Path
@@ -10,8 +10,8 @@ import click
 from stageline_api.errors import USAGE_EXIT_CODE
 from stageline_api.field_problem import FieldProblem, show_value
 from stageline_api.manifest_loader import load_manifests
-from stageline_api.model_source import FileSource
 from stageline_api.pipeline_model import PipelineModel, check_cut
+from stageline_local.instance import default_cache_dir
 
 
 @click.command()
@@ -26,7 +26,9 @@ def validate(files: tuple[Path, ...]) -> int:
         loaded = load_manifests(file)
         problems = list(loaded.problems)
         for model, document in zip(loaded.models, loaded.documents, strict=True):
-            problems.extend(problem.placed(str(file), document) for problem in local_config_problems(model))
+            problems.extend(
+                problem.placed(str(file), document) for problem in local_config_problems(model, default_cache_dir())
+            )
         for problem in problems:
             click.echo(str(problem), err=True)
         if not problems:
@@ -36,13 +38,17 @@ def validate(files: tuple[Path, ...]) -> int:
     return USAGE_EXIT_CODE if refused else 0
 
 
-def local_config_problems(model: PipelineModel) -> list[FieldProblem]:
-    """What is wrong between a PipelineModel and its model's config; empty where the config is not on this machine."""
-    source = model.spec.model.parsed_source
-    if not isinstance(source, FileSource) or not (directory := Path(source.path)).joinpath("config.json").is_file():
-        return []
-    from stageline_runtime.model_config import UnsupportedModelError, read_model_config
+def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldProblem]:
+    """What is wrong between a PipelineModel and its model's config; empty where the config is not on this machine.
 
+    `cache_dir` is the model cache of a PipelineModel that names none.
+    """
+    from stageline_runtime.model_config import UnsupportedModelError, read_model_config
+    from stageline_runtime.prepare.cache import prepared_model_dir
+
+    directory = prepared_model_dir(model.spec.model.source, Path(model.spec.model.cache.host_path or cache_dir))
+    if not directory.joinpath("config.json").is_file():
+        return []
     try:
         config = read_model_config(directory)
     except UnsupportedModelError as error:

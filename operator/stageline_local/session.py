@@ -29,6 +29,9 @@ from stageline_operator.plan import PlannedEvent, Setting
 
 _POLL_SECONDS: Final = 0.5
 _GATEWAY_GRACE_SECONDS: Final = 10.0
+_GATEWAY_DRAIN_SECONDS: Final = 1.0
+"""Answers have had the model's drain time before the gateway is told to stop; what is still open gets an error event,
+which the gateway must send before its grace is over."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,9 @@ class LocalSession:
     def _gateway_command(self) -> ContainerCommand:
         options = self.options
         address = ("--host", options.host, "--port", str(options.port))
+        manners = ("--endpoints", str(options.endpoints_path), "--drain-seconds", f"{_GATEWAY_DRAIN_SECONDS:g}")
         return ContainerCommand(
-            argv=(*options.gateway_argv, *address, "--endpoints", str(options.endpoints_path)),
+            argv=(*options.gateway_argv, *address, *manners),
             env=options.images.env,
             working_dir=options.state_dir,
             log_file=options.state_dir / "logs" / "gateway.log",

@@ -58,7 +58,8 @@ class SupervisedProcess:
             self._process = await ContainerProcess.start(self._command)
             ended = await self._process.wait()
             self._on_end(ended)
-            _log.warning("%s ended with exit status %s; starting it again", self._name, ended.exit_code)
+            # Not a warning: `on_end` is what tells a person.
+            _log.info("%s ended with exit status %s; starting it again", self._name, ended.exit_code)
             if (ended.finished_at - ended.started_at).total_seconds() >= _STEADY_SECONDS:
                 wait_seconds = _FIRST_WAIT_SECONDS
             await asyncio.sleep(wait_seconds)

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from stageline_local.instance import Instance, process_start_ticks, read_record
+from stageline_runtime.prepare.cache import prepared_model_dir
+from tiny_models import write_tiny_llama
 
 
 def stageline(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +47,25 @@ def test_a_bad_file_is_refused_by_its_fields(tmp_path: Path) -> None:
     assert done.returncode == 2, done
     assert "spec.parallelism.pipeline: 0 is not allowed" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    path = manifest(tmp_path, model={"source": f"file://{tmp_path}/nowhere"})
+    done = stageline("up", path, "--state-dir", tmp_path / "state", "--port", free_port())
+    assert done.returncode == 2, done
+    assert 'spec.model.source: "file://' in done.stderr, done
+    assert "there is no such directory on this machine" in done.stderr
+
+
+def test_a_cut_that_a_cached_model_cannot_have_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    source = "pypi://some-model==1.0/model.gguf"
+    entry = prepared_model_dir(source, tmp_path / "cache")
+    write_tiny_llama(entry)
+    path = manifest(tmp_path, model={"source": source}, parallelism={"pipeline": 99})
+    done = stageline("up", path, "--cache", tmp_path / "cache", "--state-dir", tmp_path / "state")
+    assert done.returncode == 2, done
+    assert "spec.parallelism.pipeline: 99 is not allowed: must be at most" in done.stderr
     assert not (tmp_path / "state").exists()
 
 

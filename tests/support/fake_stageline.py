@@ -87,6 +87,7 @@ def main() -> None:
         parser.add_argument("--host")
         parser.add_argument("--port", type=int)
         parser.add_argument("--endpoints", type=Path)
+        parser.add_argument("--drain-seconds", type=float)
         given = parser.parse_args(sys.argv[2:])
         serve(given.host, given.port, {"/readyz": {}, "/endpoints": lambda: (200, given.endpoints.read_text())})
     else:
