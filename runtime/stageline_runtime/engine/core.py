@@ -14,8 +14,9 @@ from stageline_api.health import EngineStatus, Phase
 from stageline_runtime.engine.metrics import EngineMetrics
 from stageline_runtime.engine.port import AdmittedRequest, EndEvent, EngineRefusal, FailEvent, TokenEvent
 from stageline_runtime.engine.request import Request
+from stageline_runtime.engine.row_sampling import row_sampling
 from stageline_runtime.engine.scheduler import NewToken, Scheduler
-from stageline_runtime.messages import RowSampling, StepDone, StepPlan, ToStage, WorkOutstanding
+from stageline_runtime.messages import StepDone, StepPlan, ToStage, WorkOutstanding
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class EngineCore:
             Request(
                 request_id=request.request_id,
                 prompt=request.prompt_token_ids,
-                sampling=_row_sampling(request),
+                sampling=row_sampling(request),
                 max_new_tokens=request.max_new_tokens,
                 stop_token_ids=request.stop_token_ids,
             )
@@ -260,23 +261,3 @@ class EngineCore:
         finally:
             if self._streams.get(request_id) is stream:
                 self.abort(request_id)
-
-
-def _row_sampling(request: AdmittedRequest) -> RowSampling:
-    """What the last stage needs to know of a request."""
-    sampling = request.sampling
-    return RowSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        choice=sampling.choice,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        logit_bias=tuple(sampling.logit_bias.items()),
-        num_top_logprobs=sampling.top_logprobs,
-        json_schema=sampling.json_schema,
-        num_prompt_tokens=len(request.prompt_token_ids),
-    )
