@@ -15,7 +15,9 @@ from stageline_runtime.model_fields import (
     UnsupportedModelError,
     dtype,
     end_of_sequence,
+    number,
     positive,
+    positive_or_none,
     read_json,
     refuse_unbuilt,
     required,
@@ -155,7 +157,7 @@ def _own(config: Fields, generation: Fields, family: Family) -> ModelConfig:
         head_dim=_head_dim(config, hidden_size // num_heads, family.default_head_dim),
         vocab_size=positive(config, "vocab_size"),
         context_length=positive(config, "max_position_embeddings"),
-        rms_norm_eps=float(config.get("rms_norm_eps", family.default_rms_norm_eps)),
+        rms_norm_eps=number(config, "rms_norm_eps", family.default_rms_norm_eps),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -183,7 +185,7 @@ def _covered(config: Fields, generation: Fields, measured: MeasuredParameters | 
         head_dim=_head_dim(config, hidden_size // num_heads, None),
         vocab_size=positive(config, "vocab_size"),
         context_length=positive(config, "max_position_embeddings"),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=1e-6,
         rope_theta=10_000.0,
         rope_scaling=None,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -206,12 +208,14 @@ def _decided(by_family: bool | None, by_config: bool) -> bool:
 
 def _kv_heads(config: Fields, num_heads: int, default: int | None) -> int:
     """Null means one for each head; a field that isn't there means the family's default."""
-    value = config.get("num_key_value_heads", default)
-    num_kv_heads = num_heads if value is None else int(value)
-    if num_kv_heads <= 0 or num_heads % num_kv_heads:
+    num_kv_heads = positive_or_none({"num_key_value_heads": default} | config, "num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
         raise UnsupportedModelError(f"num_key_value_heads {num_kv_heads} does not divide {num_heads} heads")
     return num_kv_heads
 
 
 def _head_dim(config: Fields, quotient: int, default: int | None) -> int:
-    return int(config.get("head_dim") or default or quotient)
+    head_dim = positive_or_none(config, "head_dim") or default or quotient
+    if head_dim < 1 or head_dim % 2:
+        raise UnsupportedModelError(f"head_dim is {head_dim}; it must be even, and at least 2")
+    return head_dim

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from stageline_runtime.model_fields import Fields, UnsupportedModelError
+from stageline_runtime.model_fields import Fields, UnsupportedModelError, names, rope_parameters
 
 COVERED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 COVERED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -80,7 +80,7 @@ def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
             raise UnsupportedModelError(
                 f"{name} {fields[name]!r} of model_type {architecture!r} is not supported: {rule}"
             )
-    for kind in fields.get("layer_types") or ():
+    for kind in names(fields, "layer_types") or ():
         if kind not in COVERED_LAYER_TYPES:
             raise UnsupportedModelError(
                 f"layer_types {kind!r} is not supported; supported: {_list(COVERED_LAYER_TYPES)}"
@@ -134,7 +134,7 @@ def _elements(path: Path) -> dict[str, int]:
 
 def _rope_types(fields: Fields) -> list[str]:
     """Of all layers; some families have one set of rotary parameters for each layer type."""
-    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    parameters = rope_parameters(fields)
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return [str(each.get("rope_type") or each.get("type") or "default") for each in nested or [parameters]]
 

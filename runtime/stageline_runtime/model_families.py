@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from stageline_runtime.model_fields import Fields, UnsupportedModelError, positive
+from stageline_runtime.model_fields import (
+    Fields,
+    UnsupportedModelError,
+    names,
+    positive,
+    positive_or_none,
+    required,
+    whole_numbers,
+)
 
 Windows = tuple[int | None, ...]
 """By layer: how many positions a query sees, itself included; None: all before it."""
@@ -58,9 +66,9 @@ def _everywhere(default: int | None) -> Callable[[Fields, int], Windows]:
 def _by_layer_type(fields: Fields, num_layers: int) -> Windows:
     """Qwen: off unless `use_sliding_window`; then by `layer_types`, or from layer `max_window_layers` on."""
     window = _window(fields, 4096) if fields.get("use_sliding_window") else None
-    kinds = fields.get("layer_types")
+    kinds = names(fields, "layer_types")
     if kinds is None:
-        first = fields.get("max_window_layers", 28)
+        first = required({"max_window_layers": 28} | fields, "max_window_layers", int)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     if len(kinds) != num_layers:
         raise UnsupportedModelError(f"layer_types names {len(kinds)} layers, but num_hidden_layers is {num_layers}")
@@ -80,14 +88,11 @@ def _switched(fields: Fields, num_layers: int) -> Windows:
 
 
 def _window(fields: Fields, default: int | None) -> int | None:
-    value = fields.get("sliding_window", default)
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise UnsupportedModelError(f"sliding_window {value!r} is not supported: it must be null or at least 1")
-    return value
+    return positive_or_none({"sliding_window": default} | fields, "sliding_window")
 
 
 def _qwen3_mixture(fields: Fields, num_layers: int) -> MixtureConfig:
-    dense = set(fields.get("mlp_only_layers") or ())
+    dense = set(whole_numbers(fields, "mlp_only_layers"))
     step = positive({"decoder_sparse_step": 1} | fields, "decoder_sparse_step")
     return _mixture(
         fields,

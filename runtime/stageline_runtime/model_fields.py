@@ -12,6 +12,8 @@ Fields = dict[str, Any]
 
 _MODALITIES = ("vision_config", "audio_config", "speech_config", "image_config", "video_config", "text_config")
 
+_LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
 
 class UnsupportedModelError(Exception):
     """The model's config asks for something that isn't built; the message names the field and the value."""
@@ -48,6 +50,46 @@ def positive(fields: Fields, name: str) -> int:
     return value
 
 
+def positive_or_none(fields: Fields, name: str) -> int | None:
+    """A count or size above zero; None where the field is null or not there."""
+    return None if fields.get(name) is None else positive(fields, name)
+
+
+def number(fields: Fields, name: str, default: float) -> float:
+    """A finite number above zero, `default` where the field is null or not there."""
+    value = default if fields.get(name) is None else fields[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UnsupportedModelError(f"config.json: {name} must be a number above 0, not {value!r}")
+    return float(value)
+
+
+def names(fields: Fields, name: str) -> list[str] | None:
+    """A list of strings; None where the field is null or not there."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise UnsupportedModelError(f"config.json: {name} must be a list of names, not {value!r}")
+    return value
+
+
+def whole_numbers(fields: Fields, name: str) -> list[int]:
+    """A list of whole numbers, empty where the field is null or not there; a lone number is a list of one."""
+    value = fields.get(name)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
+        raise UnsupportedModelError(f"config.json: {name} must hold whole numbers, not {value!r}")
+    return values
+
+
+def rope_parameters(fields: Fields) -> Fields:
+    """What scales the rotary embedding, empty for nothing; transformers 5 keeps the base here, too."""
+    value = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"config.json: rope_parameters must be an object, not {value!r}")
+    return value
+
+
 def refuse_unbuilt(fields: Fields) -> None:
     """Refuse what no model of this runtime has: other modalities than text, encoders, quantised weights."""
     for name in _MODALITIES:
@@ -64,9 +106,9 @@ def refuse_unbuilt(fields: Fields) -> None:
 
 
 def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
-    """Rotary base and scaling; transformers 5 moved both into `rope_parameters`."""
-    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    theta = float(fields.get("rope_theta") or parameters.get("rope_theta") or default_theta)
+    """Rotary base and scaling."""
+    parameters = rope_parameters(fields)
+    theta = number(fields, "rope_theta", number(parameters, "rope_theta", default_theta))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     share = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
@@ -75,6 +117,8 @@ def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
         return theta, None
     if kind != "llama3":
         raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: default, llama3")
+    for name in _LLAMA3_NUMBERS:
+        number(parameters, name, 0.0)  # zero is refused: all of them have to be there
     return theta, dict(parameters)
 
 
@@ -87,7 +131,5 @@ def dtype(fields: Fields) -> str:
 
 def end_of_sequence(fields: Fields, generation: Fields) -> tuple[int, ...]:
     """Ids that end an answer, as `generation_config.json` or else the config has them."""
-    value = generation.get("eos_token_id", fields.get("eos_token_id"))
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    holder = generation if "eos_token_id" in generation else fields
+    return tuple(whole_numbers(holder, "eos_token_id"))

@@ -44,7 +44,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types names 1 layers, but"),
     (QWEN2 | {"layer_types": ["sliding_attention"] * 4}, "'sliding_attention', but sliding_window is off"),
     (QWEN2 | {"layer_types": ["chunked_attention"] * 4}, "layer_types 'chunked_attention' is not supported"),
-    (QWEN2 | {"use_sliding_window": True, "sliding_window": 0}, "sliding_window 0 is not supported"),
+    (QWEN2 | {"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0; it must be at least 1"),
     (MIXTURE | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is above num_local_experts 4"),
     (MIXTURE | {"num_local_experts": "4"}, "num_local_experts must be int, not '4'"),
     (OLMO2 | {"num_experts": 8}, "num_experts 8 of model_type 'olmo2' is not supported: mixtures of experts"),
