@@ -52,6 +52,8 @@ class RuntimeConfig(BaseModel):
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     """Most tokens one step may carry; a longer prompt is prefilled in chunks."""
+    graphs: str = "auto"
+    """`auto`, `off`, `piecewise` or `full`: how much of a step runs captured or compiled."""
     seed: int = 0
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""

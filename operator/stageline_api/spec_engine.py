@@ -76,6 +76,15 @@ class EngineSpec(SpecBase):
             "reads long prompts faster and makes running answers wait longer. Default 512, between 1 and 65536."
         ),
     )
+    graphs: Literal["auto", "off", "piecewise", "full"] = Field(
+        default="auto",
+        description=(
+            "How much of a step runs as a captured graph, which on CPU means compiled by torch.compile: `full` whole "
+            "layers when every row is a decode and as `piecewise` otherwise, `piecewise` all but attention, `off` "
+            "nothing. Compiling takes tens of seconds at a first start and needs a C++ compiler in the image. Default "
+            "`auto`, which on CPU is `off`: its own kernel is as fast there and starts at once."
+        ),
+    )
     seed: int = Field(
         default=_default("seed"),
         ge=0,

@@ -5,6 +5,8 @@ stage that has loaded, joined the rendezvous and warmed up says `Loaded`. After 
 `seq` order to every stage and the last stage answers each with `StepDone`. Encoded with msgpack; never pickled.
 """
 
+import enum
+
 import msgspec
 
 PROTOCOL_VERSION = 2
@@ -163,6 +165,14 @@ class PlanRow(_Message, frozen=True):
     need_sample: bool
 
 
+class GraphMode(enum.StrEnum):
+    """How a plan's layers run. `FULL`: whole layers captured; `PIECEWISE`: all but attention; `OFF`: nothing."""
+
+    OFF = "off"
+    PIECEWISE = "piecewise"
+    FULL = "full"
+
+
 class StepPlan(_Message, frozen=True):
     """One step of one cohort. Everything a stage sends or receives for it follows from this alone.
 
@@ -179,6 +189,8 @@ class StepPlan(_Message, frozen=True):
     feedback_posted: bool
     dummy: bool
     """A warm-up step: `padded_tokens` rows of nothing run through all layers and touch no slot."""
+    graph_mode: GraphMode = GraphMode.OFF
+    """Decided by the engine alone (`graphs.mode`), so that all stages run a plan alike."""
 
     @property
     def num_tokens(self) -> int:

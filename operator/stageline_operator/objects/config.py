@@ -25,6 +25,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        graphs=engine.graphs,
         seed=engine.seed,
         stage_layers=model.spec.stage_layers,
         network_interface=model.spec.network.interface,

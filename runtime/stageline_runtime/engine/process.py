@@ -26,8 +26,9 @@ from stageline_runtime.engine.server import build_app
 from stageline_runtime.engine.slots import SlotLedger
 from stageline_runtime.engine.stage_probe import StageProbe
 from stageline_runtime.engine.stage_routes import add_stage_routes
+from stageline_runtime.graphs.mode import resolve_graphs
 from stageline_runtime.messages import GroupFailed, Shutdown
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config, require_sizes
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
@@ -149,7 +150,9 @@ class EngineProcess:
         size = await group.form()
         ledger = SlotLedger(size.num_cohorts, size.slots_per_cohort, size.slot_tokens)
         max_step_tokens = self._contract.config.max_num_batched_tokens
-        core.attach(Scheduler(ledger, max_step_tokens=max_step_tokens, max_waiting=MAX_WAITING), group.broadcast)
+        graphs = resolve_graphs(self._contract.config.graphs)
+        scheduler = Scheduler(ledger, max_step_tokens=max_step_tokens, max_waiting=MAX_WAITING, graphs=graphs)
+        core.attach(scheduler, group.broadcast)
         core.set_phase(Phase.WARMING)
         warming = asyncio.create_task(core.warm_up(min(8, max_step_tokens)))
         await _first_of(warming, group.failure)
@@ -189,7 +192,7 @@ class EngineProcess:
         except UserError as error:
             raise RuntimeFailure(FailureClass.BAD_CONFIG, error.message, operation="read the source") from error
         try:
-            model = read_model_config(model_dir)
+            model = require_sizes(read_model_config(model_dir))
         except UnsupportedModelError as error:
             raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the model's config") from error
         return model_dir, model

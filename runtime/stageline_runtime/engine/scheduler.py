@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from stageline_runtime.engine.request import Request
 from stageline_runtime.engine.slots import SlotLedger
 from stageline_runtime.graphs.mode import plan_graph_mode
+from stageline_runtime.graphs.padding import padded_size
 from stageline_runtime.messages import GraphMode, PlanRow, SampledRow, SlotFill, StepPlan, TokenLogprobs
 
 
@@ -30,14 +31,6 @@ class NewToken:
     logprobs: TokenLogprobs | None = None
     failure: str | None = None
     """Why the request has failed instead; it is forgotten already."""
-
-
-def padded_size(num_tokens: int) -> int:
-    """Rows a plan is padded to: few distinct sizes, so that shapes (and rounding) repeat. 1, 2, 4, then eights."""
-    for size in (1, 2, 4):
-        if num_tokens <= size:
-            return size
-    return (num_tokens + 7) // 8 * 8
 
 
 class Scheduler:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 
-from stageline_runtime.messages import PlanRow
+from stageline_runtime.messages import GraphMode, PlanRow
 
 CONTEXT_BUCKET_TOKENS = 64
 PREFILL_PIECE_TOKENS = 64
@@ -67,7 +67,9 @@ class AttentionBatch:
     decode_slots: torch.Tensor
     decode_positions: torch.Tensor
     decode_rows: torch.Tensor
-    """`[num_decode_rows, 3]` int64: token, slot and position of each, as the compiled kernel reads them."""
+    """`[num_decode_rows, 3]` int64: token, slot and position of each, as the compiled kernel reads them. Where there is
+    nothing but decode rows, padding follows them with slot -1, so that there is a row for each token."""
+    graph_mode: GraphMode
     written: tuple[tuple[int, int], ...]
     """(slot, end position) of each row, for the cache's high-water marks."""
 
@@ -79,7 +81,9 @@ class _DecodeRow:
     position: int
 
 
-def build_attention_batch(rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape) -> AttentionBatch:
+def build_attention_batch(
+    rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape, graph_mode: GraphMode = GraphMode.OFF
+) -> AttentionBatch:
     """Work out the indices and masks of a plan.
 
     Raises:
@@ -101,15 +105,19 @@ def build_attention_batch(rows: Sequence[PlanRow], padded_tokens: int, shape: Ca
             prefill.extend(_prefill_pieces(row, tokens.start, shape))
         offset = tokens.stop
     decode.sort(key=lambda entry: entry.slot)
-    decode_rows = torch.tensor([(row.token, row.slot, row.position) for row in decode], dtype=torch.int64).view(-1, 3)
+    kernel_rows = [(row.token, row.slot, row.position) for row in decode]
+    if not prefill:
+        kernel_rows += [(token, -1, 0) for token in range(offset, padded_tokens)]
+    decode_rows = torch.tensor(kernel_rows, dtype=torch.int64).view(-1, 3)
     return AttentionBatch(
         positions=positions,
         prefill=tuple(prefill),
         decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)),
-        decode_tokens=decode_rows[:, 0],
-        decode_slots=decode_rows[:, 1],
-        decode_positions=decode_rows[:, 2],
+        decode_tokens=decode_rows[: len(decode), 0],
+        decode_slots=decode_rows[: len(decode), 1],
+        decode_positions=decode_rows[: len(decode), 2],
         decode_rows=decode_rows,
+        graph_mode=graph_mode,
         written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
     )
 

@@ -6,106 +6,26 @@ operation, so that float32 runs give the same greedy tokens. The residual stream
 between stages.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.messages import StepPlan
+from stageline_runtime.graphs.layer_graphs import LayerGraphs
+from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
+from stageline_runtime.messages import GraphMode, StepPlan
 from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.models.attention import attend
 from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape, build_attention_batch
+from stageline_runtime.models.decoder_layer import DecoderLayer
 from stageline_runtime.models.kv_cache import KvCache
+from stageline_runtime.models.layer_attention import LayerAttention
 from stageline_runtime.models.linear import Linear
-from stageline_runtime.models.mixture import ExpertMixture
 from stageline_runtime.models.native.decode_kernel import DecodeKernel, HeadShape, build_decode_kernel
 from stageline_runtime.models.normalization import RmsNorm
-from stageline_runtime.models.rotary import RotaryTable, rotate
-from stageline_runtime.models.weights import (
-    DenseWeights,
-    ExpertWeights,
-    LayerWeights,
-    Progress,
-    Projection,
-    StageWeights,
-)
+from stageline_runtime.models.rotary import RotaryTable
+from stageline_runtime.models.weights import Progress, StageWeights
 from stageline_runtime.models.windows import narrow
-
-
-class FeedForward:
-    """Gated feed-forward block: `down(silu(gate(x)) * up(x))` with gate and up in one projection."""
-
-    def __init__(self, weights: DenseWeights) -> None:
-        self._gate_up = _linear(weights.gate_up)
-        self._down = _linear(weights.down)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape."""
-        gate, up = self._gate_up(rows).chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
-
-
-class DecoderLayer:
-    """One layer: attention and feed-forward, each added to the residual stream after a pre-norm."""
-
-    def __init__(
-        self, config: ModelConfig, weights: LayerWeights, kernel: DecodeKernel | None, window: int | None
-    ) -> None:
-        self._config = config
-        self._kernel = kernel
-        self._window = window
-        self._input_norm = RmsNorm(weights.input_norm, config.rms_norm_eps)
-        self._qkv = _linear(weights.qkv)
-        self._head_norm = _head_norm(config, weights)
-        self._output = _linear(weights.output)
-        self._feed_forward_norm = RmsNorm(weights.feed_forward_norm, config.rms_norm_eps)
-        self._feed_forward = _feed_forward(config, weights.feed_forward)
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        cache: KvCache,
-        layer: int,
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
-        """Map hidden `[padded_tokens, hidden_size]` to the same shape; `layer` counts within the stage."""
-        attended = self._attend(self._input_norm(hidden), rotary, cache, layer, batch)
-        hidden = hidden + self._output(attended)
-        return hidden + self._feed_forward(self._feed_forward_norm(hidden))
-
-    def _attend(
-        self,
-        rows: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        cache: KvCache,
-        layer: int,
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
-        """Store keys and values of normed `[padded_tokens, hidden_size]`, attend: `[padded_tokens, heads * size]`."""
-        query_key, value = self._project(rows)
-        keys, values = cache.keys[layer], cache.values[layer]
-        num_heads = self._config.num_heads
-        if self._kernel is not None and not batch.prefill:
-            output = query_key.new_zeros(rows.shape[0], num_heads * self._config.head_dim)
-            self._kernel(query_key, value, rotary, (keys, values), batch.decode_rows, output, self._window)
-            return output
-        rotated = rotate(query_key, *rotary)
-        cache.write(layer, rotated[:, num_heads:], value, batch)
-        if self._kernel is None or not batch.decode:
-            return attend(rotated[:, :num_heads], keys, values, batch)
-        output = attend(rotated[:, :num_heads], keys, values, replace(batch, decode=()))
-        self._kernel(rotated, value, None, (keys, values), batch.decode_rows, output, self._window)
-        return output
-
-    def _project(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Query and key heads together, not rotated yet, and value heads: `[num_tokens, heads, head_dim]`."""
-        num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
-        heads = self._qkv(rows).view(rows.shape[0], num_heads + 2 * num_kv_heads, self._config.head_dim)
-        query_key, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
-        return query_key if self._head_norm is None else self._head_norm(query_key), value
 
 
 class DecoderStage:
@@ -125,8 +45,11 @@ class DecoderStage:
     ) -> None:
         self._embedding = weights.embedding() if is_first else None
         self._layers = tuple(
-            DecoderLayer(config, layer, kernel, window) for layer, window in zip(weights.layers(), windows, strict=True)
+            DecoderLayer(config, layer, LayerAttention(config, cache, index, kernel, window))
+            for index, (layer, window) in enumerate(zip(weights.layers(), windows, strict=True))
         )
+        self._graphs: LayerGraphs | None = None
+        self._config = config
         self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps) if is_last else None
         self._head = self._build_head(config, weights) if is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
@@ -145,7 +68,7 @@ class DecoderStage:
         Raises:
             ValueError: a row lies outside the cache.
         """
-        return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape)
+        return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape, plan.graph_mode)
 
     def reset_slot(self, slot: int) -> None:
         """Zero what earlier requests left in `slot`; call it for each of a plan's fills before `layers`."""
@@ -163,10 +86,28 @@ class DecoderStage:
         self._cache.mark_written(batch)
         rotary = self._rotary.at(batch.positions)
         batches = {window: narrow(batch, window) for window in set(self._windows) if window is not None}
-        for index, (layer, window) in enumerate(zip(self._layers, self._windows, strict=True)):
+        for layer, window in zip(self._layers, self._windows, strict=True):
             seen = batch if window is None else batches[window]
-            hidden = layer(hidden, rotary, self._cache, index, seen)
+            if batch.graph_mode is GraphMode.OFF:
+                hidden = layer(hidden, rotary, seen)
+            else:
+                assert self._graphs is not None, f"a plan in mode {batch.graph_mode}, but nothing was captured"
+                hidden = self._graphs.run(layer, hidden, rotary, seen)
         return hidden
+
+    @torch.inference_mode()
+    def capture_graphs(
+        self, graphs: GraphMode, sizes: CaptureSizes, cache_dir: Path, progress: CaptureProgress
+    ) -> CaptureReport:
+        """Compile the layers for plans up to `graphs`; touches no slot.
+
+        Raises:
+            GraphsUnavailableError: a mixture of experts, no C++ compiler, or compiling failed.
+        """
+        if self._config.mixture is not None:
+            raise GraphsUnavailableError("the model is a mixture of experts, whose shapes depend on the tokens")
+        self._graphs = LayerGraphs(graphs, cache_dir)
+        return self._graphs.warm_up(self._layers, self._config.hidden_size, self._rotary, sizes, progress)
 
     @torch.inference_mode()
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
@@ -221,23 +162,3 @@ def build_stage_model(
     )
     kernel = build_decode_kernel(heads)
     return DecoderStage(config, weights, cache, shape, windows, kernel, is_first=is_first, is_last=is_last)
-
-
-def _linear(projection: Projection) -> Linear:
-    return Linear(projection.weight, projection.bias)
-
-
-def _feed_forward(config: ModelConfig, weights: DenseWeights | ExpertWeights) -> FeedForward | ExpertMixture:
-    if isinstance(weights, DenseWeights):
-        return FeedForward(weights)
-    assert config.mixture is not None, "expert weights without a mixture"
-    return ExpertMixture(config.mixture, weights)
-
-
-def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:
-    """One norm over query and key heads together, by a weight `[num_heads + num_kv_heads, head_dim]`."""
-    if weights.query_norm is None or weights.key_norm is None:
-        return None
-    query = weights.query_norm.expand(config.num_heads, -1)
-    key = weights.key_norm.expand(config.num_kv_heads, -1)
-    return RmsNorm(torch.cat((query, key)), config.rms_norm_eps)

@@ -8,6 +8,8 @@ build or CPU has no such kernel, plain products run; which of the two runs is a 
 import torch
 import torch.nn.functional as F
 
+from stageline_runtime.models.operators import packed_linear
+
 _PACKED_FOR_ROWS = 8
 """A hint to oneDNN only; measured to make no difference between 8 and 64, for 1 to 512 rows."""
 
@@ -33,5 +35,7 @@ class Linear:
         """Map `[num_rows, in_features]` to `[num_rows, out_features]`."""
         if not self._is_packed:
             return F.linear(rows, self._weight, self._bias)
+        if torch.compiler.is_compiling():
+            return packed_linear(rows, self._weight, self._bias)
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return result

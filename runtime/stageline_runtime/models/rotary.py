@@ -17,6 +17,7 @@ class RotaryTable:
     """Cosines and sines `[num_positions, head_dim]` of a model, in its dtype."""
 
     def __init__(self, config: ModelConfig, num_positions: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(config)[None, :]
         both_halves = torch.cat((angles, angles), dim=-1)
         self._cosines = both_halves.cos().to(dtype)

@@ -18,6 +18,7 @@ WAIT_SECONDS: Final = "stageline_stage_wait_seconds"
 IDLE_SECONDS: Final = "stageline_stage_idle_seconds"
 WALL_SECONDS: Final = "stageline_stage_wall_seconds"
 STEPS: Final = "stageline_stage_steps"
+GRAPH_STEPS: Final = "stageline_stage_graph_steps"
 TOKENS: Final = "stageline_stage_tokens"
 LAYERS: Final = "stageline_stage_layers"
 MEMORY_BYTES: Final = "stageline_stage_memory_bytes"
@@ -44,6 +45,10 @@ class _StageCollector(Collector):
             tokens.add_metric([*self._labels, kind.value], progress.tokens_by_kind.get(kind, 0))
         yield steps
         yield tokens
+        captured = self._counter(GRAPH_STEPS, "Plans run, by how much of them ran captured.", ["graph"])
+        for mode, count in progress.steps_by_graph_mode.items():
+            captured.add_metric([*self._labels, mode.value], count)
+        yield captured
         yield self._step_seconds()
         yield self._bytes_sent()
         yield from self._bubble()

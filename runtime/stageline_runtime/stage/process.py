@@ -18,6 +18,7 @@ from stageline_api.health import Phase
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.contract import PodContract
+from stageline_runtime.graphs.capture import capture
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.messages import (
@@ -175,9 +176,10 @@ class StageProcess:
         self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
         self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
         self._progress.num_slots = num_slots
+        captured = capture(model, contract.config, welcome, self._progress)
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
         transport = self._join(config.hidden_size, dtype)
-        self._progress.enter(Phase.WARMING)
+        self._progress.enter(Phase.WARMING, captured)
         return StageRunner(
             model,
             transport,

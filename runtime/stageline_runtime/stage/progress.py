@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stageline_api.health import Phase, StageStatus
 from stageline_api.runtime_config import LayerRange
 from stageline_api.timeline import TimelinePage
-from stageline_runtime.messages import StepPlan
+from stageline_runtime.messages import GraphMode, StepPlan
 from stageline_runtime.stage.buckets import BucketCounts
 from stageline_runtime.stage.clock import BusyKind, StateClock
 from stageline_runtime.stage.timeline import Timeline
@@ -46,6 +46,7 @@ class StageProgress:
     step_seconds_by_kind: dict[BusyKind, BucketCounts] = field(
         default_factory=lambda: {kind: BucketCounts(STEP_SECONDS_BUCKETS) for kind in BusyKind}
     )
+    steps_by_graph_mode: dict[GraphMode, int] = field(default_factory=lambda: dict.fromkeys(GraphMode, 0))
     hidden_bytes_sent: int = 0
     feedback_bytes_sent: int = 0
     steps: int = 0
@@ -70,6 +71,7 @@ class StageProgress:
             self.feedback_bytes_sent += len(plan.sampled_rows) * self.feedback_row_bytes
         if is_computed:
             self.steps_by_kind[kind] += 1
+            self.steps_by_graph_mode[plan.graph_mode] += 1
             self.tokens_by_kind[kind] += record.tokens
             self.step_seconds_by_kind[kind].observe(record.busy_nanoseconds() / 1e9)
 

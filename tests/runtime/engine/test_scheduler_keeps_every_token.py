@@ -6,8 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from simulated_pipeline import SimulatedPipeline, expected_output, make_request
 from stageline_runtime.engine.request import MAX_DECODES_AHEAD, Request
-from stageline_runtime.engine.scheduler import Scheduler, padded_size
+from stageline_runtime.engine.scheduler import Scheduler
 from stageline_runtime.engine.slots import SlotLedger
+from stageline_runtime.graphs.padding import padded_size
 from stageline_runtime.messages import PlanRow, StepPlan
 
 SLOT_TOKENS = 40

@@ -3,8 +3,9 @@
 import pytest
 
 from simulated_pipeline import GREEDY, make_request
-from stageline_runtime.engine.scheduler import NewToken, Scheduler, padded_size
+from stageline_runtime.engine.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.slots import SlotLedger
+from stageline_runtime.graphs.padding import padded_size
 from stageline_runtime.messages import PlanRow, SampledRow, SlotFill, StepPlan
 
 

@@ -14,7 +14,7 @@
 #define MOST_GROUP_SIZE 16
 
 typedef struct {
-    int64_t token, slot, position;
+    int64_t token, slot, position; /* slot -1: padding, whose output is zero */
 } decode_row;
 
 typedef struct {

@@ -81,7 +81,7 @@ class DecodeKernel:
             value: `[num_tokens, num_kv_heads, head_dim]`.
             rotary: cosines and sines `[num_tokens, 1, head_dim]` to rotate by before storing and attending.
             cache: keys and values `[num_slots, num_kv_heads, slot_tokens, head_dim]`.
-            rows: token, slot and position of each row, `[num_rows, 3]` int64.
+            rows: token, slot and position of each row, `[num_rows, 3]` int64; slot -1 gives zeros and stores nothing.
             output: `[num_tokens, num_heads * head_dim]`.
             window: positions that a query sees, its own included; None for all.
         """

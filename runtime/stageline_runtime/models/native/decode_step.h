@@ -47,6 +47,11 @@ static inline __attribute__((always_inline)) void NAME(attend)(const ELEMENT *qu
 static void NAME(one_head)(const decode_arguments *a, int64_t index) {
     int64_t head = index % a->num_kv_heads, size = a->head_dim, group = a->group_size;
     const decode_row *row = a->rows + index / a->num_kv_heads;
+    if (row->slot < 0) { /* padding */
+        memset((ELEMENT *)a->output + (row->token * a->num_kv_heads + head) * group * size, 0,
+               sizeof(ELEMENT) * (size_t)(group * size));
+        return;
+    }
     int64_t base = (row->slot * a->num_kv_heads + head) * a->slot_tokens * size;
     const ELEMENT *query_key = (const ELEMENT *)a->query_key + row->token * a->query_key_stride;
     const ELEMENT *query = query_key + head * group * size;

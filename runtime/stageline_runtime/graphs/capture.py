@@ -1,0 +1,46 @@
+"""Capture while a stage loads: what the group's setting asks of this stage's model, with progress and an account.
+
+Runs after the weights are in place and before the stage meets its peers, so no receive is outstanding meanwhile.
+"""
+
+import logging
+from pathlib import Path
+
+from stageline_api.failures import FailureClass
+from stageline_api.health import Phase
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.graphs.mode import resolve_graphs
+from stageline_runtime.graphs.padding import decode_sizes, padded_size
+from stageline_runtime.graphs.protocol import CapturesGraphs, CaptureSizes, GraphsUnavailableError
+from stageline_runtime.messages import GraphMode, Welcome
+from stageline_runtime.models.protocol import StageModel
+from stageline_runtime.stage.progress import StageProgress
+from stageline_runtime.termination import RuntimeFailure
+
+logger = logging.getLogger(__name__)
+
+
+def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress: StageProgress) -> str:
+    """Capture what the group's plans will need; returns a sentence that says what runs captured.
+
+    Raises:
+        RuntimeFailure: class BadConfig, when graphs were asked for that this model or machine can't have.
+    """
+    graphs = resolve_graphs(config.graphs)
+    if graphs is GraphMode.OFF:
+        return f"graphs are off (spec.engine.graphs {config.graphs})"
+    sizes = CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
+    try:
+        if not isinstance(model, CapturesGraphs):
+            raise GraphsUnavailableError("this model's layers can't be captured")
+        report = model.capture_graphs(
+            graphs, sizes, Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
+        )
+    except GraphsUnavailableError as error:
+        detail = f"spec.engine.graphs {config.graphs} can't be had: {error}; set it to off or auto"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="capture graphs") from error
+    progress.memory_bytes += report.memory_bytes
+    mebibytes = report.memory_bytes >> 20
+    account = f"{report.graphs} graphs captured ({graphs}) in {report.seconds:.1f} s, {mebibytes} MiB"
+    logger.info(account)
+    return account
