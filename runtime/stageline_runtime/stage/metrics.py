@@ -23,6 +23,8 @@ TOKENS: Final = "stageline_stage_tokens"
 LAYERS: Final = "stageline_stage_layers"
 MEMORY_BYTES: Final = "stageline_stage_memory_bytes"
 KV_SLOTS: Final = "stageline_stage_kv_slots"
+KV_TOKENS: Final = "stageline_stage_kv_tokens"
+KV_CAPACITY_TOKENS: Final = "stageline_stage_kv_capacity_tokens"
 STEP_SECONDS: Final = "stageline_stage_step_seconds"
 P2P_BYTES: Final = "stageline_p2p_bytes"
 BUBBLE_RATIO: Final = "stageline_stage_bubble_ratio"
@@ -56,6 +58,10 @@ class _StageCollector(Collector):
         yield self._gauge(LAYERS, "Layers this stage holds.", layers.count if layers else 0)
         yield self._gauge(MEMORY_BYTES, "Bytes of weights and KV cache this stage holds.", progress.memory_bytes)
         yield self._gauge(KV_SLOTS, "KV slots of this stage, one request each.", progress.num_slots)
+        held = "Tokens in this stage's KV slots, an ended request's until its slot is given out again."
+        yield self._gauge(KV_TOKENS, held, progress.occupancy.tokens)
+        capacity = progress.num_slots * progress.slot_tokens
+        yield self._gauge(KV_CAPACITY_TOKENS, "Tokens that this stage's KV slots can hold.", capacity)
 
     def _state_seconds(self) -> Iterator[Metric]:
         clock = self._progress.clock

@@ -176,6 +176,7 @@ class StageProcess:
         self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
         self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
         self._progress.num_slots = num_slots
+        self._progress.slot_tokens = welcome.slot_tokens
         captured = capture(model, contract.config, welcome, self._progress)
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
         transport = self._join(config.hidden_size, dtype)

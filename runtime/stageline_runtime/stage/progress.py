@@ -11,6 +11,7 @@ from stageline_api.timeline import TimelinePage
 from stageline_runtime.messages import GraphMode, StepPlan
 from stageline_runtime.stage.buckets import BucketCounts
 from stageline_runtime.stage.clock import BusyKind, StateClock
+from stageline_runtime.stage.kv_occupancy import KvOccupancy
 from stageline_runtime.stage.timeline import Timeline
 
 STEP_SECONDS_BUCKETS = (
@@ -37,6 +38,9 @@ class StageProgress:
     total_bytes: int = 0
     memory_bytes: int = 0
     num_slots: int = 0
+    slot_tokens: int = 0
+    """Capacity of one slot in tokens."""
+    occupancy: KvOccupancy = field(default_factory=KvOccupancy)
     hidden_token_bytes: int = 0
     """Bytes of one token's hidden state, as sent to the next stage."""
     feedback_row_bytes: int = 0
@@ -63,6 +67,7 @@ class StageProgress:
     def count_step(self, plan: StepPlan, kind: BusyKind) -> None:
         """A plan has been run and what it made was sent. Heartbeats compute nothing and count as no kind."""
         self.steps += 1
+        self.occupancy.note(plan)
         is_computed = not plan.is_heartbeat
         record = self.timeline.end_step(plan, kind if is_computed else None)
         if self.stage < self.stage_count - 1:
