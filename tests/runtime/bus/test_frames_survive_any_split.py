@@ -2,6 +2,7 @@
 
 import struct
 from contextlib import suppress
+from enum import Enum
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -34,6 +35,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         if parts[1:] == (...,):
             return st.lists(values_of(parts[0]), max_size=3).map(tuple)
         return st.tuples(*map(values_of, parts))
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
     assert issubclass(kind, msgspec.Struct), kind
     return st.builds(kind, **{name: values_of(field) for name, field in get_type_hints(kind).items()})
 
