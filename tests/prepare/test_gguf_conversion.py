@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from stageline_runtime.model_config import read_model_config
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError
 from stageline_runtime.prepare.gguf_convert import convert_gguf
 from stageline_runtime.prepare.gguf_tensors import to_bfloat16
 from stageline_runtime.prepare.progress import PlainReporter
@@ -142,7 +142,7 @@ def test_what_cannot_be_carried_over_is_refused_by_name(
     arguments: dict[str, Any], named: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
     gguf_file = write_tiny_gguf(tmp_path / "m.gguf", tiny_llama, **arguments)
-    with pytest.raises(PrepareError) as refusal:
+    with pytest.raises(BadConfigError) as refusal:
         convert(gguf_file, tmp_path / "converted")
     assert named in refusal.value.message
 
@@ -154,7 +154,9 @@ def test_another_architecture_is_refused_by_name(tiny_llama: Path, tmp_path: Pat
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (other / name).write_bytes((tiny_llama / name).read_bytes())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "gemma3"}))
-    with pytest.raises(PrepareError, match=r"general\.architecture 'gemma3' is not supported; supported: llama, qwen3"):
+    with pytest.raises(
+        BadConfigError, match=r"general\.architecture 'gemma3' is not supported; supported: llama, qwen3"
+    ):
         convert(write_tiny_gguf(tmp_path / "m.gguf", other), tmp_path / "converted")
 
 
@@ -162,7 +164,7 @@ def test_another_architecture_is_refused_by_name(tiny_llama: Path, tmp_path: Pat
 def test_a_cut_off_file_is_refused_in_a_sentence(kept: int, tiny_llama: Path, tmp_path: Path) -> None:
     gguf_file = write_tiny_gguf(tmp_path / "m.gguf", tiny_llama)
     gguf_file.write_bytes(gguf_file.read_bytes()[:kept])
-    with pytest.raises(PrepareError, match="not a readable GGUF file"):
+    with pytest.raises(BadConfigError, match="not a readable GGUF file"):
         convert(gguf_file, tmp_path / "converted")
 
 

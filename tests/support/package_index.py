@@ -28,8 +28,10 @@ def build_wheel(
 
 
 @contextmanager
-def package_index(wheel: Path, *, promised_sha256: str | None = None) -> Iterator[dict[str, str]]:
-    """Serve `wheel`; gives the environment that makes pip use this index alone."""
+def package_index(
+    wheel: Path, *, promised_sha256: str | None = None, page_status: int = 200
+) -> Iterator[dict[str, str]]:
+    """Serve `wheel`, its page with `page_status`; gives the environment that makes pip use this index alone."""
     sha256 = promised_sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
     project = wheel.name.split("-")[0].replace("_", "-")
     page = f'<!DOCTYPE html><html><body><a href="/files/{wheel.name}#sha256={sha256}">{wheel.name}</a></body></html>'
@@ -40,7 +42,7 @@ def package_index(wheel: Path, *, promised_sha256: str | None = None) -> Iterato
             if self.path == f"/files/{wheel.name}":
                 self._answer(200, "application/octet-stream", wheel.read_bytes())
             elif self.path in served:
-                self._answer(200, *served[self.path])
+                self._answer(page_status, *served[self.path])
             else:
                 self._answer(404, "text/plain", b"no such project")
 

@@ -129,10 +129,10 @@ def _no_room(memory: CutMemory, counts: tuple[int, ...]) -> str:
 
 def _check_count(stage_count: int, num_layers: int) -> None:
     if stage_count < 1:
-        raise CutError(f"parallelism.pipeline is {stage_count}; it must be at least 1")
+        raise CutError(f"spec.parallelism.pipeline is {stage_count}; it must be at least 1")
     if stage_count > num_layers:
         raise CutError(
-            f"parallelism.pipeline is {stage_count}, but the model has only {num_layers} layers; "
+            f"spec.parallelism.pipeline is {stage_count}, but the model has only {num_layers} layers; "
             "every stage needs at least one"
         )
 
@@ -148,22 +148,26 @@ def _ranges(counts: tuple[int, ...]) -> tuple[LayerRange, ...]:
 
 def _check_explicit(explicit: tuple[LayerRange, ...], num_layers: int, stage_count: int) -> None:
     if len(explicit) != stage_count:
-        raise CutError(f"stages gives layers for {len(explicit)} stages, but parallelism.pipeline is {stage_count}")
+        raise CutError(
+            f"spec.stages gives layers for {len(explicit)} stages, but spec.parallelism.pipeline is {stage_count}"
+        )
     for stage, layers in enumerate(explicit):
         if layers.last < layers.first:
-            raise CutError(f"stages[{stage}].layers is {_text(layers)}; the last layer must not be before the first")
+            raise CutError(
+                f"spec.stages[{stage}].layers is {_text(layers)}; the last layer must not be before the first"
+            )
     if explicit[0].first != 0:
-        raise CutError(f"stages[0].layers is {_text(explicit[0])}; the first stage must start at layer 0")
+        raise CutError(f"spec.stages[0].layers is {_text(explicit[0])}; the first stage must start at layer 0")
     for stage, (before, after) in enumerate(pairwise(explicit), start=1):
         if after.first != before.last + 1:
             problem = "overlaps" if after.first <= before.last else "leaves a gap after"
             raise CutError(
-                f"stages[{stage}].layers is {_text(after)}, which {problem} stages[{stage - 1}].layers "
+                f"spec.stages[{stage}].layers is {_text(after)}, which {problem} spec.stages[{stage - 1}].layers "
                 f"{_text(before)}; it must start at layer {before.last + 1}"
             )
     if explicit[-1].last != num_layers - 1:
         raise CutError(
-            f"stages[{stage_count - 1}].layers is {_text(explicit[-1])}; the last stage must end at layer "
+            f"spec.stages[{stage_count - 1}].layers is {_text(explicit[-1])}; the last stage must end at layer "
             f"{num_layers - 1}, the model's last"
         )
 

@@ -48,7 +48,7 @@ def prepare(source: str | None, cache_dir: Path | None) -> None:
 
 
 def _prepare_for_group(config: RuntimeConfig) -> None:
-    source = _parse(config.source, "model.source", ExitCode.BAD_CONFIG)
+    source = _parse(config.source, "spec.model.source", ExitCode.BAD_CONFIG)
     _prepare_model(source, Path(config.cache_dir), config.source, config)
 
 

@@ -1,4 +1,8 @@
-"""Why a model could not be prepared, as a sentence for the person who named its source."""
+"""Why a model could not be prepared, as a sentence for the person who named its source.
+
+What may succeed the next time (an unreachable index, a broken transfer, a full disk) is a `PrepareError` and is tried
+again; what can't succeed until the spec changes is a `BadConfigError` and never is.
+"""
 
 import errno
 
@@ -9,8 +13,15 @@ from stageline_api.failures import ExitCode
 class PrepareError(UserError):
     """The model can't be fetched, converted or stored. Ends the process with `ExitCode.MODEL_LOAD`."""
 
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.MODEL_LOAD) -> None:
+        super().__init__(message, exit_code)
+
+
+class BadConfigError(PrepareError):
+    """What was asked can't be had, however often it is tried. Ends the process with `ExitCode.BAD_CONFIG`."""
+
     def __init__(self, message: str) -> None:
-        super().__init__(message, ExitCode.MODEL_LOAD)
+        super().__init__(message, ExitCode.BAD_CONFIG)
 
 
 def storage_error(error: OSError, action: str) -> PrepareError:
@@ -30,10 +41,3 @@ def storage_error(error: OSError, action: str) -> PrepareError:
         case _:
             hint = error.strerror or str(error)
     return PrepareError(f"cannot {action}{where}: {hint}")
-
-
-class BadConfigError(UserError):
-    """What was asked can't work with this model. Ends the process with `ExitCode.BAD_CONFIG`; never retried."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, ExitCode.BAD_CONFIG)

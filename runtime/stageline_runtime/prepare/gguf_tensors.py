@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gguf import ReaderTensor
 from gguf.quants import dequantize
 
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError
 from stageline_runtime.prepare.gguf_metadata import GgufModel
 
 OUTER_NAMES = {
@@ -55,15 +55,15 @@ def converted_tensors(model: GgufModel) -> list[ConvertedTensor]:
     """All tensors of the model under their Hugging Face names, in file order. Reads no tensor data yet.
 
     Raises:
-        PrepareError: a tensor has no place in this architecture, or one that the architecture needs is missing.
+        BadConfigError: a tensor has no place in this architecture, or one that the architecture needs is missing.
     """
     names = expected_names(model.architecture, model.required_hyper("block_count"))
     unknown = sorted(model.tensor_names - names.keys())
     if unknown:
-        raise PrepareError(f"{model.path.name}: tensor {unknown[0]} is not part of a {model.architecture} model")
+        raise BadConfigError(f"{model.path.name}: tensor {unknown[0]} is not part of a {model.architecture} model")
     missing = sorted(names.keys() - model.tensor_names - {"output.weight"})
     if missing:
-        raise PrepareError(f"{model.path.name}: tensor {missing[0]} is missing; the file is not a whole model")
+        raise BadConfigError(f"{model.path.name}: tensor {missing[0]} is missing; the file is not a whole model")
     return [_converted(model, names[tensor.name], tensor) for tensor in model.reader.tensors]
 
 
@@ -113,7 +113,7 @@ def _chunks(
             values = dequantize(rows[chosen], tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
-            raise PrepareError(f"{model.path.name}: tensor {tensor.name} is of type {kind}, not supported") from error
+            raise BadConfigError(f"{model.path.name}: tensor {tensor.name} is of type {kind}, not supported") from error
         if not np.isfinite(values).all():
-            raise PrepareError(f"{model.path.name}: tensor {tensor.name} holds a value that is not a finite number")
+            raise BadConfigError(f"{model.path.name}: tensor {tensor.name} holds a value that is not a finite number")
         yield to_bfloat16(values).astype("<u2", copy=False).tobytes()

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError
 from stageline_runtime.prepare.gguf_metadata import GgufModel
 
 
@@ -35,11 +35,11 @@ def build_tokenizer(model: GgufModel) -> Tokenizer:
     """The tokenizer that the file's metadata describes.
 
     Raises:
-        PrepareError: the kind of tokenizer, its pre-tokenizer or a token type isn't supported.
+        BadConfigError: the kind of tokenizer, its pre-tokenizer or a token type isn't supported.
     """
     kind = model.required("tokenizer.ggml.model", str)
     if kind != "gpt2":
-        raise PrepareError(f"{model.path.name}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2")
+        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2")
     pre = _pre_name(model)
     tokens, types = _tokens(model)
     # Unused ids only pad the embedding matrix; in the vocabulary they would be text that encodes to them.
@@ -84,7 +84,7 @@ def _pre_name(model: GgufModel) -> str:
     pre = model.get("tokenizer.ggml.pre") or "default"
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise PrepareError(f"{model.path.name}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}")
+        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}")
     return str(pre)
 
 
@@ -117,10 +117,10 @@ def _tokens(model: GgufModel) -> tuple[list[str], list[int]]:
     tokens = model.required("tokenizer.ggml.tokens", list)
     types = model.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise PrepareError(f"{model.path.name}: {len(tokens)} tokens but {len(types)} token types")
+        raise BadConfigError(f"{model.path.name}: {len(tokens)} tokens but {len(types)} token types")
     unknown = sorted(set(types) - {int(kind) for kind in TokenType})
     if unknown:
-        raise PrepareError(f"{model.path.name}: tokenizer.ggml.token_type {unknown[0]} is not supported")
+        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.token_type {unknown[0]} is not supported")
     return tokens, types
 
 
@@ -138,11 +138,11 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> No
 def _merge(model: GgufModel, merge: str) -> tuple[str, str]:
     left, separator, right = merge.partition(" ")
     if not (left and separator and right):
-        raise PrepareError(f"{model.path.name}: tokenizer.ggml.merges has the malformed entry {merge!r}")
+        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.merges has the malformed entry {merge!r}")
     return left, right
 
 
 def _token_at(model: GgufModel, tokens: list[str], index: int, key: str) -> str:
     if not 0 <= index < len(tokens):
-        raise PrepareError(f"{model.path.name}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
+        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.{key}_token_id {index} is outside the vocabulary")
     return str(tokens[index])

@@ -14,7 +14,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from stageline_api import env
 from stageline_api.model_source import HubSource
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.growing_files import report_growth
 from stageline_runtime.prepare.hub_errors import as_prepare_error
 from stageline_runtime.prepare.model_files import read_supported_config
@@ -32,7 +32,8 @@ def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Repor
     """Download the repository's model files into `model`; returns the commit that the revision stood for.
 
     Raises:
-        PrepareError: the repository, the revision or a file can't be had, or the model isn't supported.
+        PrepareError: the Hub can't be reached or refuses access, or a file isn't what it promises.
+        BadConfigError: there is no such repository or revision, or it holds no model that is supported.
         OSError: the disk refused.
     """
     token = os.environ.get(env.HF_TOKEN, "").strip() or None
@@ -71,9 +72,9 @@ def _require_model(source: HubSource, names: list[str]) -> None:
     """Refuse a repository that isn't a model in Hugging Face form, before anything is downloaded."""
     for name in ("config.json", "tokenizer.json"):
         if name not in names:
-            raise PrepareError(f"{source.canonical} has no {name}; it is not a model this runtime can serve")
+            raise BadConfigError(f"{source.canonical} has no {name}; it is not a model this runtime can serve")
     if not any(name.endswith(".safetensors") for name in names):
-        raise PrepareError(f"{source.canonical} has no .safetensors file; other weight formats are not supported")
+        raise BadConfigError(f"{source.canonical} has no .safetensors file; other weight formats are not supported")
 
 
 def _download(api: HfApi, source: HubSource, commit: str, sibling: RepoSibling, directory: Path) -> None:

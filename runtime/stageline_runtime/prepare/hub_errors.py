@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 
 from stageline_api.model_source import HubSource
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 
 CLIENT_LIBRARIES = frozenset({"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
 """Whose exceptions count as "the network failed". The client has changed its HTTP library more than once."""
@@ -24,6 +24,7 @@ def as_prepare_error(source: HubSource, *, has_token: bool) -> Iterator[None]:
 
     Raises:
         PrepareError: in place of any error of the client or its HTTP library. Others, a full disk's too, pass through.
+        BadConfigError: there is no such repository or revision.
     """
     try:
         yield
@@ -31,7 +32,14 @@ def as_prepare_error(source: HubSource, *, has_token: bool) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
             raise
         # "from None": the client's own text may repeat request headers.
-        raise PrepareError(_sentence(source, error, has_token)) from None
+        kind = BadConfigError if _is_lasting(error) else PrepareError
+        raise kind(_sentence(source, error, has_token)) from None
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether only another source helps. Not so if it is gated: its terms may be accepted meanwhile."""
+    absent = isinstance(error, RepositoryNotFoundError | RevisionNotFoundError)
+    return absent and not isinstance(error, GatedRepoError)
 
 
 def _sentence(source: HubSource, error: Exception, has_token: bool) -> str:

@@ -15,12 +15,12 @@ def read_supported_config(model_dir: Path, source: str) -> ModelConfig:
     """The model's config.
 
     Raises:
-        PrepareError: it can't be read, or this runtime can't run it.
+        BadConfigError: it can't be read, or this runtime can't run it.
     """
     try:
         return read_model_config(model_dir)
     except UnsupportedModelError as error:
-        raise PrepareError(f"the model {source} can't be served: {error}") from error
+        raise BadConfigError(f"the model {source} can't be served: {error}") from error
 
 
 def check_model_files(model_dir: Path, source: str) -> None:
@@ -44,7 +44,7 @@ def check_cut(config: RuntimeConfig, model: ModelConfig) -> None:
     """
     if config.stage_count > model.num_layers:
         raise BadConfigError(
-            f"parallelism.pipeline is {config.stage_count}, but the model has {model.num_layers} layers; "
+            f"spec.parallelism.pipeline is {config.stage_count}, but the model has {model.num_layers} layers; "
             f"use at most {model.num_layers}"
         )
     try:
@@ -57,7 +57,7 @@ def check_cut(config: RuntimeConfig, model: ModelConfig) -> None:
             explicit=config.stage_layers,
         )
     except CutError as error:
-        raise BadConfigError(f"stages: {error}") from error
+        raise BadConfigError(error.message) from error
 
 
 def _weight_files(model_dir: Path, source: str) -> list[str]:

@@ -7,6 +7,7 @@ standard output, its errors become one sentence. A pip that is left behind ends 
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 
 COMMON_OPTIONS = ("--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input")
-HASH_BLOCK_BYTES = 1 << 20
+UNANSWERED = re.compile(r"connection broken by|Could not fetch URL (?!.*: 404 Client Error)")
+"""What pip's log says where an index gave no answer: it broke off, or the status is another than "not found"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ def find_wheel(requirement: str, scratch: Path) -> IndexedWheel:
     """Resolve `distribution==version` with pip and learn the hash that the index promises.
 
     Raises:
-        PrepareError: no such wheel, no network, or no pip.
+        PrepareError: no network, or no pip.
+        BadConfigError: the index answers, and has no such wheel.
     """
     report_file = scratch / "report.json"
     options = ("--dry-run", "--ignore-installed", "--quiet", "--report", str(report_file))
@@ -79,10 +82,10 @@ def _pip(*arguments: str, scratch: Path, requirement: str) -> Iterator[Iterator[
     """Run pip and give its output lines; its temporary files stay within `scratch`, on the cache's disk."""
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
-    errors_file = scratch / "pip-errors.txt"
+    errors_file, log_file = scratch / "pip-errors.txt", scratch / "pip-log.txt"
     with errors_file.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pip", *arguments],
+            [sys.executable, "-m", "pip", "--log", str(log_file), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -100,17 +103,29 @@ def _pip(*arguments: str, scratch: Path, requirement: str) -> Iterator[Iterator[
             process.kill()
             process.wait()
     if status != 0:
-        raise PrepareError(_explain(requirement, errors_file.read_text(encoding="utf-8", errors="replace")))
+        log = _text(log_file)
+        raise _failure(requirement, _text(errors_file), index_answered=not UNANSWERED.search(log))
 
 
-def _explain(requirement: str, errors: str) -> str:
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _failure(requirement: str, errors: str, *, index_answered: bool) -> PrepareError:
+    # pip says "no matching distribution" also when it never got an answer, so that is looked at first.
+    if "No matching distribution found" in errors and index_answered:
+        return BadConfigError(
+            f"the package index has no wheel of {requirement}; check its name and version, and the index"
+        )
+    return PrepareError(_explain(requirement, errors, index_answered=index_answered))
+
+
+def _explain(requirement: str, errors: str, *, index_answered: bool) -> str:
     if "No module named pip" in errors:
         return "pip is not installed in this environment; install the extra stageline[prepare]"
     if "No space left on device" in errors:
         return f"cannot download {requirement}: the disk is full"
-    if "connection broken by" in errors:
+    if not index_answered:
         return f"cannot download {requirement}: the package index can't be reached"
-    if "No matching distribution found" in errors:
-        return f"the package index has no wheel of {requirement}; check its name and version, and the index"
     told = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     return f"pip cannot download {requirement}: {told[-1] if told else 'it gave no reason'}"

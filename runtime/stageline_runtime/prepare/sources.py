@@ -13,7 +13,7 @@ def prepare_source(source: ModelSource, cache_dir: Path, reporter: Reporter) -> 
     """Fetch and convert the model unless the cache has it; returns its directory, complete.
 
     Raises:
-        PrepareError: the model can't be fetched, converted or stored.
+        PrepareError: the model can't be fetched, converted or stored; a BadConfigError when it never can be.
     """
     model_dir = _directory(source, cache_dir, reporter)
     check_model_files(model_dir, source.canonical)

