@@ -55,6 +55,11 @@ _STAGES_RULES: Final = (
         ".stages",
     ),
     cel(
+        "self.engine.maxNumBatchedTokens >= self.engine.maxNumSeqs",
+        "must be at least engine.maxNumSeqs",
+        ".engine.maxNumBatchedTokens",
+    ),
+    cel(
         "!has(self.template.terminationGracePeriodSeconds) || "
         "self.template.terminationGracePeriodSeconds >= self.timeouts.drainSeconds",
         "must be at least timeouts.drainSeconds",
@@ -173,11 +178,24 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         problems.append(FieldProblem(path="spec.stages", rule=rule))
     for index, rule in layer_ranges.range_problems([stage.layer_range for stage in spec.stages]):
         problems.append(_layers_problem(spec, index, rule))
+    if (most := spec.engine.max_num_batched_tokens) < (requests := spec.engine.max_num_seqs):
+        rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
+        problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     grace = spec.template.termination_grace_period_seconds
     if grace is not None and grace < spec.timeouts.drain_seconds:
         rule = f"must be at least timeouts.drainSeconds, which is {spec.timeouts.drain_seconds}"
         path = "spec.template.terminationGracePeriodSeconds"
         problems.append(FieldProblem(path=path, value=str(grace), rule=rule))
+    return problems
+
+
+def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int) -> list[FieldProblem]:
+    """What a spec asks for and its model can't give: of `num_layers` layers, and `context_length` tokens at most."""
+    problems = check_cut(spec, num_layers)
+    asked = spec.engine.max_model_len
+    if asked is not None and asked > context_length:
+        rule = f"must be at most {context_length}, the model's context length"
+        problems.append(FieldProblem(path="spec.engine.maxModelLen", value=str(asked), rule=rule))
     return problems
 
 

@@ -73,7 +73,8 @@ class EngineSpec(SpecBase):
         le=65_536,
         description=(
             "Most tokens one step may carry; a longer prompt is read in chunks over several steps. A larger value "
-            "reads long prompts faster and makes running answers wait longer. Default 512, between 1 and 65536."
+            "reads long prompts faster and makes running answers wait longer. Default 512, between 1 and 65536, and at "
+            "least `maxNumSeqs`: with less, some requests would never get a token into a step."
         ),
     )
     graphs: Literal["auto", "off", "piecewise", "full"] = Field(

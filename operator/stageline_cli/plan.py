@@ -10,10 +10,10 @@ from typing import Final
 import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_api.field_problem import FieldProblem, show_value
+from stageline_api.field_problem import show_value
 from stageline_api.manifest_loader import load_one_model, refuse
 from stageline_api.model_source import FileSource
-from stageline_api.pipeline_model import PipelineModel, check_cut
+from stageline_api.pipeline_model import PipelineModel, model_problems
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.instance import default_cache_dir
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, sized_model_config
@@ -63,7 +63,12 @@ def plan(
     """
     model = load_one_model(file)
     config = find_config(model, model_config)
-    refuse([problem.placed(str(file), None) for problem in spec_problems(model, config)])
+    refuse(
+        [
+            problem.placed(str(file), None)
+            for problem in model_problems(model.spec, config.num_layers, config.context_length)
+        ]
+    )
     stage_count = model.spec.parallelism.pipeline
     workload = build_workload(model, config, batch, context)
     hardware = find_hardware(devices, stage_count)
@@ -87,16 +92,6 @@ def find_config(model: PipelineModel, given: Path | None) -> ModelConfig:
     else:
         raise UserError(_how_to_get(model, given, directory), USAGE_EXIT_CODE)
     return _read_config(path)
-
-
-def spec_problems(model: PipelineModel, config: ModelConfig) -> list[FieldProblem]:
-    """What the file asks for and the model can't give."""
-    problems = check_cut(model.spec, config.num_layers)
-    asked = model.spec.engine.max_model_len
-    if asked is not None and asked > config.context_length:
-        rule = f"must be at most {config.context_length}, the model's context length"
-        problems.append(FieldProblem(path="spec.engine.maxModelLen", value=show_value(asked), rule=rule))
-    return problems
 
 
 def build_workload(model: PipelineModel, config: ModelConfig, batch: int | None, context: int | None) -> Workload:

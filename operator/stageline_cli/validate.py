@@ -1,6 +1,7 @@
 """`stageline validate`: every problem of every file, one line each, before anything is started or applied.
 
-Where a model's `config.json` is at hand (a `file://` directory, or the model cache) the cut is checked against it too.
+Where a model's `config.json` is at hand (a `file://` directory, or the model cache) the cut and the longest sequence
+are checked against it too.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 from stageline_api.errors import USAGE_EXIT_CODE
 from stageline_api.field_problem import FieldProblem, show_value
 from stageline_api.manifest_loader import load_manifests
-from stageline_api.pipeline_model import PipelineModel, check_cut
+from stageline_api.pipeline_model import PipelineModel, model_problems
 from stageline_local.instance import default_cache_dir
 
 
@@ -54,4 +55,4 @@ def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldPr
     except UnsupportedModelError as error:
         value = show_value(model.spec.model.source)
         return [FieldProblem(path="spec.model.source", value=value, rule=str(error))]
-    return check_cut(model.spec, config.num_layers)
+    return model_problems(model.spec, config.num_layers, config.context_length)

@@ -76,6 +76,7 @@ def test_the_defaults_are_those_of_the_types() -> None:
     [
         (".spec", "when one stage gives layers, every stage must"),
         (".spec", "must have one entry for each stage of parallelism.pipeline"),
+        (".spec", "must be at least engine.maxNumSeqs"),
         (".spec", "without an overlap or a missing layer"),
         (".spec.model", "is only allowed with an hf:// source"),
         (".spec.model.source", "must be file:///dir, hf://org/name[@revision] or pypi://"),

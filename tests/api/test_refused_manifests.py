@@ -60,7 +60,7 @@ SPEC_CASES = {
         'spec.stages[0].layer: unknown field; did you mean "layers"?',
     ),
     "not-built-field": ("engine: {prefixCache: true}", "spec.engine.prefixCache: unknown field; the fields here are "
-                        "name, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, seed"),
+                        "name, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, graphs, seed"),
     "stage-count": (
         "parallelism: {pipeline: 3}\n  stages: [{}, {}]",
         "spec.stages: has 2 entries but parallelism.pipeline is 3: give one entry for each stage",
@@ -106,6 +106,16 @@ SPEC_CASES = {
         "template: {terminationGracePeriodSeconds: 5}",
         "spec.template.terminationGracePeriodSeconds: 5 is not allowed: "
         "must be at least timeouts.drainSeconds, which is 30",
+    ),
+    "step-smaller-than-batch": (
+        "engine: {maxNumSeqs: 9, maxNumBatchedTokens: 8}",
+        "spec.engine.maxNumBatchedTokens: 8 is not allowed: "
+        "must be at least engine.maxNumSeqs, which is 9: each request takes a token of a step",
+    ),
+    "batch-larger-than-the-default-step": (
+        "engine: {maxNumSeqs: 513}",
+        "spec.engine.maxNumBatchedTokens: 512 is not allowed: "
+        "must be at least engine.maxNumSeqs, which is 513: each request takes a token of a step",
     ),
     "interface": (
         "network: {interface: 'a b'}",
