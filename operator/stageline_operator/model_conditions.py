@@ -78,8 +78,18 @@ def _degraded(groups: Sequence[GroupStatus], failures: Sequence[FailureRecord]) 
     if failure.failure_class is FailureClass.BAD_CONFIG:
         sentence = f"{failure_sentence(failure)}; correct the spec, it is not tried again as it is"
         return _Verdict(True, Reason.BAD_CONFIGURATION, sentence)
-    spent = f"restarted {len(down[0].restarts)} times, not restarted again until the spec changes"
-    return _Verdict(True, Reason.RESTART_BUDGET_SPENT, f"{failure_sentence(failure)}; {spent}")
+    return _Verdict(True, Reason.RESTART_BUDGET_SPENT, f"{failure_sentence(failure)}; {_spent(len(down[0].restarts))}")
+
+
+def _spent(restarts: int) -> str:
+    """Why a group is not restarted. A budget that is spent without a restart is one of none."""
+    match restarts:
+        case 0:
+            return "not restarted: spec.restart.maxRestarts is 0"
+        case 1:
+            return "restarted once, not restarted again until the spec changes"
+        case _:
+            return f"restarted {restarts} times, not restarted again until the spec changes"
 
 
 def _condition(

@@ -103,11 +103,20 @@ def test_back_off_doubles_up_to_a_minute_and_then_the_budget_is_spent() -> None:
         cluster.settle()
     assert waits == [4, 8, 16, 32, 60, 60, 60]
     assert cluster.condition("Degraded") == ("True", "RestartBudgetSpent")
-    assert "killed by SIGKILL" in cluster.condition_message("Degraded")
+    message = cluster.condition_message("Degraded")
+    assert message.endswith("killed by SIGKILL; restarted 7 times, not restarted again until the spec changes")
     assert len(cluster.status.last_failures) == 5
     cluster.advance(10 * 86400)
     cluster.settle()
     assert (cluster.phase(), sorted(cluster.pods)) == ("Failed", [])
+
+
+def test_a_group_that_may_not_restart_says_which_field_says_so() -> None:
+    cluster = ready_cluster(restart={"maxRestarts": 0})
+    cluster.end_container(0, 137)
+    cluster.settle()
+    message = cluster.condition_message("Degraded")
+    assert message.endswith("killed by SIGKILL; not restarted: spec.restart.maxRestarts is 0")
 
 
 def test_old_restarts_leave_the_window() -> None:
