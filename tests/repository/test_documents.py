@@ -11,6 +11,7 @@ import pytest
 from repository_files import ROOT, repository_files
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+PLACEHOLDER = re.compile(r"\b[A-Z0-9_]+_PLACEHOLDER\b")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
 
@@ -50,6 +51,15 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page\n[x](nowhere.md) [y](#a-page) [z](#gone) [w](https://example.org/)\n", encoding="utf-8")
     assert broken_links(page) == ["nowhere.md", "#gone"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+def test_nothing_is_left_to_be_filled_in(document: Path) -> None:
+    assert PLACEHOLDER.findall(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_placeholder_is_seen() -> None:
+    assert PLACEHOLDER.findall("It takes STEP_TIME_PLACEHOLDER ms; a placeholder") == ["STEP_TIME_PLACEHOLDER"]
 
 
 def test_architecture_names_every_package() -> None:
