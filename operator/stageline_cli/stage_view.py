@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from stageline_api.health import Phase, StageStatus
 from stageline_api.spec_status import PipelineModelStatus
 from stageline_local.quantities import format_bytes
 from stageline_local.telemetry import Readings
 from stageline_operator.plan import GroupPhase
+
+NEVER_STARTS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "ErrImagePull"})
+"""Why a container waits, as the kubelet names it, where on a single machine it waits for ever."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,20 @@ def _row(
 def is_preparing(pod: Mapping[str, Any]) -> bool:
     """Whether an init container of the pod runs now."""
     return any("running" in each["state"] for each in pod["status"].get("initContainerStatuses", []))
+
+
+def unstartable_message(pods: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a container never starts on this machine, if one doesn't: what it lacks, no other node and no wait brings."""
+    for pod in pods:
+        # A pod that is being deleted may lack what went before it.
+        reasons = NEVER_STARTS - ({"CreateContainerConfigError"} if "deletionTimestamp" in pod["metadata"] else set())
+        for each in (*pod["status"].get("initContainerStatuses", []), *pod["status"].get("containerStatuses", [])):
+            match each["state"]:
+                case {"waiting": {"reason": str(reason), "message": str(message)}} if reason in reasons:
+                    return f"container {each['name']} of pod {pod['metadata']['name']} can't start: {reason}: {message}"
+                case _:
+                    pass
+    return None
 
 
 def unschedulable_message(pods: Sequence[Mapping[str, Any]]) -> str | None:

@@ -18,7 +18,7 @@ from stageline_api.failures import ExitCode
 from stageline_api.pipeline_model import PipelineModel
 from stageline_api.spec_status import PipelineModelStatus
 from stageline_cli.one_prompt import answer_prompt
-from stageline_cli.stage_view import StageRow, is_preparing, stage_rows, unschedulable_message
+from stageline_cli.stage_view import StageRow, is_preparing, stage_rows, unschedulable_message, unstartable_message
 from stageline_cli.up_display import Display
 from stageline_local.instance import Instance
 from stageline_local.local_model import token_secret
@@ -153,9 +153,11 @@ class UpRun:
                 await asyncio.sleep(0.1)
 
     def _raise_if_hopeless(self) -> None:
-        refusal = unschedulable_message(self._session.node.pods())
-        if refusal is not None:
+        pods = self._session.node.pods()
+        if (refusal := unschedulable_message(pods)) is not None:
             raise UserError(f"{refusal}; close other programs, lower resources.requests, or use a smaller model")
+        if (refusal := unstartable_message(pods)) is not None:
+            raise UserError(refusal)
         hopeless = hopeless_cause(self._session.status)
         if hopeless is not None:
             message, exit_code = hopeless

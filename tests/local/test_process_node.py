@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from node_pods import IMAGE, NodeFixture, is_alive, pod_of, python_container
+from stageline_cli.stage_view import unstartable_message
 from stageline_local.pod_fields import UnsupportedPodFieldError
 
 FOREVER = "time.sleep(600)"
@@ -150,9 +151,13 @@ def test_a_missing_secret_is_waited_for(tmp_path: Path) -> None:
         fixture.node.create_pod(pod_of(container))
         await fixture.until(lambda: fixture.container()["state"]["waiting"]["reason"] == "CreateContainerConfigError")
         assert "Secret 's'" in fixture.container()["state"]["waiting"]["message"]
+        said = unstartable_message(fixture.node.pods())
+        assert said is not None
+        assert said.startswith("container main of pod p can't start: CreateContainerConfigError: Secret 's'")
         fixture.store.apply({"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"token": "late"}})
         await fixture.until_ended()
         assert fixture.log() == "late\n"
+        assert unstartable_message(fixture.node.pods()) is None
 
     on_node(tmp_path, body)
 

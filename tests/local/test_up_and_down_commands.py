@@ -69,6 +69,16 @@ def test_a_cut_that_a_cached_model_cannot_have_is_refused_before_anything_starts
     assert not (tmp_path / "state").exists()
 
 
+def test_a_length_beyond_a_cached_models_context_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    source = "pypi://some-model==1.0/model.gguf"
+    write_tiny_llama(prepared_model_dir(source, tmp_path / "cache"))
+    path = manifest(tmp_path, model={"source": source}, engine={"maxModelLen": 999999})
+    done = stageline("up", path, "--cache", tmp_path / "cache", "--state-dir", tmp_path / "state")
+    assert done.returncode == 2, done
+    assert "spec.engine.maxModelLen: 999999 is not allowed: must be at most" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -111,8 +121,22 @@ def test_a_field_that_one_machine_cannot_honour_is_named(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_an_image_that_is_not_this_installation_ends_with_the_cause(tmp_path: Path) -> None:
-    path = manifest(tmp_path, template={"image": "registry.example/else:1"}, restart={"maxRestarts": 0})
+def test_a_cache_that_cannot_be_made_ends_it_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = manifest(tmp_path, model={"source": "pypi://some-model==1.0/model.gguf"})
+    arguments = ("--cache", tmp_path / "file" / "cache", "--state-dir", tmp_path / "state", "--port", free_port())
+    done = stageline("up", path, *arguments)
+    assert done.returncode == 1, done
+    assert "container prepare of pod tiny-0-1-" in done.stderr
+    assert "can't start: CreateContainer" in done.stderr
+    assert str(tmp_path / "file") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_record(tmp_path / "state" / "tiny") is None
+
+
+@pytest.mark.parametrize("restarts", [0, 5])
+def test_an_image_that_is_not_this_installation_ends_with_the_cause(tmp_path: Path, restarts: int) -> None:
+    path = manifest(tmp_path, template={"image": "registry.example/else:1"}, restart={"maxRestarts": restarts})
     done = stageline("up", path, "--state-dir", tmp_path / "state", "--port", free_port(), "--once", "hello")
     assert done.returncode == 1, done
     assert "ImagePull: image 'registry.example/else:1' is not known to this node" in done.stderr
