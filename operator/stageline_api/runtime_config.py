@@ -3,6 +3,8 @@
 All defaults have been applied by then; a container never guesses. Units are in the names.
 """
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -52,7 +54,7 @@ class RuntimeConfig(BaseModel):
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     """Most tokens one step may carry; a longer prompt is prefilled in chunks."""
-    graphs: str = "auto"
+    graphs: Literal["auto", "off", "piecewise", "full"] = "auto"
     """`auto`, `off`, `piecewise` or `full`: how much of a step runs captured or compiled."""
     seed: int = 0
     stage_layers: tuple[LayerRange, ...] | None = None

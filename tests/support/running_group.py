@@ -149,9 +149,8 @@ def running_group(
         namespace="default",
         served_name="test",
         source=f"file://{model_dir}",
-        cache_dir=str(directory / "cache"),
         stage_count=stage_count,
-        **config,
+        **{"cache_dir": str(directory / "cache"), **config},
     )
     (directory / "config.json").write_text(settings.model_dump_json())
     try:

@@ -28,7 +28,9 @@ def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress
     """
     graphs = resolve_graphs(config.graphs)
     if graphs is GraphMode.OFF:
-        return f"graphs are off (spec.engine.graphs {config.graphs})"
+        account = f"graphs are off (spec.engine.graphs {config.graphs})"
+        logger.info(account)
+        return account
     sizes = CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
     try:
         if not isinstance(model, CapturesGraphs):

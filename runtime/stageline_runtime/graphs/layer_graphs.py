@@ -96,14 +96,21 @@ class LayerGraphs:
     def _compile(
         self, layers: Sequence["DecoderLayer"], hidden: torch.Tensor, rotary: Rotary, batch: AttentionBatch
     ) -> None:
+        """`run`, with every input's number of tokens marked as one that changes: unmarked, it would be compiled in."""
         for tensor in (hidden, *rotary, batch.decode_rows):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             for layer in layers:
-                self.run(layer, hidden, rotary, batch)
+                if batch.graph_mode is GraphMode.FULL:
+                    self._decode(layer, hidden, rotary, batch.decode_rows)
+                    continue
+                query_key, value = self._before(layer, hidden, rotary)
+                attended = layer.attention.rotated(query_key, value, batch)
+                torch._dynamo.maybe_mark_dynamic(attended, 0)
+                self._after(layer, hidden, attended)
         except torch._dynamo.exc.TorchDynamoException as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise GraphsUnavailableError(f"torch.compile failed: {first_line}") from error
+            words = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            raise GraphsUnavailableError(f"torch.compile failed: {words}") from error
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,103 @@
+"""Real groups whose layers are compiled give the tokens of eager groups in float32, and say what ran captured."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline_checks import draw_prompts, greedy, hugging_face_tokens
+from running_group import RunningGroup, running_group
+from stageline_api import ports
+from stageline_runtime.models.native.build import find_compiler
+from tiny_models import VOCAB_SIZE, write_tiny_llama, write_tiny_qwen3
+
+NUM_REQUESTS = 10
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 24}
+
+needs_compilers = pytest.mark.skipif(
+    find_compiler() is None or shutil.which(os.environ.get("CXX") or "g++") is None,
+    reason="compiling layers needs a C and a C++ compiler",
+)
+
+
+@pytest.fixture(scope="module")
+def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of compiled code for all groups here, so that each graph is compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
+    text = httpx.get(f"http://{group.addresses[stage]}:{ports.STAGE_HEALTH}/metrics").text
+    found = re.findall(r'^stageline_stage_graph_steps_total\{graph="(\w+)".*\} ([\d.]+)$', text, re.MULTILINE)
+    assert found, text
+    return {mode: int(float(count)) for mode, count in found}
+
+
+@needs_compilers
+@pytest.mark.parametrize("graphs", ["piecewise", "full"])
+@pytest.mark.parametrize("write_model", [write_tiny_llama, write_tiny_qwen3])
+def test_two_stages_equal_hugging_face(
+    write_model: Callable[..., Path], graphs: str, tmp_path: Path, compiled_code: Path
+) -> None:
+    """Prompts of several chunks meet decodes in one plan; more requests than slots."""
+    model_dir = write_model(tmp_path / "model", num_layers=3)
+    prompts = draw_prompts(NUM_REQUESTS, VOCAB_SIZE, 60)
+    lengths = [2 + (5 * index) % 17 for index in range(NUM_REQUESTS)]
+    with running_group(
+        tmp_path / "group", model_dir, 2, graphs=graphs, cache_dir=str(compiled_code), **SETTINGS
+    ) as group:
+        actual = group.generate_all(prompts, [greedy(length) for length in lengths])
+        counts = [steps_by_graph_mode(group, stage) for stage in range(2)]
+        assert "graphs captured" in group.log("stage-0"), group.account()
+        assert "recompile" not in group.log("stage-0"), group.account()
+    assert actual == hugging_face_tokens(model_dir, prompts, lengths)
+    assert counts[0] == counts[1], "the stages ran plans in different modes"
+    assert counts[0]["off"] == 0
+    assert counts[0]["piecewise"] > 0
+    assert (counts[0]["full"] > 0) == (graphs == "full")
+
+
+def test_auto_starts_without_compiling_and_says_so(tmp_path: Path) -> None:
+    model_dir = write_tiny_llama(tmp_path / "model", num_layers=2)
+    with running_group(tmp_path / "group", model_dir, 1, **SETTINGS) as group:
+        group.generate((5, 6, 7), greedy(4))
+        counts = steps_by_graph_mode(group, 0)
+        assert "graphs are off (spec.engine.graphs auto)" in group.log("stage-0"), group.account()
+    assert counts["off"] > 0
+    assert counts["piecewise"] == counts["full"] == 0
+
+
+@pytest.mark.parametrize("graphs", ["piecewise", "full"])
+def test_asked_for_graphs_without_a_compiler_are_refused_by_name(
+    graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    model_dir = write_tiny_llama(tmp_path / "model", num_layers=2)
+    with running_group(tmp_path / "group", model_dir, 1, start=False, graphs=graphs, **SETTINGS) as group:
+        assert group.wait_ended("stage-0", 60.0) == 64, group.account()
+        words = group.last_words("stage-0")
+    assert words["failure_class"] == "BadConfig"
+    assert words["detail"] == (
+        f"spec.engine.graphs {graphs} can't be had: torch.compile needs a C++ compiler, and no-such-compiler is not on "
+        "the path; set it to off or auto"
+    )
+
+
+@needs_compilers
+def test_a_compiler_that_fails_is_a_bad_config_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    model_dir = write_tiny_llama(tmp_path / "model", num_layers=1)
+    with running_group(tmp_path / "group", model_dir, 1, start=False, graphs="piecewise", **SETTINGS) as group:
+        assert group.wait_ended("stage-0", 60.0) == 64, group.account()
+        words = group.last_words("stage-0")
+        assert "Traceback" not in group.log("stage-0"), group.log("stage-0")
+    assert words["failure_class"] == "BadConfig"
+    assert words["detail"].startswith("spec.engine.graphs piecewise can't be had: torch.compile failed:"), words
