@@ -1,6 +1,7 @@
 """The one real model that tests share: prepared once into the model cache that `stageline up` uses too."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,9 @@ def smollm2_dir() -> Path:
 
     cache_dir = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "stageline")
     return prepare_source(parse_source(SMOLLM2_SOURCE), cache_dir, reporter_for())
+
+
+def pytest_configure() -> None:
+    """A run in the background may start with SIGINT ignored, and children would inherit that; they must hear it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -108,14 +108,14 @@ def test_environment_comes_from_fields_references_and_expansion(tmp_path: Path) 
         "print([os.environ.get(n) for n in 'IP LABEL TOKEN COLOUR ABSENT URL PEER'.split()])\n"
         "print(open(os.environ['CONFIG']).read()); print(sys.argv[1:])"
     )
-    mounts = [{"name": "config", "mountPath": "/etc/app"}, {"name": "tmp", "mountPath": "/tmp"}]
-    container = python_container(script, env=environment, volumeMounts=mounts, args=["--at=$(IP)", "/tmp/x"])
+    mounts = [{"name": "config", "mountPath": "/etc/app"}, {"name": "tmp", "mountPath": "/scratch"}]
+    container = python_container(script, env=environment, volumeMounts=mounts, args=["--at=$(IP)", "/scratch/x"])
     volumes = [{"name": "config", "configMap": {"name": "c"}}, {"name": "tmp", "emptyDir": {}}]
     pod = pod_of(container, volumes=volumes, subdomain="stages", hostname="p")
 
     async def body(fixture: NodeFixture) -> None:
         fixture.store.apply({"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"token": "hush"}})
-        data = {"colour": "red", "config.json": '{"dir": "/tmp"}'}
+        data = {"colour": "red", "config.json": '{"dir": "/scratch"}'}
         fixture.store.apply({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
         fixture.node.create_pod(pod)
         ip = fixture.status()["podIP"]

@@ -22,7 +22,7 @@ def join(contract: PodContract, *, hidden_size: int, dtype: torch.dtype) -> Gloo
     """Meet the other stages and connect.
 
     Raises:
-        RuntimeFailure: class RendezvousTimeout when not all stages came in time.
+        RuntimeFailure: class RendezvousTimeout when not all stages came in time, PeerLost when one came and went.
     """
     timeouts = contract.config.timeouts
     try:
@@ -37,12 +37,8 @@ def join(contract: PodContract, *, hidden_size: int, dtype: torch.dtype) -> Gloo
             )
             for name in ("hidden", "feedback")
         ]
-    except (RuntimeError, OSError) as error:
-        detail = (
-            f"stage {contract.stage} did not meet its peers at {contract.master_addr}:{contract.master_port} "
-            f"within {timeouts.rendezvous_seconds:g} s: {str(error).splitlines()[0]}"
-        )
-        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="rendezvous") from error
+    except RuntimeError as error:
+        raise _failure(contract, str(error).splitlines()[0]) from error
     return GlooTransport(
         cast(PointToPointGroup, groups[0]),
         cast(PointToPointGroup, groups[1]),
@@ -52,6 +48,19 @@ def join(contract: PodContract, *, hidden_size: int, dtype: torch.dtype) -> Gloo
         dtype=dtype,
         step_timeout_seconds=timeouts.step_seconds,
     )
+
+
+def _failure(contract: PodContract, reason: str) -> RuntimeFailure:
+    """Peers that did not come in time, or one that came and went; torch tells them apart by its words alone."""
+    place = f"stage {contract.stage} did not meet its peers at {contract.master_addr}:{contract.master_port}"
+    words = reason.lower()
+    if "timeout" in words or "timed out" in words:
+        limit_seconds = contract.config.timeouts.rendezvous_seconds
+        detail = f"{place} within {limit_seconds:g} s: {reason}"
+        return RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="rendezvous")
+    # The store is stage 0's, and it goes with it.
+    peer = None if contract.stage == 0 else 0
+    return RuntimeFailure(FailureClass.PEER_LOST, f"{place}: {reason}", operation="rendezvous", peer=peer)
 
 
 def _open_store(contract: PodContract, timeout: timedelta) -> TCPStore:
@@ -64,7 +73,11 @@ def _open_store(contract: PodContract, timeout: timedelta) -> TCPStore:
             timeout=timeout,
             wait_for_workers=False,
         )
-    listener = socket.create_server((contract.pod_ip, contract.master_port), backlog=128)
+    try:
+        listener = socket.create_server((contract.pod_ip, contract.master_port), backlog=128)
+    except OSError as error:
+        detail = f"can't listen on {contract.pod_ip}:{contract.master_port}: {error.strerror}"
+        raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
     return TCPStore(
         contract.pod_ip,
         contract.master_port,
