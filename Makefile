@@ -31,8 +31,8 @@ up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…"
 ## Work on it
 
 .PHONY: test
-test: setup ## Run every test (ARGS="…" go to pytest)
-	@$(PY) -m pytest $(ARGS)
+test: setup ## Run every test, two files at a time (ARGS="…" go to pytest; ARGS="-n 0" one by one)
+	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 .PHONY: check
 check: check-format check-lint check-types check-layers check-generated ## Everything but the tests
