@@ -90,17 +90,16 @@ class StageBus:
         self._poll.register(connection, select.POLLIN)
 
     @classmethod
-    def connect(cls, host: str, port: int, timeout_seconds: float, *, source_host: str | None = None) -> "StageBus":
+    def connect(cls, host: str, port: int, timeout_seconds: float) -> "StageBus":
         """Connect to the engine, trying again until it listens.
 
         Raises:
             TimeoutError: nobody answered in time; the message holds the last reason.
         """
         deadline = time.monotonic() + timeout_seconds
-        source = (source_host, 0) if source_host else None
         while True:
             try:
-                return cls(socket.create_connection((host, port), timeout=2.0, source_address=source))
+                return cls(socket.create_connection((host, port), timeout=2.0))
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"no engine at {host}:{port} within {timeout_seconds:g} s: {error}") from error
