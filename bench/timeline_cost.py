@@ -55,7 +55,7 @@ def main() -> None:
         without.append(_steps(bare, plans, lambda _plan: None))
         with_it.append(_steps(clock, plans, lambda plan: progress.count_step(plan, BusyKind.DECODE)))
         pages.append(_answer(lambda: progress.timeline_page(-1).model_dump_json()))
-        scrapes.append(_answer(metrics.render))
+        scrapes.append(_answer(metrics.page))
         pongs.append(_answer(timeline.recent_moments))
     print(f"state changes of a step, no listener:     {median(without):10.0f} ns")  # noqa: T201
     print(f"added by timeline and step metrics:       {median(with_it) - median(without):10.0f} ns")  # noqa: T201

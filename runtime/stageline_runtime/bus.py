@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from stageline_runtime.messages import ToEngine, ToStage
+from stageline_runtime.messages import GroupFailed, Shutdown, ToEngine, ToStage
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
@@ -48,6 +48,11 @@ class FrameReader(Generic[Message]):
     def __init__(self, message_type: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
+
+    @property
+    def incomplete(self) -> bytes:
+        """What has come of the next message."""
+        return bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
         """Messages completed by `data`, in order.
@@ -141,6 +146,15 @@ class StageBus:
         poll = select.poll()
         poll.register(self._connection, select.POLLRDHUP)
         return any(event & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+    def unread_end(self) -> GroupFailed | Shutdown | None:
+        """The group's end that came while the reading thread was busy; for another thread, takes nothing away."""
+        try:
+            data = self._connection.recv(_READ_BYTES, socket.MSG_PEEK)
+            unread = FrameReader[ToStage](ToStage).feed(self._reader.incomplete + data)
+        except (OSError, BusProtocolError):
+            return None
+        return next((message for message in unread if isinstance(message, GroupFailed | Shutdown)), None)
 
     def close(self) -> None:
         """Close the connection."""

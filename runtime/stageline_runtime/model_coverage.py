@@ -36,6 +36,8 @@ _REFUSED_WHEN_SET = {
 }
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+TENSORS_FILE = "stageline-tensors.json"
+"""Shape of every tensor by name, in place of the headers of weight files that are not all fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +93,34 @@ def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
 
 
 def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | None:
-    """Count the elements of all tensors from the files' headers; None when not all files are here."""
+    """Count the elements of all tensors, by a `TENSORS_FILE` or all files' headers; None when neither is here."""
     num_layers = fields.get("num_hidden_layers")
-    paths = _weight_files(model_dir)
-    if not isinstance(num_layers, int) or not paths or not all(path.is_file() for path in paths):
+    counted = _all_elements(model_dir)
+    if not isinstance(num_layers, int) or counted is None:
         return None
     layers, front, tail = [0] * num_layers, 0, 0
-    for path in paths:
-        for name, elements in _elements(path).items():
-            match = _LAYER.search(name)
-            if match is not None and int(match[1]) < num_layers:
-                layers[int(match[1])] += elements
-            elif "embed" in name:
-                front += elements
-            else:
-                tail += elements
+    for name, elements in counted.items():
+        match = _LAYER.search(name)
+        if match is not None and int(match[1]) < num_layers:
+            layers[int(match[1])] += elements
+        elif "embed" in name:
+            front += elements
+        else:
+            tail += elements
     is_tied = bool(fields.get("tie_word_embeddings"))
     return MeasuredParameters(layers=tuple(layers), front=front, tail=tail, is_tied=is_tied)
+
+
+def _all_elements(model_dir: Path) -> dict[str, int] | None:
+    """Elements of each tensor of the model."""
+    told = model_dir / TENSORS_FILE
+    if told.is_file():
+        shapes: dict[str, list[int]] = json.loads(told.read_text(encoding="utf-8"))
+        return {name: prod(shape) for name, shape in shapes.items()}
+    paths = _weight_files(model_dir)
+    if not paths or not all(path.is_file() for path in paths):
+        return None
+    return {name: elements for path in paths for name, elements in _elements(path).items()}
 
 
 def _weight_files(model_dir: Path) -> list[Path]:

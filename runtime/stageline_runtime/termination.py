@@ -5,12 +5,17 @@ The message goes to the termination path first and the log second; then the proc
 
 import logging
 import os
+import threading
 from pathlib import Path
 
 from stageline_api import env
 from stageline_api.failures import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, TerminationMessage
 
 logger = logging.getLogger(__name__)
+
+_one_at_a_time = threading.Lock()
+_first_words: dict[str, TerminationMessage] = {}
+"""What has been written, by path. A watchdog and the thread it watches may both find that this process must end."""
 
 
 class RuntimeFailure(Exception):  # noqa: N818 - it is a failure, told by its class
@@ -45,13 +50,42 @@ class RuntimeFailure(Exception):  # noqa: N818 - it is a failure, told by its cl
 
 
 def write_last_words(message: TerminationMessage) -> ExitCode:
-    """Write the message to the termination path (when the contract names one) and return the exit code."""
+    """Write the message to the termination path (when the contract names one) and return the exit code.
+
+    The first message of a process counts: a later one is logged, and gets the exit code of the first.
+    """
     path = os.environ.get(env.TERMINATION_PATH)
-    if path:
-        try:
-            Path(path).write_text(message.model_dump_json(), encoding="utf-8")
-        except OSError as error:
-            logger.error("can't write the termination message to %s: %s", path, error)
+    told = _write_once(path, message) if path else message
     place = "engine" if message.stage is None else f"stage {message.stage}"
     logger.error("%s ends: %s: %s", place, message.failure_class, message.detail)
-    return EXIT_CODE_OF_CLASS.get(message.failure_class, ExitCode.INTERNAL)
+    return _exit_code(told)
+
+
+def write_drained(stage: int | None, asked_by: str) -> ExitCode:
+    """Write that `stage` (None: the engine) ends because it was told to: an exit status of 0 alone doesn't say so.
+
+    Where a failure was written before, the exit code is the failure's: `write_last_words` promises it.
+    """
+    path, detail = os.environ.get(env.TERMINATION_PATH), f"told to drain by {asked_by}"
+    message = TerminationMessage(failure_class=FailureClass.EVICTED, stage=stage, operation="drain", detail=detail)
+    told = _write_once(path, message) if path else message
+    logger.info("drained: %s", detail)
+    return _exit_code(told)
+
+
+def _exit_code(told: TerminationMessage) -> ExitCode:
+    if told.failure_class is FailureClass.EVICTED:
+        return ExitCode.DRAINED
+    return EXIT_CODE_OF_CLASS.get(told.failure_class, ExitCode.INTERNAL)
+
+
+def _write_once(path: str, message: TerminationMessage) -> TerminationMessage:
+    """What stands there in the end."""
+    with _one_at_a_time:
+        if path not in _first_words:
+            _first_words[path] = message
+            try:
+                Path(path).write_text(message.model_dump_json(), encoding="utf-8")
+            except OSError as error:
+                logger.error("can't write the termination message to %s: %s", path, error)
+        return _first_words[path]

@@ -9,13 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from stageline_runtime.bench.command import bench
 from stageline_runtime.bench.results import Result
 from tiny_models import write_tiny_llama
 
+pytestmark = pytest.mark.timeout(900)
 BENCH = (sys.executable, "-m", "stageline_runtime.bench")
 CORES = sorted(os.sched_getaffinity(0))
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 150.0
 PAGE = "# Figures\n\nProse.\n\n<!-- begin {0} -->\nold\n<!-- end {0} -->\n\nMore prose.\n"
 
 
@@ -28,7 +31,7 @@ def run_bench(tmp_path: Path, program: str, *options: str) -> Result:
     """Run a program to its end; the result it wrote."""
     results = tmp_path / "results"
     done = subprocess.run(
-        [*BENCH, program, "--results", str(results), *options], capture_output=True, text=True, check=False, timeout=240
+        [*BENCH, program, "--results", str(results), *options], capture_output=True, text=True, check=False, timeout=800
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = results.glob(f"*-{program}.json")
@@ -76,16 +79,18 @@ def test_offline_reports_every_stage_and_its_states_tile_the_time(tmp_path: Path
 def test_paced_stages_measure_a_bubble_and_fill_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("paced"))
+    # Long enough that a busy machine reads the clocks twice before the first stream ends.
+    tokens, seconds_per_step = 96, 0.03
     result = run_bench(
         tmp_path,
         "paced",
-        *("--stage-cores", two_cores(), "--requests", "4", "--output-tokens", "32", "--rounds", "1"),
-        *("--seconds-per-step", "0.005", "--page", str(page)),
+        *("--stage-cores", two_cores(), "--requests", "4", "--output-tokens", str(tokens), "--rounds", "1"),
+        *("--seconds-per-step", str(seconds_per_step), "--page", str(page)),
     )
     (one,) = result.rounds
     assert one["steady"] is not None
     for stage in one["whole"]["stages"]:
-        assert sum(stage["busy"].values()) >= 2 * 32 * 0.005, "every step takes its pace"
+        assert sum(stage["busy"].values()) >= 2 * tokens * seconds_per_step, "every step takes its pace"
     text = page.read_text()
     assert "steady decode" in text
     assert "old" not in text
@@ -108,7 +113,10 @@ def test_pipeline_pairs_the_three_measurements(tmp_path: Path, tiny_model: Path)
         assert len(one["ceiling"]) == 2
         assert len(one["pipeline"]["whole"]["stages"]) == 2
         assert len(one["alone"]["whole"]["stages"]) == 1
-    assert all(target.met is not None for target in result.targets)
+    # So few tokens of so small a model may be over before a busy machine has read the clocks twice.
+    unsteady = [part for part in ("pipeline", "alone") if not any(one[part]["steady"] for one in result.rounds)]
+    unmeasured = [target.name for target in result.targets if target.met is None]
+    assert len(unmeasured) == len(unsteady), (unmeasured, unsteady)
     assert "| P = 2 |" in page.read_text()
 
 
@@ -126,7 +134,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
         children = _descendants(bench.pid)
         assert len(children) == 6, processes_of(bench.pid)
         bench.send_signal(signal.SIGINT)
-        assert bench.wait(timeout=30) == 130
+        assert bench.wait(timeout=150) == 130
         assert "Traceback" not in bench.stdout.read()
         wait_ended(children)
     finally:
@@ -159,12 +167,30 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode != 0
     assert "none" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("offline", "--stage-cores", "0,9999"), "no core 9999"),
+        (("offline", "--stage-cores", ","), "at least one core"),
+        (("offline", "--engine-cores", "9999"), "no core 9999"),
+        (("offline", "--input-tokens", "600"), "600 + 96 tokens don't fit a context of 640"),
+        (("paced", "--output-tokens", "609"), "32 + 609 tokens don't fit a context of 640"),
+        (("pipeline", "--cores", str(CORES[0])), "give two cores"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(options: tuple[str, ...], complaint: str) -> None:
+    refused = CliRunner().invoke(bench, options)
+    assert refused.exit_code == 2, refused.output
+    assert complaint in " ".join(refused.output.split()), refused.output
 
 
 def test_results_are_json_without_rounding_noise(tmp_path: Path) -> None:

@@ -1,10 +1,16 @@
 """Figures of a benchmark from known inputs."""
 
+from typing import cast
+
 import pytest
 
-from stageline_runtime.bench.figures import RoundReport, common_window_tokens_per_second, median_ratio
+from stageline_api.errors import UserError
+from stageline_runtime.bench import bench_group
+from stageline_runtime.bench.bench_group import BenchGroup
+from stageline_runtime.bench.figures import RoundReport, common_window_tokens_per_second, median_ratio, ran_together
 from stageline_runtime.bench.peers import peer_targets
-from stageline_runtime.bench.results import Target
+from stageline_runtime.bench.report import render
+from stageline_runtime.bench.results import Result, Target, round_figures, this_machine
 from stageline_runtime.bench.stage_clock import StageSeconds, pipeline_figures
 from stageline_runtime.bench.workload import Workload
 
@@ -34,9 +40,54 @@ def test_engines_at_once_are_counted_only_while_all_of_them_run() -> None:
     assert common_window_tokens_per_second([early, late]) == pytest.approx(5 / 2.5)
 
 
+APART = [report(0.0, (1.0,)), report(2.0, (3.0,))]
+TOGETHER = [report(0.0, (1.0,)), report(0.5, (3.0,))]
+
+
 def test_engines_that_did_not_overlap_have_no_common_rate() -> None:
+    assert not ran_together(APART)
+    assert ran_together(TOGETHER)
     with pytest.raises(ValueError, match="same time"):
-        common_window_tokens_per_second([report(0.0, (1.0,)), report(2.0, (3.0,))])
+        common_window_tokens_per_second(APART)
+
+
+class ScriptedGroup:
+    """Ends its rounds as it is told."""
+
+    def __init__(self, *reports: RoundReport) -> None:
+        self.reports = list(reports)
+
+    def begin(self, workload: Workload, start_at_seconds: float) -> None:
+        assert self.reports, (workload, start_at_seconds)
+
+    def finish(self) -> RoundReport:
+        return self.reports.pop(0)
+
+
+def run_scripted(rounds: list[list[RoundReport]]) -> list[RoundReport]:
+    groups = [cast(BenchGroup, ScriptedGroup(*reports)) for reports in zip(*rounds, strict=True)]
+    return bench_group.run_together(groups, Workload(name="w", requests=1), delay_seconds=0.0)
+
+
+def test_a_round_whose_engines_missed_each_other_is_run_again_some_times() -> None:
+    assert run_scripted([APART, APART, TOGETHER]) == TOGETHER
+    with pytest.raises(UserError, match="too busy to measure"):
+        run_scripted([APART] * bench_group.TRIES)
+
+
+def test_a_window_without_a_step_on_some_stage_has_no_figures() -> None:
+    windows = (stage({"decode": 1.0}, {"host": 1.0}), stage({"decode": 1.0}, {"host": 1.0}, steps=0.0))
+    whole = windows[:1]
+    for steady, found in ((windows, False), (whole, True), (None, False)):
+        one = report(0.0, (1.0, 2.0)).model_copy(update={"stages": whole, "steady_stages": steady})
+        assert bool(round_figures(one)["steady"]) == found
+
+
+def test_a_program_of_rounds_without_a_steady_part_says_so_in_its_table() -> None:
+    whole = (stage({"decode": 1.0}, {"host": 1.0}),)
+    one = round_figures(report(0.0, (1.0, 2.0)).model_copy(update={"stages": whole, "steady_stages": None}))
+    result = Result(program="paced", date="2026-11-22", machine=this_machine(), parameters={}, rounds=[one], targets=[])
+    assert "| steady decode | - | - | - | - |\n| whole burst | 0." in render(result)
 
 
 def test_ratios_are_taken_pair_by_pair() -> None:

@@ -18,11 +18,10 @@ from stageline_runtime.bench.scrape import StageScraper
 from stageline_runtime.bench.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
 from stageline_runtime.engine.core import EngineCore
+from stageline_runtime.engine.forming import form_scheduler, warm_up_tokens
 from stageline_runtime.engine.group import StageGroup
 from stageline_runtime.engine.metrics import EngineMetrics
 from stageline_runtime.engine.port import AdmittedRequest, FailEvent, TokenEvent
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
 from stageline_runtime.messages import Shutdown
 from stageline_runtime.model_config import read_model_config
 from stageline_runtime.prepare.cache import prepared_model_dir
@@ -53,6 +52,7 @@ class _Round:
         self._core = core
         self._order = order
         self.token_seconds: list[list[float]] = [[] for _ in order.prompts]
+        self.outputs: list[list[int]] = [[] for _ in order.prompts]
         self.all_decoding = asyncio.Event()
         self.one_ending = asyncio.Event()
         self._edge_tokens = max(1, order.output_tokens // STEADY_SHARE)
@@ -77,8 +77,9 @@ class _Round:
         async def read(index: int) -> None:
             async for event in streams[index]:
                 match event:
-                    case TokenEvent():
+                    case TokenEvent(token_ids=token_ids):
                         self._count(self.token_seconds[index])
+                        self.outputs[index].extend(token_ids)
                     case FailEvent(message=message):
                         raise RuntimeError(message)
 
@@ -134,16 +135,14 @@ class EngineHost:
             if self._core.status().phase is Phase.READY:
                 self._core.beat_if_idle()
         group.expect_closing()
-        group.broadcast(Shutdown("the benchmark is over"))
+        group.broadcast(Shutdown("the end of the benchmark"))
         rounds.result()
 
     async def _serve(self, group: StageGroup) -> None:
         await group.listen()
-        size = await group.form()
-        ledger = SlotLedger(size.num_cohorts, size.slots_per_cohort, size.slot_tokens)
-        max_step_tokens = self._contract.config.max_num_batched_tokens
-        self._core.attach(Scheduler(ledger, max_step_tokens=max_step_tokens, max_waiting=MAX_WAITING), group.broadcast)
-        await self._core.warm_up(min(8, max_step_tokens))
+        scheduler = await form_scheduler(group, self._contract.config, MAX_WAITING)
+        self._core.attach(scheduler, group.broadcast)
+        await self._core.warm_up(warm_up_tokens(self._contract.config))
         self._core.set_phase(Phase.READY)
         orders = await _standard_input()
         print('{"ready": true}', flush=True)  # noqa: T201 - standard output is this program's answer
@@ -162,13 +161,17 @@ class EngineHost:
         await running
         cpu_after = time.process_time()
         after = await self._scraper.read_all()
-        steady.cancel()
+        # Its second reading began before the last stream ended, but may come back later than the one above.
+        was_steady = work.all_decoding.is_set() and work.one_ending.is_set()
+        if not was_steady:
+            steady.cancel()
         return RoundReport(
             submitted_seconds=submitted,
             token_seconds=tuple(map(tuple, work.token_seconds)),
+            outputs=tuple(map(tuple, work.outputs)),
             engine_cpu_seconds=cpu_after - cpu_before,
             stages=tuple(late.since(early) for late, early in zip(after, before, strict=True)),
-            steady_stages=steady.result() if steady.done() and not steady.cancelled() else None,
+            steady_stages=await steady if was_steady else None,
         )
 
     async def _read_steady(self, work: _Round) -> tuple[StageSeconds, ...] | None:
@@ -176,6 +179,8 @@ class EngineHost:
         if work.one_ending.is_set():
             return None
         early = await self._scraper.read_all()
+        if work.one_ending.is_set():
+            return None
         await work.one_ending.wait()
         late = await self._scraper.read_all()
         return tuple(one.since(other) for one, other in zip(late, early, strict=True))

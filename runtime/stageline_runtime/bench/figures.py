@@ -19,6 +19,8 @@ class RoundReport(BaseModel):
     submitted_seconds: float
     token_seconds: tuple[tuple[float, ...], ...]
     """Arrival of every token, by request."""
+    outputs: tuple[tuple[int, ...], ...] = ()
+    """Token ids of every answer, by request."""
     engine_cpu_seconds: float
     stages: tuple[StageSeconds, ...]
     """The whole round, by stage."""
@@ -47,14 +49,24 @@ class RoundReport(BaseModel):
         return mean((times[-1] - times[0]) / (len(times) - 1) for times in self.token_seconds if len(times) > 1)
 
 
+def ran_together(reports: Sequence[RoundReport]) -> bool:
+    """Whether there was a time at which all of them ran."""
+    begin, end = _common_window(reports)
+    return begin < end
+
+
+def _common_window(reports: Sequence[RoundReport]) -> tuple[float, float]:
+    """From the last submission to the first end."""
+    return max(report.submitted_seconds for report in reports), min(report.finished_seconds for report in reports)
+
+
 def common_window_tokens_per_second(reports: Sequence[RoundReport]) -> float:
     """Tokens per second of engines that ran at the same time, counted only while all of them ran.
 
     Raises:
         ValueError: they did not overlap.
     """
-    begin = max(report.submitted_seconds for report in reports)
-    end = min(report.finished_seconds for report in reports)
+    begin, end = _common_window(reports)
     if end <= begin:
         raise ValueError("the engines did not run at the same time")
     inside = sum(begin < moment <= end for report in reports for times in report.token_seconds for moment in times)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stageline_runtime.bench.bench_group import GroupShape, bench_group
+from stageline_runtime.bench.bench_group import BenchGroup, GroupShape, bench_group
 from stageline_runtime.bench.results import Result, Target, median_of, round_figures, this_machine, today
 from stageline_runtime.bench.workload import Workload
 
@@ -29,20 +29,9 @@ def run_paced(
     """Measure rounds of one burst each: the whole round is the burst figure, its middle the steady one."""
     machine = this_machine()
     workload = Workload(name="paced", requests=requests, output_tokens=output_tokens)
-    shape = GroupShape(
-        name="paced",
-        stage_cores=tuple(stage_cores),
-        dtype="bfloat16",
-        max_num_seqs=requests,
-        stage_command=("-m", "stageline_runtime.bench.paced_stage", str(seconds_per_step), str(seconds_per_token)),
-    )
-    measured: list[dict[str, Any]] = []
+    shape = _shape(stage_cores, requests, seconds_per_step, seconds_per_token)
     with bench_group(shape, write_paced_model(directory / "model", len(stage_cores)), directory / "group") as group:
-        group.run(workload)  # the first round warms sockets, imports and caches
-        for index in range(rounds):
-            measured.append(round_figures(group.run(workload)))
-            steady = measured[-1]["steady"]["bubble_ratio"] if measured[-1]["steady"] else None
-            say(f"paced {index + 1}/{rounds}: burst bubble {measured[-1]['whole']['bubble_ratio']}, steady {steady}")
+        measured = _rounds(group, workload, rounds, say)
     return Result(
         program="paced",
         date=today(),
@@ -58,19 +47,45 @@ def run_paced(
             "seconds_per_token": seconds_per_token,
         },
         rounds=measured,
-        targets=[
-            Target(
-                name=f"bubble in steady decode, {requests} requests, paced stages",
-                measured=median_of(measured, "steady", "bubble_ratio"),
-                at_most=STEADY_BUBBLE_AT_MOST,
-            ),
-            Target(
-                name=f"bubble of a burst of {requests}, first submission to last token, paced stages",
-                measured=median_of(measured, "whole", "bubble_ratio"),
-                at_most=BURST_BUBBLE_AT_MOST,
-            ),
-        ],
+        targets=_targets(measured, requests),
     )
+
+
+def _shape(stage_cores: Sequence[int], requests: int, seconds_per_step: float, seconds_per_token: float) -> GroupShape:
+    return GroupShape(
+        name="paced",
+        stage_cores=tuple(stage_cores),
+        dtype="bfloat16",
+        max_num_seqs=requests,
+        stage_command=("-m", "stageline_runtime.bench.paced_stage", str(seconds_per_step), str(seconds_per_token)),
+    )
+
+
+def _rounds(group: BenchGroup, workload: Workload, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Figures of each round, after one that warms sockets, imports and caches."""
+    group.run(workload)
+    measured: list[dict[str, Any]] = []
+    for index in range(rounds):
+        figures = round_figures(group.run(workload))
+        measured.append(figures)
+        steady = figures["steady"]["bubble_ratio"] if figures["steady"] else None
+        say(f"paced {index + 1}/{rounds}: burst bubble {figures['whole']['bubble_ratio']}, steady {steady}")
+    return measured
+
+
+def _targets(measured: list[dict[str, Any]], requests: int) -> list[Target]:
+    return [
+        Target(
+            name=f"bubble in steady decode, {requests} requests, paced stages",
+            measured=median_of(measured, "steady", "bubble_ratio"),
+            at_most=STEADY_BUBBLE_AT_MOST,
+        ),
+        Target(
+            name=f"bubble of a burst of {requests}, first submission to last token, paced stages",
+            measured=median_of(measured, "whole", "bubble_ratio"),
+            at_most=BURST_BUBBLE_AT_MOST,
+        ),
+    ]
 
 
 def write_paced_model(directory: Path, num_layers: int) -> Path:

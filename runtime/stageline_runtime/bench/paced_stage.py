@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from stageline_api.runtime_config import LayerRange
 from stageline_runtime.contract import read_contract
 from stageline_runtime.messages import StepPlan
 from stageline_runtime.model_config import ModelConfig
 from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape, build_attention_batch
 from stageline_runtime.models.protocol import ModelBuilder, StageModel
+from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.models.weights import Progress
 from stageline_runtime.stage.process import StageProcess
 from stageline_runtime.termination import RuntimeFailure, write_last_words
@@ -38,8 +38,14 @@ class PacedModel:
         """The real one: its cost belongs to the step's overhead."""
         return build_attention_batch(plan.rows, plan.padded_tokens, self._shape)
 
-    def reset_slot(self, slot: int) -> None:
-        """There is nothing in a slot."""
+    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+        """There is no cache."""
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """There is no cache."""
+
+    def trim_slot(self, slot: int, num_tokens: int) -> None:
+        """There is no cache."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Zeros `[num_tokens, hidden_size]`."""
@@ -61,19 +67,13 @@ def paced_model_builder(seconds_per_step: float, seconds_per_token: float) -> Mo
     def build(
         model_dir: Path,  # noqa: ARG001 - the builder's signature
         config: ModelConfig,
-        layer_range: LayerRange,  # noqa: ARG001
-        *,
-        is_first: bool,  # noqa: ARG001
-        is_last: bool,  # noqa: ARG001
-        dtype: torch.dtype,
-        num_cohorts: int,
-        slots_per_cohort: int,
-        slot_tokens: int,
+        shape: StageShape,
         progress: Progress,  # noqa: ARG001
     ) -> StageModel:
-        num_slots = num_cohorts * slots_per_cohort
-        shape = CacheShape(num_slots=num_slots, slot_tokens=slot_tokens, group_size=config.group_size, dtype=dtype)
-        return PacedModel(config, shape, seconds_per_step, seconds_per_token)
+        cache_shape = CacheShape(
+            num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype
+        )
+        return PacedModel(config, cache_shape, seconds_per_step, seconds_per_token)
 
     return build
 

@@ -28,9 +28,9 @@ WORKLOADS = (
 TARGETS: dict[tuple[int, str], float] = {
     (2, "decode-16"): 1.25,
     (2, "decode-64"): 1.4,
+    (2, "prefill-16"): 1.0,
     (1, "decode-8"): 0.95,
     (1, "decode-16"): 0.95,
-    (2, "prefill-16"): 1.0,
 }
 Rates = dict[str, list[float]]
 
@@ -60,11 +60,14 @@ class PeerBench:
         self._workloads = workloads
         self._vocab_size = read_model_config(model_dir).vocab_size
 
-    def run(self, starts: int, stage_counts: Sequence[int], say: Callable[[str], None]) -> Result:
-        """Measure; which engine goes first turns with every start."""
-        machine = this_machine()
-        measured: list[dict[str, Any]] = []
-        for start in range(starts):
+    def run(
+        self, starts: int, stage_counts: Sequence[int], say: Callable[[str], None], earlier: Result | None = None
+    ) -> Result:
+        """Measure; which engine goes first turns with every start. What was measured `earlier` today is kept."""
+        machine = this_machine() if earlier is None else earlier.machine
+        measured: list[dict[str, Any]] = [] if earlier is None else list(earlier.rounds)
+        first = 1 + max((one["start"] for one in measured), default=-1)
+        for start in range(first, first + starts):
             for stages in stage_counts:
                 engines = (STAGELINE, VLLM) if start % 2 == 0 else (VLLM, STAGELINE)
                 for engine in engines:
@@ -72,7 +75,7 @@ class PeerBench:
                     rates = begin(stages, self._directory / f"{start}-{stages}-{engine}")
                     measured.append({"start": start, "engine": engine, "stages": stages, "rates": rates})
                     shown = ", ".join(f"{name} {median(values):.0f}" for name, values in rates.items())
-                    say(f"start {start + 1}/{starts}, {engine} P={stages}, tok/s: {shown}")
+                    say(f"start {start + 1}/{first + starts}, {engine} P={stages}, tok/s: {shown}")
         return Result(
             program="peers",
             date=today(),
@@ -82,7 +85,7 @@ class PeerBench:
                 "model": "SmolLM2-135M-Instruct",
                 "dtype": self._dtype,
                 "cores": list(self._cores),
-                "starts": starts,
+                "starts": first + starts,
                 "rounds_per_start": self._rounds,
                 "workloads": {
                     one.name: f"{one.requests} requests, {one.input_tokens} in, {one.output_tokens} out"
@@ -97,7 +100,7 @@ class PeerBench:
         cores = self._cores[:stages]
         shape = GroupShape(name="stageline", stage_cores=cores, engine_cores=cores, dtype=self._dtype)
         with bench_group(shape, self._model_dir, directory) as group:
-            return self._rates(lambda workload: group.run(workload).tokens_per_second)
+            return self._rates(stages, lambda workload: group.run(workload).tokens_per_second)
 
     def _start_vllm(self, stages: int, directory: Path) -> Rates:
         directory.mkdir(parents=True, exist_ok=True)
@@ -121,15 +124,17 @@ class PeerBench:
                 answer = json.loads(process.answer())
                 return float(answer["output_tokens"] / answer["seconds"])
 
-            return self._rates(rate)
+            return self._rates(stages, rate)
         finally:
             process.close_input()
             process.end(patience_seconds=10.0)
 
-    def _rates(self, rate: Callable[[Workload], float]) -> Rates:
+    def _rates(self, stages: int, rate: Callable[[Workload], float]) -> Rates:
         """tok/s of every round, by workload; each workload's first round warms up and does not count."""
         rates: Rates = {}
         for workload in self._workloads:
+            if (stages, workload.name) not in TARGETS:
+                continue
             rate(workload)
             rates[workload.name] = [round(rate(workload.with_seed(1 + index)), 2) for index in range(self._rounds)]
         return rates

@@ -37,16 +37,10 @@ def run_pipeline(
     double = Workload(name="pipeline", requests=2 * requests_per_core)
     measured: list[dict[str, Any]] = []
     for start in range(starts):
-        with ExitStack() as groups:
-            shapes = (
-                # An engine alone lives on one core with its stage; the pipeline's floats over its two.
-                GroupShape(name="first", stage_cores=cores[:1], engine_cores=cores[:1], dtype=dtype),
-                GroupShape(name="second", stage_cores=cores[1:], engine_cores=cores[1:], dtype=dtype),
-                GroupShape(name="pipeline", stage_cores=cores, engine_cores=cores, dtype=dtype),
-            )
+        with ExitStack() as ends:
             first, second, pipeline = (
-                groups.enter_context(bench_group(shape, model_dir, directory / f"{start}-{shape.name}"))
-                for shape in shapes
+                ends.enter_context(bench_group(shape, model_dir, directory / f"{start}-{shape.name}"))
+                for shape in _shapes(cores, dtype)
             )
             run_together((first, second), single)  # warm-up: graphs, caches, the CPU's clock
             pipeline.run(double)
@@ -71,6 +65,15 @@ def run_pipeline(
         },
         rounds=measured,
         targets=_targets(measured, requests_per_core),
+    )
+
+
+def _shapes(cores: tuple[int, int], dtype: str) -> tuple[GroupShape, GroupShape, GroupShape]:
+    """Two engines alone, each on one core with its stage, and the pipeline, whose engine floats over its two."""
+    return (
+        GroupShape(name="first", stage_cores=cores[:1], engine_cores=cores[:1], dtype=dtype),
+        GroupShape(name="second", stage_cores=cores[1:], engine_cores=cores[1:], dtype=dtype),
+        GroupShape(name="pipeline", stage_cores=cores, engine_cores=cores, dtype=dtype),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from stageline_api.errors import UserError
 from stageline_runtime.bench.peers import STAGELINE, VLLM, start_medians
 from stageline_runtime.bench.results import Result, Target
+from stageline_runtime.bench.serve import MEASURES
 
 
 def update_page(page: Path, result: Result) -> None:
@@ -31,7 +32,7 @@ def render(result: Result) -> str:
         f"{result.date}, {machine.cpu}, {machine.cores} cores, torch {machine.torch}, Python {machine.python}; "
         f"load average before the first round {machine.load_average}.\n\n"
     )
-    tables = {"pipeline": _pipeline_table, "peers": _peers_table, "paced": _paced_table}
+    tables = {"pipeline": _pipeline_table, "peers": _peers_table, "serve": _serve_table, "paced": _paced_table}
     return header + tables[result.program](result) + "\n" + _targets_table(result.targets)
 
 
@@ -77,15 +78,32 @@ def _peers_table(result: Result) -> str:
     for stages in counts:
         for name, text in result.parameters["workloads"].items():
             ours, theirs = (start_medians(result.rounds, engine, stages, name) for engine in (STAGELINE, VLLM))
+            if not ours:
+                continue
             ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
             lines.append(f"| {stages} | {text} | {_spread(ours)} | {_spread(theirs)} | {ratio:.2f} |")
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 
 
+def _serve_table(result: Result) -> str:
+    lines = [
+        "| Server | TTFT ms mean | TTFT ms p99 | TPOT ms mean | TPOT ms p99 |",
+        "|---|---|---|---|---|",
+    ]
+    for engine in (STAGELINE, VLLM):
+        starts = [one for one in result.rounds if one["engine"] == engine]
+        cells = [f"{median(one[name] for one in starts) * 1e3:.1f}" for name in MEASURES]
+        lines.append(f"| {engine} | {' | '.join(cells)} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
 def _window_cells(engines: list[dict[str, Any]] | None, window: str = "whole") -> list[str]:
+    """Medians of the rounds that have such a window; a round that was over too soon has no steady one."""
     if engines is None:
         return ["-"] * 4
     figures = [one[window] for one in engines if one[window]]
+    if not figures:
+        return ["-"] * 4
     cells = [
         f"{median(one[name] for one in figures):.3f}" for name in ("bubble_ratio", "bottleneck_share", "imbalance")
     ]

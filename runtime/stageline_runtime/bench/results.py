@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 from pathlib import Path
@@ -81,8 +82,22 @@ def write_result(result: Result, directory: Path) -> Path:
     """Write `<date>-<program>.json`; a later run of the same day replaces it."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{result.date}-{result.program}.json"
-    path.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    path.write_text(_render(result), encoding="utf-8")
     return path
+
+
+def _render(result: Result) -> str:
+    """JSON with one line for a round, so that a run can be read and compared."""
+    content = result.model_dump(mode="json")
+    rounds = ",\n".join("  " + json.dumps(each) for each in content["rounds"])
+    frame = json.dumps(content | {"rounds": []}, indent=1)
+    return frame.replace('"rounds": []', f'"rounds": [\n{rounds}\n ]', 1) + "\n"
+
+
+def result_of_today(program: str, directory: Path) -> Result | None:
+    """What `write_result` left earlier today, if anything."""
+    path = directory / f"{today()}-{program}.json"
+    return Result.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def round_figures(report: RoundReport) -> dict[str, Any]:
@@ -93,8 +108,11 @@ def round_figures(report: RoundReport) -> dict[str, Any]:
         "mean_tpot_seconds": round(report.mean_tpot_seconds, 5),
         "engine_cpu_seconds": round(report.engine_cpu_seconds, 3),
         "whole": window_figures(report.stages),
-        "steady": window_figures(report.steady_stages) if report.steady_stages else None,
+        "steady": None,
     }
+    # A stage counts a step when the engine has heard of it already: a window of few steps may hold none of them.
+    if report.steady_stages and all(stage.steps for stage in report.steady_stages):
+        figures["steady"] = window_figures(report.steady_stages)
     return figures
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict
 
+from stageline_runtime import metric_names as names
 from stageline_runtime.stage.clock import BusyKind, WaitReason
-from stageline_runtime.stage.metrics import BUSY_SECONDS, IDLE_SECONDS, STEPS, WAIT_SECONDS, WALL_SECONDS
 
 
 class StageSeconds(BaseModel):
@@ -58,11 +58,11 @@ def parse_stage_seconds(exposition: str) -> StageSeconds:
             label = sample.labels.get("kind") or sample.labels.get("reason") or ""
             by_name.setdefault(family.name, {})[label] = sample.value
     return StageSeconds(
-        busy=by_name[BUSY_SECONDS],
-        wait=by_name[WAIT_SECONDS],
-        idle=by_name[IDLE_SECONDS][""],
-        wall=by_name[WALL_SECONDS][""],
-        steps=sum(by_name[STEPS].values()),
+        busy=by_name[names.STAGE_BUSY.family],
+        wait=by_name[names.STAGE_WAIT.family],
+        idle=by_name[names.STAGE_IDLE.family][""],
+        wall=by_name[names.STAGE_WALL.family][""],
+        steps=sum(by_name[names.STAGE_STEPS.family].values()),
     )
 
 

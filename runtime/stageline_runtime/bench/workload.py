@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 LOWEST_TOKEN_ID = 100
 """Ids below are special tokens in the vocabularies used here."""
 
+INPUT_TOKENS = 32
+"""Of each prompt, where nobody says otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -13,7 +16,7 @@ class Workload:
 
     name: str
     requests: int
-    input_tokens: int = 32
+    input_tokens: int = INPUT_TOKENS
     output_tokens: int = 96
     seed: int = 0
 

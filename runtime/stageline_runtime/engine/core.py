@@ -11,36 +11,38 @@ from collections.abc import AsyncIterator, Callable
 
 from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
 from stageline_api.health import EngineStatus, Phase
+from stageline_runtime.engine.answer_streams import AnswerStreams
 from stageline_runtime.engine.metrics import EngineMetrics
-from stageline_runtime.engine.port import AdmittedRequest, EndEvent, EngineRefusal, FailEvent, TokenEvent
+from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, EngineRefusal
 from stageline_runtime.engine.request import Request
 from stageline_runtime.engine.row_sampling import row_sampling
-from stageline_runtime.engine.scheduler import NewToken, Scheduler
+from stageline_runtime.engine.scheduler import Scheduler
+from stageline_runtime.engine.tracing import NoTracing, RequestTracing
 from stageline_runtime.messages import StepDone, StepPlan, ToStage, WorkOutstanding
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-RequestEvent = TokenEvent | EndEvent | FailEvent
-
-
-class _Stream:
-    """One request's way back to its server: a queue that ends with an EndEvent or a FailEvent."""
-
-    def __init__(self, prompt_tokens: int) -> None:
-        self.events: asyncio.Queue[RequestEvent] = asyncio.Queue()
-        self.arrived_seconds = time.monotonic()
-        self.prompt_tokens = prompt_tokens
-        self.scheduled = False
 
 
 class EngineCore:
     """Implements `EngineCorePort` over a scheduler and a way to send to all stages."""
 
-    def __init__(self, info: ModelInfo, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        metrics: EngineMetrics,
+        tracing: RequestTracing | None = None,
+        *,
+        group: int | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        """`group` and `incarnation` are what the engine calls itself to who asks."""
         self._info = info
         self._metrics = metrics
-        self._streams: dict[str, _Stream] = {}
+        self._tracing = tracing or NoTracing()
+        self._streams = AnswerStreams(metrics.requests, self._tracing)
+        self._group, self._incarnation = group, incarnation
         self._scheduler: Scheduler | None = None
         self._send: Callable[[ToStage], None] = lambda _message: None
         self._run_ahead = 1
@@ -53,10 +55,11 @@ class EngineCore:
         self._warm: asyncio.Event = asyncio.Event()
         self.drained: asyncio.Event = asyncio.Event()
         """Set when a drain was asked for and no request is left."""
+        self.drain_asked: asyncio.Event = asyncio.Event()
+        self.drain_asked_by = ""
+        """Who asked for the drain first."""
         self.stages_connected: Callable[[], int] = lambda: 0
         self.stages_loaded: Callable[[], int] = lambda: 0
-        self._prompt_tokens_total = 0
-        self._generation_tokens_total = 0
 
     # -- life of the engine ------------------------------------------------------------------------------------
 
@@ -89,41 +92,44 @@ class EngineCore:
     def fail_all(self, message: str) -> None:
         """End every stream with a failure; called once, when the group is lost."""
         self.set_phase(Phase.FAILED, message)
-        for stream in self._streams.values():
-            stream.events.put_nowait(FailEvent(message))
-        self._streams.clear()
+        self._streams.fail_all(message)
 
     # -- EngineCorePort ----------------------------------------------------------------------------------------
 
-    def submit(self, request: AdmittedRequest) -> AsyncIterator[RequestEvent]:
+    def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
         """Queue a request; its tokens come as events. Raises EngineRefusal when it can't be taken now."""
-        self._refuse_unless_ready()
-        scheduler = self._live_scheduler
-        if request.request_id in self._streams:
-            raise EngineRefusal(ErrorCode.INVALID_VALUE, f"request_id {request.request_id!r} is in use", None)
-        if not scheduler.can_add:
-            raise EngineRefusal(ErrorCode.QUEUE_FULL, f"{scheduler.num_waiting} requests are waiting already", 1.0)
-        scheduler.add(
+        try:
+            self._check_room(request.request_id)
+        except EngineRefusal as refusal:
+            self._metrics.requests.refused(refusal.code)
+            raise
+        self._live_scheduler.add(
             Request(
                 request_id=request.request_id,
                 prompt=request.prompt_token_ids,
                 sampling=row_sampling(request),
                 max_new_tokens=request.max_new_tokens,
                 stop_token_ids=request.stop_token_ids,
+                output=list(request.generated_token_ids),
+                priority=request.priority,
             )
         )
-        stream = self._streams[request.request_id] = _Stream(len(request.prompt_token_ids))
         self._want_pump()
-        return self._events(request.request_id, stream)
+        return self._streams.open(request, self.abort)
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request; its stream ends with ABORT."""
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Forget a request; its stream ends with `reason`."""
         if self._scheduler is not None:
             self._scheduler.abort(request_id)
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.events.put_nowait(EndEvent(FinishReason.ABORT))
+        self._streams.abort(request_id, reason)
         self._want_pump()
+
+    def steps_while_queued(self, request_id: str) -> int | None:
+        """How many steps the group has begun so far, while a request has no slot; None once it has, or isn't known."""
+        scheduler = self._scheduler
+        if scheduler is None or request_id not in self._streams or scheduler.is_running(request_id):
+            return None
+        return scheduler.num_steps
 
     def status(self) -> EngineStatus:
         """The engine's account of the group."""
@@ -131,11 +137,14 @@ class EngineCore:
         return EngineStatus(
             phase=self._phase,
             served_name=self._info.served_name,
+            group=self._group,
+            incarnation=self._incarnation,
             max_model_len=self._info.max_model_len,
             requests_running=scheduler.num_running if scheduler else 0,
             requests_waiting=scheduler.num_waiting if scheduler else 0,
-            prompt_tokens_total=self._prompt_tokens_total,
-            generation_tokens_total=self._generation_tokens_total,
+            queue_room=scheduler.queue_room if scheduler else None,
+            prompt_tokens_total=self._streams.prompt_tokens_total,
+            generation_tokens_total=self._streams.generation_tokens_total,
             stages_connected=self.stages_connected(),
             stages_ready=self.stages_loaded(),
             message=self._message,
@@ -145,48 +154,29 @@ class EngineCore:
         """What is served."""
         return self._info
 
-    def start_drain(self) -> None:
+    def start_drain(self, asked_by: str = "POST /v1/drain") -> None:
         """Admit nothing more; `drained` is set when the last stream has ended."""
+        self.drain_asked_by = self.drain_asked_by or asked_by
+        self.drain_asked.set()
         if self._phase is not Phase.FAILED:
             self.set_phase(Phase.DRAINING)
         self._check_drained()
 
-    def metrics_text(self) -> bytes:
-        """Exposition text, gauges read at this moment."""
-        scheduler = self._scheduler
-        if scheduler is not None:
-            self._metrics.running.set(scheduler.num_running)
-            self._metrics.waiting.set(scheduler.num_waiting)
-            self._metrics.kv_usage.set(scheduler.ledger.reserved_tokens / scheduler.ledger.capacity_tokens)
-            self._metrics.plans_in_flight.set(scheduler.num_plans_in_flight)
-        return self._metrics.render()
+    def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
+        """All series and their content type, gauges read at this moment."""
+        self._streams.show_waiting()
+        return self._metrics.page(self._scheduler, accept)
 
     # -- plans out, tokens in ----------------------------------------------------------------------------------
 
     def step_done(self, done: StepDone) -> None:
         """A plan has left the last stage."""
         for token in self._live_scheduler.complete(done.seq, done.rows):
-            self._deliver(token)
+            self._streams.deliver(token)
         in_flight = self._live_scheduler.num_plans_in_flight
         self._plans_since = time.monotonic() if in_flight else None
         self._warm.set()
         self._pump()
-
-    def _deliver(self, token: NewToken) -> None:
-        stream = self._streams.get(token.request_id)
-        self._metrics.generation_tokens.inc()
-        self._generation_tokens_total += 1
-        if stream is None:
-            return
-        if token.failure is not None:
-            stream.events.put_nowait(FailEvent(f"The answer can't be guided any further: {token.failure}."))
-            del self._streams[token.request_id]
-            return
-        stream.events.put_nowait(TokenEvent((token.token,), () if token.logprobs is None else (token.logprobs,)))
-        if token.finished:
-            reason = FinishReason.STOP if token.stopped else FinishReason.LENGTH
-            stream.events.put_nowait(EndEvent(reason))
-            del self._streams[token.request_id]
 
     def _want_pump(self) -> None:
         """Pump once at the end of this turn of the loop, so that a burst shares its first plans."""
@@ -202,7 +192,7 @@ class EngineCore:
         self._say_outstanding(scheduler.has_requests)
         while scheduler.num_plans_in_flight < self._run_ahead and (plan := scheduler.schedule()) is not None:
             self._observe(plan)
-            self._dispatch(plan)
+            self._dispatch(self._tracing.planned(plan, scheduler.request_at))
         self._check_drained()
 
     def _dispatch(self, plan: StepPlan) -> None:
@@ -212,20 +202,9 @@ class EngineCore:
         self._send(plan)
 
     def _observe(self, plan: StepPlan) -> None:
-        self._metrics.plans.inc()
-        self._metrics.cohort_rows.observe(len(plan.rows))
+        self._metrics.planned(plan, self._live_scheduler.num_preemptions)
         if plan.fills:
-            self._observe_first_rows()
-
-    def _observe_first_rows(self) -> None:
-        now = time.monotonic()
-        for request_id in self._live_scheduler.just_filled():
-            stream = self._streams.get(request_id)
-            if stream is not None and not stream.scheduled:
-                stream.scheduled = True
-                self._metrics.queue_seconds.observe(now - stream.arrived_seconds)
-                self._metrics.prompt_tokens.inc(stream.prompt_tokens)
-                self._prompt_tokens_total += stream.prompt_tokens
+            self._streams.started(self._live_scheduler.first_rows())
 
     def _say_outstanding(self, outstanding: bool) -> None:
         if outstanding != self._outstanding_said:
@@ -236,6 +215,14 @@ class EngineCore:
         has_requests = self._scheduler is not None and self._scheduler.has_requests
         if self._phase is Phase.DRAINING and not has_requests:
             self.drained.set()
+
+    def _check_room(self, request_id: str) -> None:
+        self._refuse_unless_ready()
+        if request_id in self._streams:
+            raise EngineRefusal(ErrorCode.INVALID_VALUE, f"request_id {request_id!r} is in use", None)
+        scheduler = self._live_scheduler
+        if not scheduler.can_add:
+            raise EngineRefusal(ErrorCode.QUEUE_FULL, f"{scheduler.num_waiting} requests are waiting already", 1.0)
 
     def _refuse_unless_ready(self) -> None:
         match self._phase:
@@ -250,14 +237,3 @@ class EngineCore:
     def _live_scheduler(self) -> Scheduler:
         assert self._scheduler is not None, "the group does not stand yet"
         return self._scheduler
-
-    async def _events(self, request_id: str, stream: _Stream) -> AsyncIterator[RequestEvent]:
-        try:
-            while True:
-                event = await stream.events.get()
-                yield event
-                if not isinstance(event, TokenEvent):
-                    return
-        finally:
-            if self._streams.get(request_id) is stream:
-                self.abort(request_id)

@@ -1,8 +1,9 @@
 """The streamed answer of `POST /v1/generate`: core events in, newline-delimited JSON out.
 
-Three tasks: one takes tokens from the core as fast as it makes them, one writes lines as fast as the client reads, one
-waits for the client to leave. Whatever ends first, the core is told to abort unless the request has ended by itself.
-The stream has exactly one `Admitted`, first, and exactly one `Finished` or `Failed`, last.
+Four tasks: one takes tokens from the core as fast as it makes them, one writes lines as fast as the client reads, one
+waits for the client to leave, one sees to it that a long wait for a slot isn't taken for the engine's end. Whatever
+ends first, the core is told to abort unless the request has ended by itself. The stream has exactly one `Admitted`,
+first, and exactly one `Finished` or `Failed`, last; a blank line says that the request is queued and the group at work.
 """
 
 import asyncio
@@ -14,12 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Failed, Finished, FinishReason
 from stageline_runtime.engine.mailbox import EventMailbox
-from stageline_runtime.engine.output_text import OutputText
 from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, EndEvent, EngineCorePort, FailEvent, TokenEvent
-from stageline_runtime.engine.tokenizer import EngineTokenizer
+from stageline_runtime.engine.resume import OutputStart
 
 logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/x-ndjson"
+QUEUED_WORD_SECONDS = 5.0
+"""How often a request that waits for a slot is said to, as long as the group begins steps: well within what a gateway
+allows a working engine to be silent."""
 
 
 class EventStream(Response):
@@ -28,7 +31,7 @@ class EventStream(Response):
     def __init__(
         self,
         core: EngineCorePort,
-        tokenizer: EngineTokenizer,
+        start: OutputStart,
         request: AdmittedRequest,
         events: AsyncIterator[CoreEvent],
         on_close: Callable[[], None],
@@ -39,8 +42,10 @@ class EventStream(Response):
         self._core = core
         self._request = request
         self._events = events
-        self._output = OutputText(tokenizer, request)
+        self._output = start.output
         self._mailbox = EventMailbox()
+        self._mailbox.add(start.text, ())
+        self._cached_tokens = 0
         self._ended = False
         self._on_close = on_close
 
@@ -49,14 +54,15 @@ class EventStream(Response):
         pump = asyncio.create_task(self._pump())
         write = asyncio.create_task(self._write(send))
         leave = asyncio.create_task(_wait_for_disconnect(receive))
-        tasks = (pump, write, leave)
+        say = asyncio.create_task(self._say_it_is_queued())
+        tasks = (pump, write, leave, say)
         try:
             await asyncio.wait((write, leave), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._abort()
             for task in tasks:
                 task.cancel()
-            _, written, _ = await asyncio.gather(*tasks, return_exceptions=True)
+            _, written, *_ = await asyncio.gather(*tasks, return_exceptions=True)
             self._on_close()
         # A client that leaves breaks the write; anything else that does is ours to see in the log.
         if isinstance(written, Exception) and not isinstance(written, OSError):
@@ -81,10 +87,11 @@ class EventStream(Response):
         """Handle one event of the core; returns whether it ends the stream."""
         match event:
             case TokenEvent(token_ids=token_ids, logprobs=logprobs):
+                self._cached_tokens = event.cached_prompt_tokens
                 piece = self._output.push(token_ids, logprobs)
                 self._mailbox.add(piece.text, piece.token_ids, piece.logprobs)
                 if piece.stopped:
-                    self._abort()
+                    self._abort(FinishReason.STOP)
                     self._finish(FinishReason.STOP)
                 return piece.stopped
             case EndEvent(reason=reason):
@@ -92,14 +99,14 @@ class EventStream(Response):
                 piece = self._output.finish()
                 self._mailbox.add(piece.text, ())
                 self._finish(FinishReason.STOP if piece.stopped else reason)
-            case FailEvent(message=message):
-                self._fail(message)
+            case FailEvent(message=message, is_final=is_final):
+                self._fail(message, is_final)
         return True
 
-    def _abort(self) -> None:
+    def _abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
         if not self._ended:
             self._ended = True
-            self._core.abort(self._request.request_id)
+            self._core.abort(self._request.request_id, reason)
 
     def _finish(self, reason: FinishReason) -> None:
         self._mailbox.end(
@@ -107,26 +114,38 @@ class EventStream(Response):
                 reason=reason,
                 prompt_tokens=len(self._request.prompt_token_ids),
                 completion_tokens=self._output.completion_tokens,
+                cached_tokens=self._cached_tokens,
             )
         )
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, is_final: bool = False) -> None:
         self._ended = True
-        self._mailbox.end(Failed(message=message))
+        self._mailbox.end(Failed(message=message, is_final=is_final))
+
+    async def _say_it_is_queued(self) -> None:
+        """A word from time to time; none when the group began no step since the last, so that a hang is still seen."""
+        said = self._core.steps_while_queued(self._request.request_id)
+        while True:
+            await asyncio.sleep(QUEUED_WORD_SECONDS)
+            steps = self._core.steps_while_queued(self._request.request_id)
+            if steps not in (None, said):
+                self._mailbox.wake()
+            said = steps
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await _send_lines(send, [Admitted(prompt_tokens=len(self._request.prompt_token_ids))])
+        prompt_tokens, tool_call_format = len(self._request.prompt_token_ids), self._request.tool_call_format
+        await _send_lines(send, [Admitted(prompt_tokens=prompt_tokens, tool_call_format=tool_call_format)])
         while True:
             events = await self._mailbox.take()
             await _send_lines(send, events)
-            if isinstance(events[-1], Finished | Failed):
+            if events and isinstance(events[-1], Finished | Failed):
                 break
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _send_lines(send: Send, events: list[Admitted] | list[Delta | Finished | Failed]) -> None:
-    lines = "".join(event.model_dump_json() + "\n" for event in events)
+    lines = "".join(event.model_dump_json() + "\n" for event in events) or "\n"
     # Waits while the client's socket is full; meanwhile the mailbox merges.
     await send({"type": "http.response.body", "body": lines.encode(), "more_body": True})
 

@@ -15,16 +15,20 @@ from stageline_api.failures import FailureClass
 from stageline_api.timeline import GroupStages, StageEndpoint
 from stageline_runtime.bus import EngineBusConnection, encode_frame
 from stageline_runtime.contract import PodContract
+from stageline_runtime.engine.devices import choose_graphs
 from stageline_runtime.engine.sizing import CacheSize
 from stageline_runtime.engine.welcome import refusal_of, welcome_stages
+from stageline_runtime.kv_blocks import BLOCK_TOKENS
 from stageline_runtime.messages import (
     DrainRequested,
+    GraphMode,
     Hello,
     Loaded,
     Ping,
     Pong,
     Refused,
     StepDone,
+    StepTimes,
     ToEngine,
     ToStage,
 )
@@ -46,6 +50,8 @@ class StageGroup:
         on_step_done: Callable[[StepDone], None],
         on_drain_requested: Callable[[int], None],
         on_pong: Callable[[int, Pong], None] = lambda _stage, _pong: None,
+        on_cache_sized: Callable[[CacheSize], None] = lambda _size: None,
+        on_step_times: Callable[[int, StepTimes], None] = lambda _stage, _times: None,
     ) -> None:
         self._contract = contract
         self._model = model
@@ -53,6 +59,8 @@ class StageGroup:
         self._on_step_done = on_step_done
         self._on_drain_requested = on_drain_requested
         self._on_pong = on_pong
+        self._on_cache_sized = on_cache_sized
+        self._on_step_times = on_step_times
         self._hellos: dict[int, Hello] = {}
         self._connections: dict[int, EngineBusConnection] = {}
         self._loaded: set[int] = set()
@@ -122,16 +130,25 @@ class StageGroup:
             ),
         )
 
+    def is_beside_engine(self, stage: int) -> bool:
+        """Whether a stage runs on the engine's machine, which is stage 0's, and so shares its monotonic clock."""
+        return stage in self._hellos and 0 in self._hellos and self._hellos[stage].host == self._hellos[0].host
+
+    @property
+    def graphs(self) -> GraphMode:
+        """The most that the group's plans may ask for; known once all stages have said hello."""
+        return choose_graphs(self._contract.config.graphs, self._hellos.values(), self._model)
+
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
         self._closing = True
 
     def _welcome(self) -> CacheSize:
         size, welcomes = welcome_stages(self._hellos, self._contract, self._model, self._model_dir)
-        asked = self._contract.config.max_num_seqs
-        admitted = size.num_cohorts * size.slots_per_cohort
-        if admitted < asked:
-            logger.warning("memory holds %d sequences at once, not the %d asked for", admitted, asked)
+        self._on_cache_sized(size)
+        if not size.holds_all:
+            tokens, asked = size.num_blocks * BLOCK_TOKENS, self._contract.config.max_num_seqs
+            logger.warning("memory holds %d tokens of %d sequences at once; long ones may have to wait", tokens, asked)
         for stage, connection in self._connections.items():
             connection.send_frame(encode_frame(welcomes[stage]))
         return size
@@ -168,6 +185,8 @@ class StageGroup:
                 self._on_drain_requested(connection.stage)
             case Pong():
                 self._on_pong(connection.stage, message)
+            case StepTimes():
+                self._on_step_times(connection.stage, message)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = refusal_of(hello, self._contract, self._hellos)

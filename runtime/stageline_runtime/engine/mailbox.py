@@ -34,6 +34,10 @@ class EventMailbox:
         self._end = event
         self._filled.set()
 
+    def wake(self) -> None:
+        """Let the reader go on, with nothing if nothing has come."""
+        self._filled.set()
+
     async def take(self) -> list[Delta | Finished | Failed]:
         """Wait for something and take all of it: at most one delta, then the end when it has come."""
         await self._filled.wait()

@@ -1,73 +1,81 @@
-"""The engine's Prometheus series: names in one place, vLLM's base names and meanings under Stageline's prefix."""
+"""The engine's Prometheus series, each registered from its line in `metric_names`; `model_name` is a label of all."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from importlib.metadata import version
 
-QUEUE_SECONDS_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""From a step's length (a request that is admitted at once) to minutes in a full queue."""
-COHORT_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Rows of one plan; powers of two, because that is how batch cost is thought about."""
+from prometheus_client import Counter, Histogram
 
-
-TRANSFER_SECONDS_BUCKETS = (
-    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
-    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
-)
-"""From a device-to-device copy to a link that is as good as down."""
+from stageline_api.metric_registry import MetricRegistry
+from stageline_api.metric_spec import MetricSpec
+from stageline_runtime import metric_names as names
+from stageline_runtime.engine.request_metrics import RequestMetrics
+from stageline_runtime.engine.scheduler import Scheduler
+from stageline_runtime.engine.sizing import CacheSize
+from stageline_runtime.messages import StepPlan
 
 
 class EngineMetrics:
-    """Series of one engine on a registry of its own; `model_name` is a label of each."""
+    """Series of one engine, on a registry of their own. Used on the engine's event loop."""
 
     def __init__(self, model_name: str) -> None:
-        self.registry = CollectorRegistry()
-        label = ["model_name"]
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"stageline_{name}", text, label, registry=self.registry).labels(model_name)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"stageline_{name}", text, label, registry=self.registry).labels(model_name)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"stageline_{name}", text, label, registry=self.registry, buckets=buckets).labels(
-                model_name
-            )
-
-        self.running = gauge("num_requests_running", "Requests that hold a KV slot.")
-        self.waiting = gauge("num_requests_waiting", "Requests admitted to the queue that hold no KV slot yet.")
-        self.kv_usage = gauge("kv_cache_usage_ratio", "Share of the KV cache reserved by running requests, 0 to 1.")
-        self.plans_in_flight = gauge("plans_in_flight", "Plans sent to the stages whose completion is not known yet.")
-        self.prompt_tokens = counter("engine_prompt_tokens", "Prompt tokens of requests given a KV slot.")
-        self.generation_tokens = counter("engine_generation_tokens", "Tokens sampled for live requests.")
-        self.plans = counter("engine_plans", "Plans sent to the stages that carry rows.")
-        self.queue_seconds = histogram(
-            "request_queue_time_seconds",
-            "Seconds from a request's arrival at the engine to its first scheduled row.",
-            QUEUE_SECONDS_BUCKETS,
-        )
-        self.cohort_rows = histogram("cohort_rows", "Rows (requests) of one plan.", COHORT_ROWS_BUCKETS)
-        self.feedback_latency = histogram(
-            "feedback_latency_seconds",
-            "Seconds from the last stage's send of a plan's sampled rows until the first stage, which may be busy with "
-            "other plans, has taken them. Sampled about once a second from the newest plans, on clocks compared over "
-            "the plan bus.",
-            TRANSFER_SECONDS_BUCKETS,
-        )
-        self._p2p_latency = Histogram(
-            "stageline_p2p_latency_seconds",
-            "Seconds from the start of a hidden tensor's send until the next stage (the label) has it, counted only "
-            "where that stage was already waiting, so that it is the link and not the stage. Sampled about once a "
-            "second from the newest plans, on clocks compared over the plan bus.",
-            [*label, "stage"],
-            registry=self.registry,
-            buckets=TRANSFER_SECONDS_BUCKETS,
-        )
+        self.registry = MetricRegistry()
         self._model_name = model_name
+        self.requests = RequestMetrics(self.registry, model_name)
+        self._gauges = _SchedulerGauges(self.registry, model_name)
+        self._plans = self._counter(names.PLANS)
+        self._preemptions = self._counter(names.PREEMPTIONS)
+        self._preemptions_counted = 0
+        self._rows = self.registry.histogram(names.COHORT_ROWS).labels(model_name)
+        self._tokens = self.registry.histogram(names.ITERATION_TOKENS).labels(model_name)
+        self.feedback_latency = self.registry.histogram(names.FEEDBACK_LATENCY).labels(model_name)
+        self._p2p_latency = self.registry.histogram(names.P2P_LATENCY)
+        self._kv_room = self.registry.gauge(names.KV_ROOM)
+        self.registry.gauge(names.ENGINE_BUILD_INFO).labels(model_name, version("stageline")).set(1)
+
+    def cache_sized(self, size: CacheSize) -> None:
+        """The stages have said how much memory they have."""
+        for stage, tokens in enumerate(size.room_tokens):
+            self._kv_room.labels(self._model_name, str(stage)).set(tokens)
+
+    def planned(self, plan: StepPlan, preemptions: int) -> None:
+        """A plan with rows was made; `preemptions` is their number since the beginning."""
+        self._plans.inc()
+        self._rows.observe(len(plan.rows))
+        self._tokens.observe(sum(row.num_tokens for row in plan.rows))
+        self._preemptions.inc(preemptions - self._preemptions_counted)
+        self._preemptions_counted = preemptions
 
     def p2p_latency(self, receiving_stage: int) -> Histogram:
         """The transfers to one stage."""
         return self._p2p_latency.labels(self._model_name, str(receiving_stage))
 
-    def render(self) -> bytes:
-        """The exposition text."""
-        return generate_latest(self.registry)
+    def page(self, scheduler: Scheduler | None, accept: str = "") -> tuple[bytes, str]:
+        """All series and their content type, gauges read from `scheduler`, which is None until the group stands."""
+        if scheduler is not None:
+            self._gauges.read(scheduler)
+        return self.registry.exposition(accept)
+
+    def _counter(self, spec: MetricSpec) -> Counter:
+        return self.registry.counter(spec).labels(self._model_name)
+
+
+class _SchedulerGauges:
+    def __init__(self, registry: MetricRegistry, model_name: str) -> None:
+        self._model_name = model_name
+        self._running = registry.gauge(names.NUM_REQUESTS_RUNNING).labels(model_name)
+        self._waiting = registry.gauge(names.NUM_REQUESTS_WAITING).labels(model_name)
+        self._kv_usage = registry.gauge(names.KV_CACHE_USAGE).labels(model_name)
+        self._kv_blocks = registry.gauge(names.KV_BLOCKS)
+        self._plans_in_flight = registry.gauge(names.PLANS_IN_FLIGHT).labels(model_name)
+        self._cohorts = registry.gauge(names.COHORT_REQUESTS)
+
+    def read(self, scheduler: Scheduler) -> None:
+        ledger = scheduler.ledger
+        self._running.set(scheduler.num_running)
+        self._waiting.set(scheduler.num_waiting)
+        self._plans_in_flight.set(scheduler.num_plans_in_flight)
+        self._kv_usage.set(ledger.held_blocks / ledger.num_blocks)
+        free = ledger.num_blocks - ledger.held_blocks - ledger.cached_blocks
+        for state, count in {"held": ledger.held_blocks, "cached": ledger.cached_blocks, "free": free}.items():
+            self._kv_blocks.labels(self._model_name, state).set(count)
+        for cohort, size in enumerate(scheduler.cohort_sizes()):
+            self._cohorts.labels(self._model_name, str(cohort)).set(size)

@@ -6,7 +6,7 @@ probabilities.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline_api.engine_http import TokenLogprob
 from stageline_runtime.engine.detokenizer import IncrementalDetokenizer
@@ -38,6 +38,19 @@ class OutputText:
         self._hidden_token_ids = request.stop_token_ids
         self.completion_tokens = 0
         """Tokens sampled so far: stop tokens count, and so do all tokens that a stop string lies in."""
+        self._relayed_ahead = 0
+        """Characters that the client has of text still to be released."""
+
+    def resume(self, token_ids: Sequence[int], relayed_characters: int | None) -> Piece:
+        """Take ids generated before; returns the text of them that the client lacks, and how many of the ids count.
+
+        `relayed_characters` is what the client has of the output's text; None: what was released after these ids.
+        """
+        piece = self.push(token_ids)
+        if relayed_characters is None:
+            return replace(piece, text="")
+        self._relayed_ahead = max(0, relayed_characters - len(piece.text))
+        return replace(piece, text=piece.text[relayed_characters:])
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> Piece:
         """Take sampled tokens, up to the one that completes a stop string; ids after it are dropped."""
@@ -52,12 +65,18 @@ class OutputText:
             match = self._stops.push(self._detokenizer.push((index,)))
             texts.append(match.text)
             if match.matched:
-                return Piece("".join(texts), tuple(token_ids[:count]), True, tuple(described))
-        return Piece("".join(texts), tuple(token_ids), False, tuple(described))
+                return Piece(self._unseen("".join(texts)), tuple(token_ids[:count]), True, tuple(described))
+        return Piece(self._unseen("".join(texts)), tuple(token_ids), False, tuple(described))
 
     def finish(self) -> Piece:
         """The end of the tokens: releases what was held back, unless that completes a stop string."""
         match = self._stops.push(self._detokenizer.flush())
         if match.matched:
-            return Piece(match.text, (), True)
-        return Piece(match.text + self._stops.flush(), (), False)
+            return Piece(self._unseen(match.text), (), True)
+        return Piece(self._unseen(match.text + self._stops.flush()), (), False)
+
+    def _unseen(self, text: str) -> str:
+        """What of newly released text the client doesn't have yet."""
+        unseen = text[self._relayed_ahead :]
+        self._relayed_ahead -= len(text) - len(unseen)
+        return unseen

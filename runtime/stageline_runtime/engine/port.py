@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
+from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams, ToolCallFormat
 from stageline_api.health import EngineStatus
 from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
 from stageline_runtime.messages import TokenLogprobs
@@ -26,6 +26,19 @@ class AdmittedRequest:
     """At least 1."""
     stop_token_ids: frozenset[int]
     """Ids that end the output; end-of-sequence ids are among them unless `ignore_eos`."""
+    tool_call_format: ToolCallFormat | None = None
+    """How the answer writes calls of tools, for whoever reads its text."""
+    generated_token_ids: tuple[int, ...] = ()
+    """Output generated before, which this request continues; fewer than `max_new_tokens`, none of them a stop token,
+    where it is handed to a core."""
+    priority: int = 0
+    """Lower runs first."""
+    is_chat: bool = False
+    traceparent: str | None = None
+    """W3C trace context of whoever asks."""
+    tracestate: str | None = None
+    began_nanoseconds: int | None = None
+    """When rendering and tokenizing its prompt began, by `time.perf_counter_ns`; None where nobody noted it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,8 @@ class TokenEvent:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token, or none at all when the request didn't ask."""
+    cached_prompt_tokens: int = 0
+    """Prompt tokens that were found in the cache; the same for all tokens of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +64,8 @@ class FailEvent:
     """The request can't be finished; `message` is a sentence for its sender."""
 
     message: str
+    is_final: bool = False
+    """Whether what was asked is the reason, so that no other engine would finish it either."""
 
 
 CoreEvent = TokenEvent | EndEvent | FailEvent
@@ -67,8 +84,12 @@ class EngineCorePort(Protocol):
         """
         ...
 
-    def abort(self, request_id: str) -> None:
-        """End a request now. Does nothing when it is unknown or has ended."""
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request now, for `reason`: STOP at a stop string. Does nothing when it is unknown or has ended."""
+        ...
+
+    def steps_while_queued(self, request_id: str) -> int | None:
+        """How many steps the group has begun so far, while a request has no slot; None once it has, or isn't known."""
         ...
 
     def status(self) -> EngineStatus:
@@ -83,6 +104,6 @@ class EngineCorePort(Protocol):
         """Refuse new requests from now on and let running ones finish. Idempotent."""
         ...
 
-    def metrics_text(self) -> bytes:
-        """Prometheus text exposition."""
+    def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
+        """Exposition in the format that the header `accept` asks for, and its content type."""
         ...

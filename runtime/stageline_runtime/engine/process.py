@@ -1,36 +1,31 @@
 """The life of an engine: read the model, answer HTTP, form the group, warm it up, serve, drain, end with a reason."""
 
 import asyncio
-import contextlib
 import logging
 import signal
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from stageline_api import ports
 from stageline_api.engine_http import ModelInfo
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core import EngineCore
+from stageline_runtime.engine.forming import form_scheduler, warm_up_tokens
 from stageline_runtime.engine.group import StageGroup
+from stageline_runtime.engine.http_endpoint import serving
 from stageline_runtime.engine.metrics import EngineMetrics
 from stageline_runtime.engine.prompts import PromptReader
-from stageline_runtime.engine.scheduler import Scheduler
 from stageline_runtime.engine.server import build_app
-from stageline_runtime.engine.slots import SlotLedger
 from stageline_runtime.engine.stage_probe import StageProbe
 from stageline_runtime.engine.stage_routes import add_stage_routes
-from stageline_runtime.graphs.mode import resolve_graphs
+from stageline_runtime.engine.tracing import NoTracing, TracedRequests
+from stageline_runtime.engine.tracing_setup import open_tracing
 from stageline_runtime.messages import GroupFailed, Shutdown
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config, require_sizes
 from stageline_runtime.prepare.cache import prepared_model_dir
-from stageline_runtime.termination import RuntimeFailure, write_last_words
+from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)
 
@@ -43,37 +38,32 @@ WATCHDOG_GRACE_SECONDS = 5.0
 """Stages' own watchdogs name the operation that hangs, so they go first."""
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the engine drains its group first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the engine."""
-        yield
-
-
 class EngineProcess:
     """One engine from start to end; `run` returns the exit code."""
 
     def __init__(self, contract: PodContract) -> None:
         self._contract = contract
+        self._tracing: NoTracing | TracedRequests = NoTracing()
 
     async def run(self) -> ExitCode:
         """Serve until drained (0) or until something fails (the code of its class)."""
         try:
             model_dir, model = self._read_model()
             prompts = self._read_prompts(model_dir, model)
-            await self._serve(model_dir, model, prompts)
+            asked_by = await self._serve(model_dir, model, prompts)
         except RuntimeFailure as failure:
             return write_last_words(failure.message(None))
         except Exception as error:
             # A bug: the log gets its traceback, the termination message one line.
             logger.exception("the engine failed unexpectedly")
             return write_last_words(_as_failure(error).message(None))
-        logger.info("drained")
-        return ExitCode.DRAINED
+        finally:
+            # Clients have had their answers; a collector that is down holds the end up for a bounded time only.
+            await asyncio.to_thread(self._tracing.close)
+        return write_drained(None, asked_by)
 
-    async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader) -> None:
+    async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader) -> str:
+        """Serve until drained; returns who asked for that."""
         served_name = self._contract.config.served_name
         info = ModelInfo(
             served_name=served_name,
@@ -82,40 +72,36 @@ class EngineProcess:
             eos_token_ids=tuple(sorted(prompts.eos_token_ids)),
         )
         metrics = EngineMetrics(served_name)
-        core = EngineCore(info, metrics)
         probe = StageProbe(self._contract.stage_count, metrics)
+        tracing = self._tracing = open_tracing(
+            self._contract, lambda stage: 0 if group.is_beside_engine(stage) else probe.offset(stage)
+        )
+        group_and_life = {"group": self._contract.group, "incarnation": self._contract.incarnation}
+        core = EngineCore(info, metrics, tracing, **group_and_life)
         group = StageGroup(
             self._contract,
             model,
             model_dir,
             on_step_done=core.step_done,
-            on_drain_requested=lambda _stage: drain(),
+            on_drain_requested=lambda stage: core.start_drain(f"SIGTERM to stage {stage}"),
             on_pong=probe.answered,
+            on_cache_sized=metrics.cache_sized,
+            on_step_times=tracing.step_told,
         )
         app = build_app(core, prompts)
         add_stage_routes(app, group.connected_stages, probe.report)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=LINGER_SECONDS,
-            )
-        )
-        http = asyncio.create_task(server.serve(sockets=[self._listen()]))
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
-        loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
+        async with serving(app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS):
+            for each in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")
+            await self._run_to_the_end(core, group, probe)
+        return core.drain_asked_by
 
-        def drain() -> None:
-            stop.set()
-            core.start_drain()
-
-        loop.add_signal_handler(signal.SIGTERM, drain)
-        loop.add_signal_handler(signal.SIGINT, drain)
+    async def _run_to_the_end(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
+        """Clients and stages are told how it ended, and a failure is raised on."""
         try:
-            await self._form_and_run(core, group, probe, stop)
+            await self._form_and_run(core, group, probe)
         except Exception as error:
             failure = _as_failure(error)
             core.fail_all(f"the group failed: {failure.detail}")
@@ -123,42 +109,44 @@ class EngineProcess:
             lost_stage = failure.peer if failure.failure_class is FailureClass.PEER_LOST else None
             group.broadcast(GroupFailed(lost_stage, failure.detail))
             raise
-        else:
-            group.expect_closing()
-            group.broadcast(Shutdown("drained"))
-        finally:
-            server.should_exit = True
-            await http
+        group.expect_closing()
+        group.broadcast(Shutdown(core.drain_asked_by))
 
-    async def _form_and_run(self, core: EngineCore, group: StageGroup, probe: StageProbe, stop: asyncio.Event) -> None:
+    async def _form_and_run(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
         core.set_phase(Phase.CONNECTING, "waiting for the stages")
         await group.listen()
         forming = asyncio.create_task(self._form(core, group))
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(core.drain_asked.wait())
         await _first_of(forming, stopping)
         if not forming.done():
             forming.cancel()
             return
         stopping.cancel()
         forming.result()
-        if not stop.is_set():
+        if not core.drain_asked.is_set():
             core.set_phase(Phase.READY)
             logger.info("ready: %s over %d stages", self._contract.config.served_name, self._contract.stage_count)
         await self._watch(core, group, probe)
 
     async def _form(self, core: EngineCore, group: StageGroup) -> None:
-        size = await group.form()
-        ledger = SlotLedger(size.num_cohorts, size.slots_per_cohort, size.slot_tokens)
-        max_step_tokens = self._contract.config.max_num_batched_tokens
-        graphs = resolve_graphs(self._contract.config.graphs)
-        scheduler = Scheduler(ledger, max_step_tokens=max_step_tokens, max_waiting=MAX_WAITING, graphs=graphs)
+        scheduler = await form_scheduler(group, self._contract.config, MAX_WAITING)
         core.attach(scheduler, group.broadcast)
         core.set_phase(Phase.WARMING)
-        warming = asyncio.create_task(core.warm_up(min(8, max_step_tokens)))
-        await _first_of(warming, group.failure)
-        if not warming.done():
-            warming.cancel()
+        await self._warm_up(core, group, warm_up_tokens(self._contract.config))
+
+    async def _warm_up(self, core: EngineCore, group: StageGroup, num_tokens: int) -> None:
+        """One plan through all stages; a stage that never takes it up has no watchdog that could tell."""
+        warming = asyncio.create_task(core.warm_up(num_tokens))
+        # Each stage's first step is slow, and they come one after the other.
+        limit = self._contract.config.timeouts.step_seconds * self._contract.stage_count + WATCHDOG_GRACE_SECONDS
+        await _first_of(warming, group.failure, timeout_seconds=limit)
+        if warming.done():
+            return
+        warming.cancel()
+        if group.failure.done():
             raise group.failure.result()
+        detail = f"the warm-up plan did not finish within {limit:g} s"
+        raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
 
     async def _watch(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
         """Heartbeats while idle, the step limit while busy, clocks at all times; returns once drained."""
@@ -173,17 +161,7 @@ class EngineProcess:
                 raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
             core.beat_if_idle()
             probe.ask(range(self._contract.stage_count), group.ping)
-
-    def _listen(self) -> socket.socket:
-        host = self._contract.pod_ip
-        try:
-            listener = socket.create_server((host, ports.ENGINE_HTTP), backlog=2048)
-        except OSError as error:
-            detail = f"can't listen on {host}:{ports.ENGINE_HTTP}: {error.strerror}"
-            raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
-        # Accepted connections inherit it; without it a streamed token may wait 40 ms for an acknowledgement.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
+            self._tracing.tick()
 
     def _read_model(self) -> tuple[Path, ModelConfig]:
         config = self._contract.config

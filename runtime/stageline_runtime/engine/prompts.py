@@ -4,21 +4,33 @@ What leaves here can't fail in a stage: every id has an embedding row, the promp
 fit the context. What can't be served is refused with the field, the value and the rule.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-from stageline_api.engine_http import ChatPrompt, ErrorCode, GenerateRequest, Prompt, TextPrompt, TokenPrompt
-from stageline_runtime.engine.chat_template import ChatTemplate, no_chat_template
+from stageline_api.engine_http import (
+    ChatPrompt,
+    ErrorCode,
+    GenerateRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCallFormat,
+)
+from stageline_runtime.engine.chat_template import ChatTemplate, no_chat_template, no_tool_format
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.port import AdmittedRequest
+from stageline_runtime.engine.resume import check_generated
 from stageline_runtime.engine.tokenizer import EngineTokenizer, check_unicode
 from stageline_runtime.engine.tokenizer_config import read_tokenizer_config
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
 
 QUICK_LENGTH = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
+QUICK_OUTPUT = 64
+"""Generated ids to continue from become text again one by one; this many take a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +72,7 @@ class PromptReader:
         Raises:
             PromptError: naming the field of the request that can't be served.
         """
+        began = time.perf_counter_ns()
         sampling = request.sampling
         for stop in sampling.stop:
             if not stop:
@@ -69,15 +82,25 @@ class PromptReader:
         self._check_ids(sampling.logit_bias, "logit_bias")
         if sampling.json_schema is not None:
             self._check_schema(sampling.json_schema, sampling.ignore_eos)
+        self._check_ids(request.generated_token_ids, "generated_token_ids")
         token_ids = self.render_prompt(request.prompt)
         stop_token_ids = frozenset(sampling.stop_token_ids)
-        return AdmittedRequest(
+        admitted = AdmittedRequest(
             request_id=request.request_id,
             prompt_token_ids=token_ids,
             sampling=sampling,
             max_new_tokens=self._max_new_tokens(len(token_ids), sampling.max_tokens),
             stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
+            tool_call_format=self.tool_call_format(request.prompt),
+            generated_token_ids=request.generated_token_ids,
+            priority=request.priority,
+            is_chat=isinstance(request.prompt, ChatPrompt),
+            traceparent=request.traceparent,
+            tracestate=request.tracestate,
+            began_nanoseconds=began,
         )
+        check_generated(admitted)
+        return admitted
 
     def render_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of `prompt`: at least one, each within the vocabulary, leaving room for at least one more.
@@ -98,18 +121,45 @@ class PromptReader:
             raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
         return token_ids
 
-    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+    def tool_call_format(self, prompt: Prompt) -> ToolCallFormat | None:
+        """How the answer to `prompt` writes calls of tools; None when it is given none, or is held to a schema."""
+        if not isinstance(prompt, ChatPrompt) or not prompt.tools or prompt.tools_guided or self.chat_template is None:
+            return None
+        return self.chat_template.tool_call_format
+
+    def tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
+        """Token ids of `prompt`, however many; None adds special tokens as generation would.
+
+        Raises:
+            PromptError: naming `messages`, `tools` or `prompt`.
+        """
+        token_ids = self._tokenize(prompt, add_special_tokens)
+        self._check_ids(token_ids, "prompt")
+        return token_ids
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Text of `token_ids` with control tokens written out; raises PromptError naming `tokens`."""
+        self._check_ids(token_ids, "tokens")
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        template = self.chat_template
+        if template is None:
+            raise no_chat_template()
+        if prompt.tools and not prompt.tools_guided and template.tool_call_format is None:
+            raise no_tool_format(template.takes_tools)
+        for message in prompt.messages:
+            check_unicode(message.role, "messages")
+            check_unicode(message.content, "messages")
+        return template.render(prompt.messages, prompt.tools, prompt.add_generation_prompt)
+
+    def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         match prompt:
-            case ChatPrompt(messages=messages):
-                if self.chat_template is None:
-                    raise no_chat_template()
-                for message in messages:
-                    check_unicode(message.role, "messages")
-                    check_unicode(message.content, "messages")
-                text = self.chat_template.render(messages)
-                return self.tokenizer.encode(text, add_special_tokens=False, param="messages")
+            case ChatPrompt():
+                text = self._render(prompt)
+                return self.tokenizer.encode(text, add_special_tokens=bool(add_special_tokens), param="messages")
             case TextPrompt(text=text):
-                return self.tokenizer.encode(text, add_special_tokens=True)
+                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
             case TokenPrompt(token_ids=token_ids):
                 return token_ids
             case _:
@@ -147,7 +197,7 @@ class PromptReader:
 
 def is_quick(request: GenerateRequest) -> bool:
     """Whether reading `request` is cheap enough for the event loop; a template's or schema's cost is never known."""
-    if request.sampling.json_schema is not None:
+    if request.sampling.json_schema is not None or len(request.generated_token_ids) > QUICK_OUTPUT:
         return False
     match request.prompt:
         case ChatPrompt():

@@ -6,9 +6,10 @@ loop only.
 """
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -17,8 +18,13 @@ from stageline_api.health import Phase
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.event_stream import EventStream
 from stageline_runtime.engine.http_errors import body_too_large, internal_error_response, invalid_body, refusal_response
-from stageline_runtime.engine.port import AdmittedRequest, EngineCorePort
+from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, EndEvent, EngineCorePort
 from stageline_runtime.engine.prompts import PromptReader, is_quick
+from stageline_runtime.engine.request_body import read_body
+from stageline_runtime.engine.resume import OutputStart, start_output
+from stageline_runtime.engine.tokenize_routes import add_tokenize_routes
+
+logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -29,6 +35,7 @@ def build_app(core: EngineCorePort, reader: PromptReader, *, max_body_bytes: int
     """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`."""
     app = FastAPI(title="stageline engine", openapi_url=None)
     _add_generation(app, _Generation(core, reader, max_body_bytes))
+    add_tokenize_routes(app, reader, max_body_bytes)
     _add_state(app, core)
 
     @app.exception_handler(404)
@@ -77,8 +84,9 @@ def _add_state(app: FastAPI, core: EngineCorePort) -> None:
         return _json(core.info())
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(core.metrics_text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(request: Request) -> Response:
+        body, content_type = core.metrics_page(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
 
     @app.post("/v1/drain")
     async def drain() -> Response:
@@ -100,13 +108,14 @@ class _Generation:
         """The stream of the request, or the answer that refuses it."""
         request_id = http_request.headers.get(REQUEST_ID_HEADER)
         try:
-            body = await self._body(http_request)
+            body = await read_body(http_request, self._max_body_bytes)
             if body is None:
                 response = refusal_response(body_too_large(self._max_body_bytes), 413)
             else:
                 request = GenerateRequest.model_validate_json(body)
                 request_id = request_id or request.request_id
-                response = self._start(await self._read(request))
+                response = self._start(*await self._read(request))
+                _log_context(request)
         except ClientDisconnect:
             return Response(status_code=400)
         except ValidationError as error:
@@ -117,33 +126,38 @@ class _Generation:
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
-    async def _body(self, http_request: Request) -> bytes | None:
-        """The whole body, or None when it is larger than allowed (the rest isn't read)."""
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in http_request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                return None
-        return b"".join(chunks)
+    async def _read(self, request: GenerateRequest) -> tuple[AdmittedRequest, OutputStart]:
+        def read() -> tuple[AdmittedRequest, OutputStart]:
+            admitted = self._reader.read(request)
+            return admitted, start_output(self._reader.tokenizer, admitted, request.generated_characters)
 
-    async def _read(self, request: GenerateRequest) -> AdmittedRequest:
-        if is_quick(request):
-            return self._reader.read(request)
-        return await asyncio.to_thread(self._reader.read, request)
+        return read() if is_quick(request) else await asyncio.to_thread(read)
 
-    def _start(self, request: AdmittedRequest) -> Response:
+    def _start(self, request: AdmittedRequest, start: OutputStart) -> Response:
         """Hand the request to the core. No await: between this and the stream nothing can be lost."""
         request_id = request.request_id
         if request_id in self._live:
             message = f"A request with id {request_id!r} is being answered; ids must be unique."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="request_id")
-        events = self._core.submit(request)
+        events = self._core.submit(request) if start.ended is None else _only(EndEvent(start.ended))
         self._live.add(request_id)
-        return EventStream(
-            self._core, self._reader.tokenizer, request, events, on_close=lambda: self._live.discard(request_id)
-        )
+        return EventStream(self._core, start, request, events, on_close=lambda: self._live.discard(request_id))
+
+
+async def _only(event: CoreEvent) -> AsyncIterator[CoreEvent]:
+    yield event
+
+
+def _log_context(request: GenerateRequest) -> None:
+    """Tie the engine's id of a request to the client's names for it, if it gave any."""
+    names = {
+        "client_id": request.client_request_id,
+        "traceparent": request.traceparent,
+        "tracestate": request.tracestate,
+    }
+    given = " ".join(f"{key}={value!r}" for key, value in names.items() if value is not None)
+    if given:
+        logger.info("request %r admitted: %s", request.request_id, given)
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:

@@ -35,15 +35,16 @@ class StageProbe:
         now = self._now()
         self._clocks.answered(stage, pong, now)
 
-        def offset(of: int) -> int | None:
-            best = self._clocks.best(of, now)
-            return None if best is None else best.offset_nanoseconds
-
-        latencies = self._links.told(stage, pong.moments, offset)
+        latencies = self._links.told(stage, pong.moments, self.offset)
         for receiver, seconds in latencies.transfers:
             self._metrics.p2p_latency(receiver).observe(seconds)
         for seconds in latencies.feedback:
             self._metrics.feedback_latency.observe(seconds)
+
+    def offset(self, stage: int) -> int | None:
+        """A stage's clock minus this one's, in nanoseconds; None before the first comparison."""
+        best = self._clocks.best(stage, self._now())
+        return None if best is None else best.offset_nanoseconds
 
     def report(self) -> GroupClocks:
         """The stages' clocks against this one's."""

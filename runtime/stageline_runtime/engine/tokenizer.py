@@ -64,9 +64,13 @@ class EngineTokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`; special tokens and ids without a token give nothing."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids without a token give nothing, nor do special tokens unless asked for."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, index: int) -> str:
+        """A token as the vocabulary writes it; empty for an id without a token."""
+        return self._backend.id_to_token(index) or ""
 
 
 def check_unicode(text: str, param: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
+from stageline_runtime.engine.devices import choose_graphs, choose_transport, memory_owner
 from stageline_runtime.engine.sizing import CacheSize, MemoryShortageError, StageMemory, size_cache, weight_bytes
 from stageline_runtime.messages import PROTOCOL_VERSION, Hello, Welcome
 from stageline_runtime.model_config import ModelConfig
@@ -44,12 +45,43 @@ def welcome_stages(
     Raises:
         RuntimeFailure: class BadConfig (the cut can't be made) or OutOfMemory (naming how much is missing).
     """
-    config = contract.config
-    dtype = resolve_dtype(config, model)
+    dtype = resolve_dtype(contract.config, model)
     layers = _cut(hellos, contract, model, ELEMENT_BYTES[dtype])
-    stages = _memory(hellos, layers, model, ELEMENT_BYTES[dtype])
+    size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), contract.config, model, dtype)
+    return size, {
+        stage: _welcome(stage, layers[stage], size, hellos, contract.config, model, model_dir) for stage in hellos
+    }
+
+
+def _welcome(
+    stage: int,
+    layers: LayerRange,
+    size: CacheSize,
+    hellos: Mapping[int, Hello],
+    config: RuntimeConfig,
+    model: ModelConfig,
+    model_dir: Path,
+) -> Welcome:
+    hosts = [hello.host for hello in hellos.values()]
+    return Welcome(
+        first_layer=layers.first,
+        last_layer=layers.last,
+        model_dir=str(model_dir),
+        dtype=resolve_dtype(config, model),
+        num_cohorts=size.num_cohorts,
+        slots_per_cohort=size.slots_per_cohort,
+        slot_tokens=size.slot_tokens,
+        max_step_tokens=config.max_num_batched_tokens,
+        stages_on_host=hosts.count(hellos[stage].host),
+        transport=choose_transport(hellos.values()),
+        graphs=choose_graphs(config.graphs, hellos.values(), model),
+        num_blocks=size.num_blocks,
+    )
+
+
+def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
     try:
-        size = size_cache(
+        return size_cache(
             stages,
             model,
             max_num_seqs=config.max_num_seqs,
@@ -58,21 +90,6 @@ def welcome_stages(
         )
     except MemoryShortageError as error:
         raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="size the cache") from error
-    hosts = [hello.host for hello in hellos.values()]
-    return size, {
-        stage: Welcome(
-            first_layer=layers[stage].first,
-            last_layer=layers[stage].last,
-            model_dir=str(model_dir),
-            dtype=dtype,
-            num_cohorts=size.num_cohorts,
-            slots_per_cohort=size.slots_per_cohort,
-            slot_tokens=size.slot_tokens,
-            max_step_tokens=config.max_num_batched_tokens,
-            stages_on_host=hosts.count(hello.host),
-        )
-        for stage, hello in hellos.items()
-    }
 
 
 def _max_model_len(config: RuntimeConfig, model: ModelConfig) -> int:
@@ -84,7 +101,8 @@ def _cut(
 ) -> tuple[LayerRange, ...]:
     costs = estimate_costs(model)
     rooms = tuple(
-        StageRoom(host=hello.host, available_bytes=hello.available_bytes) for _, hello in sorted(hellos.items())
+        StageRoom(host=memory_owner(hello), available_bytes=hello.available_bytes)
+        for _, hello in sorted(hellos.items())
     )
     memory = CutMemory(
         config=model,
@@ -115,7 +133,7 @@ def _memory(
     return tuple(
         StageMemory(
             stage=stage,
-            host=hello.host,
+            host=memory_owner(hello),
             available_bytes=hello.available_bytes,
             layers=layers[stage],
             weight_bytes=weight_bytes(

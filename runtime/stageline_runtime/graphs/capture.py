@@ -9,7 +9,6 @@ from pathlib import Path
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.graphs.mode import resolve_graphs
 from stageline_runtime.graphs.padding import decode_sizes, padded_size
 from stageline_runtime.graphs.protocol import CapturesGraphs, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.messages import GraphMode, Welcome
@@ -26,7 +25,7 @@ def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress
     Raises:
         RuntimeFailure: class BadConfig, when graphs were asked for that this model or machine can't have.
     """
-    graphs = resolve_graphs(config.graphs)
+    graphs = welcome.graphs
     if graphs is GraphMode.OFF:
         account = f"graphs are off (spec.engine.graphs {config.graphs})"
         logger.info(account)

@@ -142,6 +142,7 @@ def _padding(num_tokens: int, mode: GraphMode) -> AttentionBatch:
         decode_slots=empty,
         decode_positions=empty,
         decode_rows=rows,
+        chunk_rows=torch.zeros(0, 4, dtype=torch.int64),
         graph_mode=mode,
         written=(),
     )

@@ -12,13 +12,13 @@ from stageline_runtime.messages import GraphMode, PlanRow
 AUTO_ON_CPU = GraphMode.OFF
 
 
-def resolve_graphs(asked: str) -> GraphMode:
-    """The most a group captures. `asked` is `spec.engine.graphs`.
+def resolve_graphs(asked: str, *, auto: GraphMode = AUTO_ON_CPU) -> GraphMode:
+    """The most a group captures. `asked` is `spec.engine.graphs`, `auto` what the word `auto` means for the group.
 
     Raises:
         ValueError: `asked` is none of `auto`, `off`, `piecewise` and `full`.
     """
-    return AUTO_ON_CPU if asked == "auto" else GraphMode(asked)
+    return auto if asked == "auto" else GraphMode(asked)
 
 
 def plan_graph_mode(graphs: GraphMode, rows: Sequence[PlanRow], *, dummy: bool) -> GraphMode:

@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from torch import Tensor
 
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
+from stageline_runtime.sampling.adjustments import Placing, stay
 
 
 class Guide:
@@ -23,7 +24,7 @@ class Guide:
         self.failure: str | None = None
         """Why the output can't be guided any more; the request has to fail."""
 
-    def mask(self, logits: Tensor) -> None:
+    def mask(self, logits: Tensor, place: Placing = stay) -> None:
         """Set what the grammar doesn't admit next to minus infinity, in `logits` `[vocab_size]`."""
         matcher = self._ready()
         if matcher is None:
@@ -33,7 +34,7 @@ class Guide:
             self.failure = f"the grammar became too complex to follow: {matcher.get_error()[:200]}"
             return
         admitted = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(logits), bitorder="little")
-        logits.masked_fill_(torch.from_numpy(admitted == 0), float("-inf"))
+        logits.masked_fill_(place(torch.from_numpy(admitted == 0)), float("-inf"))
 
     def take(self, token_ids: tuple[int, ...]) -> None:
         """Follow the output by `token_ids`. After the end nothing is taken: such rows run dead."""

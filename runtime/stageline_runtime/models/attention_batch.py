@@ -26,11 +26,13 @@ class CacheShape:
     slot_tokens: int
     group_size: int
     dtype: torch.dtype
+    masks: bool = True
+    """Whether attention is plain operators, which need masks; compiled kernels need only the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPiece:
-    """Consecutive tokens of one request's prefill chunk."""
+    """Consecutive tokens of one request's prefill chunk. Only where there are masks."""
 
     tokens: slice
     """The piece's tokens within the step."""
@@ -45,7 +47,7 @@ class PrefillPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRun:
-    """Single-token rows of consecutive slots, so that their cache is one view."""
+    """Single-token rows of consecutive slots, so that their cache is one view. Only where there are masks."""
 
     tokens: slice | torch.Tensor
     slots: slice
@@ -67,8 +69,10 @@ class AttentionBatch:
     decode_slots: torch.Tensor
     decode_positions: torch.Tensor
     decode_rows: torch.Tensor
-    """`[num_decode_rows, 3]` int64: token, slot and position of each, as the compiled kernel reads them. Where there is
-    nothing but decode rows, padding follows them with slot -1, so that there is a row for each token."""
+    """`[num_decode_rows + padding, 3]` int64: token, slot and position of each, as the compiled kernel reads them;
+    padding has slot -1."""
+    chunk_rows: torch.Tensor
+    """`[num_chunks, 4]` int64: first token, slot, first position and number of tokens of each prefill chunk."""
     graph_mode: GraphMode
     written: tuple[tuple[int, int], ...]
     """(slot, end position) of each row, for the cache's high-water marks."""
@@ -89,37 +93,43 @@ def build_attention_batch(
     Raises:
         ValueError: a row lies outside the cache or the rows don't fit `padded_tokens`; a bug in whoever planned it.
     """
-    positions = torch.zeros(padded_tokens, dtype=torch.int64)
-    prefill: list[PrefillPiece] = []
-    decode: list[_DecodeRow] = []
-    offset = 0
-    for row in rows:
-        _check_row(row, shape)
-        tokens = slice(offset, offset + row.num_tokens)
-        if tokens.stop > padded_tokens:
-            raise ValueError(f"rows need at least {tokens.stop} tokens, but the plan is padded to {padded_tokens}")
-        positions[tokens] = torch.arange(row.position, row.position + row.num_tokens)
-        if row.num_tokens == 1:
-            decode.append(_DecodeRow(offset, row.slot, row.position))
-        else:
-            prefill.extend(_prefill_pieces(row, tokens.start, shape))
-        offset = tokens.stop
-    decode.sort(key=lambda entry: entry.slot)
-    kernel_rows = [(row.token, row.slot, row.position) for row in decode]
-    if not prefill:
-        kernel_rows += [(token, -1, 0) for token in range(offset, padded_tokens)]
-    decode_rows = torch.tensor(kernel_rows, dtype=torch.int64).view(-1, 3)
+    decode, chunks, num_tokens = _placed(rows, padded_tokens, shape)
+    positions = [position for row in rows for position in range(row.position, row.position + row.num_tokens)]
+    decode_rows = _kernel_rows(decode, range(num_tokens, padded_tokens))
+    chunk_rows = [(offset, row.slot, row.position, row.num_tokens) for offset, row in chunks]
     return AttentionBatch(
-        positions=positions,
-        prefill=tuple(prefill),
-        decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)),
+        positions=torch.tensor(positions + [0] * (padded_tokens - num_tokens), dtype=torch.int64),
+        prefill=tuple(piece for offset, row in chunks for piece in _prefill_pieces(row, offset, shape)),
+        decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)) if shape.masks else (),
         decode_tokens=decode_rows[: len(decode), 0],
         decode_slots=decode_rows[: len(decode), 1],
         decode_positions=decode_rows[: len(decode), 2],
         decode_rows=decode_rows,
+        chunk_rows=torch.tensor(chunk_rows, dtype=torch.int64).view(-1, 4),
         graph_mode=graph_mode,
         written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
     )
+
+
+def _placed(
+    rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape
+) -> tuple[list[_DecodeRow], list[tuple[int, PlanRow]], int]:
+    """Single-token rows by slot, longer ones with their first token's place in the step, and the tokens of all."""
+    decode: list[_DecodeRow] = []
+    chunks: list[tuple[int, PlanRow]] = []
+    offset = 0
+    for row in rows:
+        _check_row(row, shape)
+        if offset + row.num_tokens > padded_tokens:
+            needed = offset + row.num_tokens
+            raise ValueError(f"rows need at least {needed} tokens, but the plan is padded to {padded_tokens}")
+        if row.num_tokens == 1:
+            decode.append(_DecodeRow(offset, row.slot, row.position))
+        else:
+            chunks.append((offset, row))
+        offset += row.num_tokens
+    decode.sort(key=lambda entry: entry.slot)
+    return decode, chunks, offset
 
 
 def _check_row(row: PlanRow, shape: CacheShape) -> None:
@@ -129,6 +139,13 @@ def _check_row(row: PlanRow, shape: CacheShape) -> None:
         raise ValueError(
             f"slot {row.slot}: {row.num_tokens} tokens at position {row.position} don't fit {shape.slot_tokens}"
         )
+
+
+def _kernel_rows(decode: list[_DecodeRow], padding: range) -> torch.Tensor:
+    """`[num_decode_rows + padding, 3]`: token, slot and position; padding owns no slot."""
+    rows = [(row.token, row.slot, row.position) for row in decode]
+    rows += [(token, -1, 0) for token in padding]
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
 
 
 def _padded_context(length: int, shape: CacheShape) -> int:
@@ -142,6 +159,8 @@ def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _prefill_pieces(row: PlanRow, offset: int, shape: CacheShape) -> Iterator[PrefillPiece]:
+    if not shape.masks:
+        return
     for start in range(0, row.num_tokens, PREFILL_PIECE_TOKENS):
         stop = min(start + PREFILL_PIECE_TOKENS, row.num_tokens)
         positions = slice(row.position + start, row.position + stop)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from stageline_api.runtime_config import LayerRange
 from stageline_runtime.messages import PlanRow, StepPlan
 from stageline_runtime.model_config import ModelConfig
 from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape, build_attention_batch
@@ -17,6 +16,7 @@ from stageline_runtime.models.coverage_attention import CURRENT_STEP, CoverageEr
 from stageline_runtime.models.coverage_cut import ModelCut, Passage
 from stageline_runtime.models.coverage_load import load_cut
 from stageline_runtime.models.kv_cache import KvCache
+from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.models.weights import Progress
 
 _PROBE = PlanRow(slot=0, generation=0, position=0, num_tokens=1, token_ids=(0,), need_sample=False)
@@ -62,9 +62,17 @@ class CoveredStage:
         """
         return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape)
 
-    def reset_slot(self, slot: int) -> None:
-        """Zero what earlier requests left in `slot`."""
-        self._cache.reset_slot(slot)
+    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+        """Zero what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
+        self._cache.reset_slot(slot, keep_tokens)
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
+        self._cache.copy_slot(source, target, num_tokens)
+
+    def trim_slot(self, slot: int, num_tokens: int) -> None:
+        """Give back the memory of `slot` from position `num_tokens` on."""
+        self._cache.trim_slot(slot, num_tokens)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -137,35 +145,31 @@ class CoveredStage:
             CURRENT_STEP.reset(token)
 
 
-def build_covered_stage(
-    model_dir: Path,
-    config: ModelConfig,
-    layer_range: LayerRange,
-    *,
-    is_first: bool,
-    is_last: bool,
-    dtype: torch.dtype,
-    num_cohorts: int,
-    slots_per_cohort: int,
-    slot_tokens: int,
-    progress: Progress,
-) -> CoveredStage:
+def build_covered_stage(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> CoveredStage:
     """Load a stage's part of a Hugging Face model and reserve its KV cache.
 
     Raises:
         WeightsError: a tensor is missing or misshapen, a file is unreadable, or the model can't be run exactly.
     """
-    cut = load_cut(model_dir, layer_range, is_first=is_first, is_last=is_last, dtype=dtype, progress=progress)
-    num_slots = num_cohorts * slots_per_cohort
-    cache = KvCache(
-        num_layers=layer_range.count,
-        num_slots=num_slots,
-        num_kv_heads=config.num_kv_heads,
-        slot_tokens=slot_tokens,
-        head_dim=config.head_dim,
-        dtype=dtype,
+    cut = load_cut(
+        model_dir,
+        shape.layers,
+        is_first=shape.is_first,
+        is_last=shape.is_last,
+        dtype=shape.dtype,
+        progress=progress,
     )
-    shape = CacheShape(num_slots=num_slots, slot_tokens=slot_tokens, group_size=config.group_size, dtype=dtype)
-    stage = CoveredStage(config, cut, cache, shape, layer_range.first)
-    stage.probe(dtype)
+    cache = KvCache(
+        num_layers=shape.layers.count,
+        num_slots=shape.num_slots,
+        num_kv_heads=config.num_kv_heads,
+        slot_tokens=shape.slot_tokens,
+        head_dim=config.head_dim,
+        dtype=shape.dtype,
+    )
+    cache_shape = CacheShape(
+        num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype
+    )
+    stage = CoveredStage(config, cut, cache, cache_shape, shape.layers.first)
+    stage.probe(shape.dtype)
     return stage

@@ -18,6 +18,8 @@ from stageline_runtime.models.coverage_attention import ATTENTION_NAME, Coverage
 from stageline_runtime.models.coverage_cut import ModelCut
 from stageline_runtime.models.weights import Progress
 
+Places = dict[str, list[tuple[nn.Module, str]]]
+"""Owners and attributes by the tensor's name in the checkpoint."""
 _BUILD_ERRORS = (ValueError, KeyError, TypeError, AttributeError, ImportError, OSError)
 
 
@@ -44,10 +46,21 @@ def load_cut(
     modules: list[nn.Module] = [cut.base, model]
     for module in modules:
         _compute_buffers(model, module)
-    _read(model_dir, model, cut, dtype, progress)
+    _read(model_dir, *_places(model, cut), dtype, progress)
     for module in modules:
         module.eval().requires_grad_(False)
     return cut
+
+
+def held_tensors(model_dir: Path, layer_range: LayerRange, *, is_first: bool, is_last: bool) -> list[str]:
+    """Names of the checkpoint's tensors that `load_cut` would read; the checkpoint need not be there.
+
+    Raises:
+        CoverageError: transformers can't build the model, or it can't be cut.
+    """
+    model = _build(model_dir)
+    _, shapes = _places(model, ModelCut(model, layer_range, is_first=is_first, is_last=is_last))
+    return sorted(shapes)
 
 
 def _build(model_dir: Path) -> Any:
@@ -80,15 +93,22 @@ def _compute_buffers(model: Any, root: nn.Module) -> None:
                 raise CoverageError(f"{type(model).__name__} doesn't compute its buffer {name}.{buffer}")
 
 
-def _read(model_dir: Path, model: Any, cut: ModelCut, dtype: torch.dtype, progress: Progress) -> None:
-    """Read the tensors of the kept modules, each from where its module or the one it is tied to has it."""
-    places: dict[str, list[tuple[nn.Module, str]]] = {}
+def _places(model: Any, cut: ModelCut) -> tuple[Places, dict[str, tuple[int, ...]]]:
+    """Where each tensor of the checkpoint goes, and its shape: its module, or the one that it is tied to, names it."""
+    places: Places = {}
     shapes: dict[str, tuple[int, ...]] = {}
     tied = model._tied_weights_keys if model.config.tie_word_embeddings else None
     for name, owner, attribute, tensor in _tensors(cut):
         source = tied.get(name, name) if isinstance(tied, dict) else name
         places.setdefault(source, []).append((owner, attribute))
         shapes[source] = tuple(tensor.shape)
+    return places, shapes
+
+
+def _read(
+    model_dir: Path, places: Places, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, progress: Progress
+) -> None:
+    """Read the tensors of the kept modules."""
     check_shapes(model_dir, shapes)
     total = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize
     loaded = 0

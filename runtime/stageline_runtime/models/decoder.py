@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from stageline_api.runtime_config import LayerRange
 from stageline_runtime.graphs.layer_graphs import LayerGraphs
 from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.messages import GraphMode, StepPlan
@@ -20,10 +19,11 @@ from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape,
 from stageline_runtime.models.decoder_layer import DecoderLayer
 from stageline_runtime.models.kv_cache import KvCache
 from stageline_runtime.models.layer_attention import LayerAttention
-from stageline_runtime.models.linear import Linear
-from stageline_runtime.models.native.decode_kernel import DecodeKernel, HeadShape, build_decode_kernel
-from stageline_runtime.models.normalization import RmsNorm
+from stageline_runtime.models.native.attention_kernel import HeadShape
+from stageline_runtime.models.native.kernels import Kernels, kernels_if_possible
+from stageline_runtime.models.output_head import OutputHead
 from stageline_runtime.models.rotary import RotaryTable
+from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.models.weights import Progress, StageWeights
 from stageline_runtime.models.windows import narrow
 
@@ -38,29 +38,24 @@ class DecoderStage:
         cache: KvCache,
         cache_shape: CacheShape,
         windows: tuple[int | None, ...],
-        kernel: DecodeKernel | None,
+        kernels: Kernels | None,
         *,
         is_first: bool,
         is_last: bool,
     ) -> None:
+        attention, rows = (kernels.attention, kernels.rows) if kernels is not None else (None, None)
         self._embedding = weights.embedding() if is_first else None
         self._layers = tuple(
-            DecoderLayer(config, layer, LayerAttention(config, cache, index, kernel, window))
+            DecoderLayer(config, layer, LayerAttention(config, cache, index, attention, window), rows)
             for index, (layer, window) in enumerate(zip(weights.layers(), windows, strict=True))
         )
         self._graphs: LayerGraphs | None = None
         self._config = config
-        self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps) if is_last else None
-        self._head = self._build_head(config, weights) if is_last else None
+        self._head = OutputHead(config, weights, self._embedding, rows) if is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
         self._cache = cache
         self._cache_shape = cache_shape
         self._windows = windows
-
-    def _build_head(self, config: ModelConfig, weights: StageWeights) -> Linear:
-        if config.tie_word_embeddings and self._embedding is not None:
-            return Linear(self._embedding)
-        return Linear(weights.head())
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
         """Indices and masks of a plan, for `layers`.
@@ -70,9 +65,17 @@ class DecoderStage:
         """
         return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape, plan.graph_mode)
 
-    def reset_slot(self, slot: int) -> None:
-        """Zero what earlier requests left in `slot`; call it for each of a plan's fills before `layers`."""
-        self._cache.reset_slot(slot)
+    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+        """Zero what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
+        self._cache.reset_slot(slot, keep_tokens)
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
+        self._cache.copy_slot(source, target, num_tokens)
+
+    def trim_slot(self, slot: int, num_tokens: int) -> None:
+        """Give back the memory of `slot` from position `num_tokens` on."""
+        self._cache.trim_slot(slot, num_tokens)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -112,53 +115,49 @@ class DecoderStage:
     @torch.inference_mode()
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
-        assert self._final_norm is not None, "this stage holds no head"
         assert self._head is not None, "this stage holds no head"
-        return self._head(self._final_norm(hidden_rows)).to(torch.float32)
+        return self._head(hidden_rows)
 
 
-def build_stage_model(
-    model_dir: Path,
-    config: ModelConfig,
-    layer_range: LayerRange,
-    *,
-    is_first: bool,
-    is_last: bool,
-    dtype: torch.dtype,
-    num_cohorts: int,
-    slots_per_cohort: int,
-    slot_tokens: int,
-    progress: Progress,
-) -> DecoderStage:
+def build_stage_model(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> DecoderStage:
     """Load a stage's weights and reserve its KV cache of `num_cohorts * slots_per_cohort` slots.
 
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    weights = StageWeights(
-        model_dir, config, layer_range, has_embedding=is_first, has_head=is_last, dtype=dtype, progress=progress
-    )
-    num_slots = num_cohorts * slots_per_cohort
+    weights = StageWeights(model_dir, config, shape, progress)
     cache = KvCache(
-        num_layers=layer_range.count,
-        num_slots=num_slots,
+        num_layers=shape.layers.count,
+        num_slots=shape.num_slots,
         num_kv_heads=config.num_kv_heads,
-        slot_tokens=slot_tokens,
+        slot_tokens=shape.slot_tokens,
         head_dim=config.head_dim,
-        dtype=dtype,
-    )
-    shape = CacheShape(num_slots=num_slots, slot_tokens=slot_tokens, group_size=config.group_size, dtype=dtype)
-    # A window that no position reaches past is none.
-    windows = tuple(
-        window if window is not None and window < slot_tokens else None
-        for window in config.attention_windows[layer_range.first : layer_range.last + 1]
+        dtype=shape.dtype,
     )
     heads = HeadShape(
         num_kv_heads=config.num_kv_heads,
         group_size=config.group_size,
         head_dim=config.head_dim,
-        slot_tokens=slot_tokens,
-        dtype=dtype,
+        slot_tokens=shape.slot_tokens,
+        dtype=shape.dtype,
     )
-    kernel = build_decode_kernel(heads)
-    return DecoderStage(config, weights, cache, shape, windows, kernel, is_first=is_first, is_last=is_last)
+    kernels = kernels_if_possible(heads)
+    cache_shape = CacheShape(
+        num_slots=shape.num_slots,
+        slot_tokens=shape.slot_tokens,
+        group_size=config.group_size,
+        dtype=shape.dtype,
+        masks=kernels is None,
+    )
+    windows = layer_windows(config, shape)
+    return DecoderStage(
+        config, weights, cache, cache_shape, windows, kernels, is_first=shape.is_first, is_last=shape.is_last
+    )
+
+
+def layer_windows(config: ModelConfig, shape: StageShape) -> tuple[int | None, ...]:
+    """The attention window of each of the stage's layers; one that no position reaches past is none."""
+    return tuple(
+        window if window is not None and window < shape.slot_tokens else None
+        for window in config.attention_windows[shape.layers.first : shape.layers.last + 1]
+    )

@@ -6,12 +6,18 @@ is zeroed up to its high-water mark when a new request takes it: a masked weight
 otherwise reach that request's output.
 """
 
+import contextlib
+import ctypes
 import math
 import mmap
 
 import torch
 
 from stageline_runtime.models.attention_batch import AttentionBatch
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MAP_NORESERVE = 0x4000
+"""Linux: don't count address space that slots may never fill against what the machine has."""
 
 
 class KvCache:
@@ -45,19 +51,55 @@ class KvCache:
         for slot, end in batch.written:
             self._high_water_tokens[slot] = max(self._high_water_tokens[slot], end)
 
-    def reset_slot(self, slot: int) -> None:
-        """Zero what earlier requests wrote to `slot`."""
+    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+        """Zero what earlier requests wrote to `slot`, but for its first `keep_tokens` positions."""
         end = self._high_water_tokens[slot]
+        if end > keep_tokens:
+            for cache in (*self.keys, *self.values):
+                cache[slot, :, keep_tokens:end].zero_()
+            self._high_water_tokens[slot] = keep_tokens
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
+        assert num_tokens <= self._high_water_tokens[source], f"slot {source} holds fewer than {num_tokens} tokens"
         for cache in (*self.keys, *self.values):
-            cache[slot, :, :end].zero_()
-        self._high_water_tokens[slot] = 0
+            cache[target, :, :num_tokens] = cache[source, :, :num_tokens]
+        self._high_water_tokens[target] = num_tokens
+
+    def trim_slot(self, slot: int, num_tokens: int) -> None:
+        """Give the memory of `slot` from position `num_tokens` on back to the kernel; it reads as zeros."""
+        end = self._high_water_tokens[slot]
+        if end <= num_tokens:
+            return
+        for cache in (*self.keys, *self.values):
+            for head in cache[slot]:
+                _give_back(head[num_tokens:end])
+        self._high_water_tokens[slot] = num_tokens
+
+
+def _give_back(region: torch.Tensor) -> None:
+    """Zero a contiguous region whose memory was mapped privately, by dropping the whole pages in it."""
+    start, size_bytes = region.data_ptr(), region.numel() * region.itemsize
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first >= last:
+        region.zero_()
+        return
+    flat = region.view(-1).view(torch.uint8)
+    flat[: first - start].zero_()
+    flat[last - start :].zero_()
+    if _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise refused to take KV cache back")
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages are not touched yet; `torch.zeros` would write, and so occupy, all of them."""
     size_bytes = math.prod(shape) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     except OSError as error:
         raise MemoryError(f"{size_bytes} bytes of KV cache can't be reserved: {error.strerror}") from error
+    # A huge page would occupy parts of slots that nothing has reached; a kernel without huge pages refuses to be told.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -2,7 +2,8 @@
 
 Packing saves the reordering that a plain matrix product repeats at every step, which at few rows costs as much as the
 product itself. In bfloat16 packed and plain results are bit-equal; in float32 they differ in rounding. Where this
-build or CPU has no such kernel, plain products run; which of the two runs is a function of dtype and machine alone.
+build or CPU has no such kernel, and on other devices, plain products run; which of the two runs is a function of
+dtype and machine alone.
 """
 
 import torch
@@ -25,7 +26,7 @@ class Linear:
     """`y = x W^T + b` for a weight `[out_features, in_features]`, which the caller may drop afterwards."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._is_packed = can_pack(weight.dtype)
+        self._is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         self._weight: torch.Tensor = (
             torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS) if self._is_packed else weight
         )

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 
 from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.models.stage_shape import CPU
 
 
 class RotaryTable:
     """Cosines and sines `[num_positions, head_dim]` of a model, in its dtype."""
 
-    def __init__(self, config: ModelConfig, num_positions: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self.dtype = dtype
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(config)[None, :]
         both_halves = torch.cat((angles, angles), dim=-1)
-        self._cosines = both_halves.cos().to(dtype)
-        self._sines = both_halves.sin().to(dtype)
+        # Worked out on the CPU for every device, so that all have the same numbers.
+        self._cosines = both_halves.cos().to(dtype).to(device)
+        self._sines = both_halves.sin().to(dtype).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines `[num_tokens, 1, head_dim]` for int64 `positions` `[num_tokens]`."""

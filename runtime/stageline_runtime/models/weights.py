@@ -22,6 +22,7 @@ from stageline_runtime.models.layer_weights import (
     fuse_layer,
     layer_file_shapes,
 )
+from stageline_runtime.models.stage_shape import CPU, StageShape
 
 __all__ = [
     "DenseWeights",
@@ -119,25 +120,23 @@ class StageWeights:
         self,
         model_dir: Path,
         config: ModelConfig,
-        layer_range: LayerRange,
-        *,
-        has_embedding: bool,
-        has_head: bool,
-        dtype: torch.dtype,
+        shape: StageShape,
         progress: Progress,
+        device: torch.device = CPU,
     ) -> None:
         self._model_dir = model_dir
         self._config = config
-        self._layer_range = layer_range
+        self._layer_range = shape.layers
         self._form = expert_form(model_dir, config)
         self._shapes = stage_tensor_shapes(
-            config, layer_range, self._form, has_embedding=has_embedding, has_head=has_head
+            config, shape.layers, self._form, has_embedding=shape.is_first, has_head=shape.is_last
         )
-        self._dtype = dtype
+        self._dtype = shape.dtype
+        self._device = device
         self._progress = progress
         check_shapes(model_dir, self._shapes)
         self._loaded_bytes = 0
-        self._total_bytes = sum(math.prod(shape) for shape in self._shapes.values()) * dtype.itemsize
+        self._total_bytes = sum(math.prod(shape) for shape in self._shapes.values()) * self._dtype.itemsize
 
     def embedding(self) -> torch.Tensor:
         """`[vocab_size, hidden_size]`."""
@@ -164,7 +163,7 @@ class StageWeights:
     def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in read_tensors(self._model_dir, names, self._dtype):
-            tensors[name] = tensor
+            tensors[name] = tensor.to(self._device)
             self._loaded_bytes += tensor.nbytes
             self._progress(self._loaded_bytes, self._total_bytes)
         return tensors

@@ -13,13 +13,16 @@ from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.model_shapes import active_parameters
+from stageline_runtime.model_shapes import active_parameters, read_parameters
 from stageline_runtime.planning.memory import CutMemory, mebibytes
 from stageline_runtime.planning.partition import LinearCost, partition
 
 SAMPLING_COST_PER_ENTRY = 64.0
 """Multiply-adds of a projection that take as long as one vocabulary entry of one row in greedy sampling. Measured on
 one EPYC core: argmax over [8, 49152] float32 took 0.21 ms where the bfloat16 head of 576 columns took 2.2 ms."""
+
+DECODE_ROWS = 8
+"""Rows of the decode step that a cut is made for. Only mixtures depend on it: the more rows, the more experts run."""
 
 
 class CutError(UserError):
@@ -45,16 +48,22 @@ class CutCosts:
 def estimate_costs(config: ModelConfig) -> CutCosts:
     """Estimate costs from parameter counts: each weight of a projection is one multiply-add per token.
 
-    Of a mixture of experts only those that a token is sent to count, and where layers differ, their mean does.
+    Of a mixture those experts count that a decode step of `DECODE_ROWS` rows is expected to read: such a step waits for
+    its weights, whether one row or all have picked them. Where layers differ, their mean counts.
     The embedding is a table look-up and counts one hidden vector; attention over the context is left out because it
     is the same for every layer and small beside the projections at serving lengths. The head includes sampling.
     """
-    active = sum(active_parameters(config, layer) for layer in range(config.num_layers))
     return CutCosts(
-        layer=active / config.num_layers,
+        layer=sum(_layer_cost(config, layer) for layer in range(config.num_layers)) / config.num_layers,
         embedding=float(config.hidden_size),
         head=config.vocab_size * (config.hidden_size + SAMPLING_COST_PER_ENTRY),
     )
+
+
+def _layer_cost(config: ModelConfig, layer: int) -> int:
+    """A token's own projections, and the experts that the step's other rows add to them."""
+    others = read_parameters(config, layer, DECODE_ROWS) - read_parameters(config, layer, 1)
+    return active_parameters(config, layer) + others
 
 
 def cut_layers(

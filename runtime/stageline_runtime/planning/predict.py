@@ -177,9 +177,10 @@ def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
 
 
 def _admitted(capacities: list[int], workload: Workload, stage_count: int) -> int:
-    """Sequences at once, as the engine sizes its cache: whole slots of `max_model_len`, equally many per cohort."""
-    slots_per_cohort = min(capacities) // (workload.max_model_len * stage_count)
-    return min(workload.num_sequences, slots_per_cohort * stage_count)
+    """Sequences at once, as the engine sizes its cache: room for one of `max_model_len` in each cohort is a must."""
+    if min(capacities) < workload.max_model_len * stage_count:
+        return 0
+    return min(workload.num_sequences, min(capacities) // workload.context_tokens)
 
 
 def _stages(

@@ -1,11 +1,13 @@
 """The model cache on disk: where an entry lives, what makes it complete. Reads only; `publish` writes.
 
-An entry is `<cache_dir>/<key>/`, a Hugging Face directory plus a manifest. The key follows from the canonical source
-and the converter's version, so an engine finds the directory without asking anyone, and a new converter never reads
-what an older one wrote. A `file://` source is used where it is and never copied.
+An entry is `<cache_dir>/<key>/`, a Hugging Face directory plus a manifest. Where weights come in shards, the entry is
+complete without them: its manifest promises them, and each is there once a stage that needs it has fetched it. The key
+follows from the canonical source and the converter's version, so an engine finds the directory without asking anyone,
+and a new converter never reads what an older one wrote. A `file://` source is used where it is and never copied.
 """
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,6 +17,15 @@ from stageline_api.model_source import FileSource, parse_source
 CONVERTER_VERSION = 1
 """Raised whenever the same source would give other files."""
 MANIFEST_NAME = "stageline-manifest.json"
+
+
+class PromisedFile(BaseModel):
+    """What a file will be once it is fetched, as far as its source tells."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size_bytes: int | None
+    sha256: str | None
 
 
 class Manifest(BaseModel):
@@ -28,7 +39,9 @@ class Manifest(BaseModel):
     """What the source stood for when it was fetched: a commit, a file's SHA-256."""
     converter_version: int
     files: dict[str, int]
-    """Size in bytes of every file, by path relative to the entry."""
+    """Size in bytes of every file that the entry was published with, by path relative to the entry."""
+    shards: dict[str, PromisedFile] = {}
+    """Weight files that are fetched one by one, by name; each has a size."""
 
 
 def cache_key(canonical_source: str) -> str:
@@ -66,6 +79,19 @@ def entry_problem(entry: Path) -> str | None:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
     return None
+
+
+def missing_shards(entry: Path, names: Iterable[str] | None = None) -> list[str]:
+    """Those of the shards `names` (None: of all) that are promised and not there with their size; asks nobody."""
+    manifest = read_manifest(entry)
+    if manifest is None:
+        return []
+    asked = manifest.shards.keys() if names is None else manifest.shards.keys() & set(names)
+    return [name for name in sorted(asked) if not _has_size(entry / name, manifest.shards[name].size_bytes)]
+
+
+def _has_size(path: Path, size_bytes: int | None) -> bool:
+    return path.is_file() and path.stat().st_size == size_bytes
 
 
 def files_with_sizes(directory: Path) -> dict[str, int]:

@@ -36,7 +36,8 @@ SIGNAL_EXIT_CODE = 128
 def prepare(source: str | None, cache_dir: Path | None) -> None:
     """Fetch a model into the model cache and convert it, once.
 
-    Without options the source, the cache and the number of stages come from the file that STAGELINE_CONFIG names.
+    Without options the source, the cache and the number of stages come from the file that STAGELINE_CONFIG names, and
+    weights that come in shards are left to the stages: each fetches those that hold its layers.
     """
     with _last_words(), _ends_cleanly_on_signals():
         if source is None and cache_dir is None:
@@ -53,7 +54,7 @@ def _prepare_for_group(config: RuntimeConfig) -> None:
 
 
 def _prepare_model(source: ModelSource, cache_dir: Path, text: str, config: RuntimeConfig | None = None) -> None:
-    model_dir = prepare_source(source, cache_dir, reporter_for())
+    model_dir = prepare_source(source, cache_dir, reporter_for(), with_shards=config is None)
     model = read_supported_config(model_dir, text)
     if config is not None:
         check_cut(config, model)

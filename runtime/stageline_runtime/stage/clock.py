@@ -72,6 +72,15 @@ class StateClock:
             self._since = now
         self._listener(state, operation, now)
 
+    def enter_at(self, state: State, operation: str, at_nanoseconds: int) -> None:
+        """`enter` for a change learned of later; one from before the last change counts from that on."""
+        with self._lock:
+            at = max(at_nanoseconds, self._since)
+            self._spent[self._state] = self._spent.get(self._state, 0) + at - self._since
+            self._state = state
+            self._since = at
+        self._listener(state, operation, at)
+
     def now_nanoseconds(self) -> int:
         """The clock that all marks are read from."""
         return self._now()

@@ -26,8 +26,7 @@ class HealthServer:
     """Listens until the process ends."""
 
     def __init__(self, host: str, port: int, progress: StageProgress, metrics: StageMetrics) -> None:
-        self._server = ThreadingHTTPServer((host, port), _handler_for(progress, metrics))
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), progress, metrics)
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 
     @property
@@ -45,49 +44,58 @@ class HealthServer:
         self._server.server_close()
 
 
-def _handler_for(progress: StageProgress, metrics: StageMetrics) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
+class _Server(ThreadingHTTPServer):
+    """The listening socket, and what its handlers answer from."""
 
-        def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            match path:
-                case "/healthz":
-                    alive = progress.phase is not Phase.FAILED
-                    status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
-                    self._answer(status, progress.phase.value.encode())
-                case "/readyz":
-                    ready = progress.phase is Phase.READY
-                    status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-                    self._answer(status, progress.phase.value.encode())
-                case "/status":
-                    body = progress.status().model_dump_json().encode()
-                    self._answer(HTTPStatus.OK, body, "application/json")
-                case "/metrics":
-                    self._answer(HTTPStatus.OK, metrics.render(), "text/plain; version=0.0.4; charset=utf-8")
-                case "/timeline":
-                    self._answer_timeline(query)
-                case _:
-                    self._answer(HTTPStatus.NOT_FOUND, b"not found")
+    daemon_threads = True
 
-        def _answer_timeline(self, query: str) -> None:
-            given = parse_qs(query).get("since_seq", ["-1"])[-1]
-            try:
-                since_seq = int(given)
-            except ValueError:
-                self._answer(HTTPStatus.BAD_REQUEST, f"since_seq={given[:40]!r} is not an integer".encode())
-                return
-            body = progress.timeline_page(since_seq).model_dump_json().encode()
-            self._answer(HTTPStatus.OK, body, "application/json")
+    def __init__(self, address: tuple[str, int], progress: StageProgress, metrics: StageMetrics) -> None:
+        self.progress = progress
+        self.metrics = metrics
+        super().__init__(address, _Handler)
 
-        def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
-            """Probes come every second; they are not worth a line."""
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10
+    server: _Server
 
-    return Handler
+    def do_GET(self) -> None:
+        progress = self.server.progress
+        path, _, query = self.path.partition("?")
+        match path:
+            case "/healthz":
+                self._answer_phase(is_well=progress.phase is not Phase.FAILED)
+            case "/readyz":
+                self._answer_phase(is_well=progress.phase is Phase.READY)
+            case "/status":
+                self._answer(HTTPStatus.OK, progress.status().model_dump_json().encode(), "application/json")
+            case "/metrics":
+                self._answer(HTTPStatus.OK, *self.server.metrics.page(self.headers.get("Accept", "")))
+            case "/timeline":
+                self._answer_timeline(query)
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, b"not found")
+
+    def _answer_phase(self, *, is_well: bool) -> None:
+        status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, self.server.progress.phase.value.encode())
+
+    def _answer_timeline(self, query: str) -> None:
+        given = parse_qs(query).get("since_seq", ["-1"])[-1]
+        try:
+            since_seq = int(given)
+        except ValueError:
+            self._answer(HTTPStatus.BAD_REQUEST, f"since_seq={given[:40]!r} is not an integer".encode())
+            return
+        body = self.server.progress.timeline_page(since_seq).model_dump_json().encode()
+        self._answer(HTTPStatus.OK, body, "application/json")
+
+    def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's signature
+        """Probes come every second; they are not worth a line."""

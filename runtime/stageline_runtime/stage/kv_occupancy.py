@@ -16,9 +16,11 @@ class KvOccupancy:
         """All slots together."""
 
     def note(self, plan: StepPlan) -> None:
-        """A plan has been run: its fills emptied their slots, its rows wrote behind what was there."""
+        """A plan has been run: its trims and fills emptied slots but for a rest, its rows wrote behind that."""
+        for trim in plan.trims:
+            self._set(trim.slot, min(trim.num_tokens, self._tokens_of_slot.get(trim.slot, 0)))
         for fill in plan.fills:
-            self._set(fill.slot, 0)
+            self._set(fill.slot, fill.cached_tokens)
         for row in plan.rows:
             self._set(row.slot, row.position + row.num_tokens)
 

@@ -3,33 +3,29 @@
 import logging
 import os
 import signal
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
-
-import torch
 
 from stageline_api import ports
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.bus import BusClosedError, BusProtocolError, StageBus
+from stageline_runtime.accelerator.choice import choose_accelerator
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.bus import BusProtocolError, StageBus
 from stageline_runtime.contract import PodContract
-from stageline_runtime.graphs.capture import capture
-from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.messages import (
-    PROTOCOL_VERSION,
     DrainRequested,
     GroupFailed,
-    Hello,
     Loaded,
     Ping,
     Pong,
     Refused,
+    SampledRow,
     Shutdown,
     StepDone,
     StepPlan,
@@ -37,34 +33,42 @@ from stageline_runtime.messages import (
     Welcome,
     WorkOutstanding,
 )
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
-from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.models.protocol import ModelBuilder, StageModel
+from stageline_runtime.models.protocol import ModelBuilder
+from stageline_runtime.stage.assembly import AssembledStage, StageAssembly
 from stageline_runtime.stage.clock import IDLE, StateClock, WaitReason
-from stageline_runtime.stage.failures import allocation_failure, as_failure, group_failure
-from stageline_runtime.stage.health import HealthServer, health_url
-from stageline_runtime.stage.memory import available_bytes, host_identity
+from stageline_runtime.stage.failures import as_failure, group_failure
+from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
+from stageline_runtime.stage.health import HealthServer
+from stageline_runtime.stage.in_flight import POLL_SECONDS
 from stageline_runtime.stage.metrics import StageMetrics
 from stageline_runtime.stage.progress import StageProgress
 from stageline_runtime.stage.runner import StageRunner, step_kind
 from stageline_runtime.stage.timeline import Timeline
 from stageline_runtime.stage.watchdog import Watchdog
-from stageline_runtime.termination import RuntimeFailure, write_last_words
-from stageline_runtime.transport.loopback import LoopbackTransport
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport
+from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_POLL_SECONDS = 0.5
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MESSAGE_POLL_SECONDS = 0.5
+RELEASE_SECONDS = 5.0
+"""How long a device may take to let go of its work when the stage ends."""
 
 
 class StageProcess:
     """One stage from start to end; `run` returns the exit code."""
 
-    def __init__(self, contract: PodContract, build_model: ModelBuilder = build_any_stage_model) -> None:
+    def __init__(
+        self,
+        contract: PodContract,
+        build_model: ModelBuilder | None = None,
+        choose: Callable[[str], Accelerator | None] = choose_accelerator,
+    ) -> None:
+        """`build_model` and `choose` are for stages that only take time, or whose device is not there."""
         self._contract = contract
         self._build_model = build_model
+        self._choose = choose
+        self._accelerator: Accelerator | None = None
+        self._stage: AssembledStage | None = None
         self._timeline = Timeline()
         self._clock = StateClock(listener=self._timeline.mark)
         self._progress = StageProgress(
@@ -79,23 +83,28 @@ class StageProcess:
         self._plans: deque[StepPlan] = deque()
         self._outstanding = False
         self._drain_asked = False
-        self._shutdown = False
+        self._shutdown: Shutdown | None = None
 
     def run(self) -> ExitCode:
         """Live until the engine says to shut down (0) or something fails (the code of its class)."""
         signal.signal(signal.SIGTERM, self._on_terminate)
+        code = self._run()
+        self._let_device_go(code)
+        return code
+
+    def _run(self) -> ExitCode:
         try:
             with self._health():
                 self._live()
         except Exception as error:
-            if self._drain_asked and isinstance(error, BusClosedError):
-                return ExitCode.DRAINED
             failure = as_failure(error)
+            if (asked_by := self._drained_by(failure)) is not None:
+                return write_drained(self._contract.stage, asked_by)
             if failure is not error and failure.failure_class is FailureClass.INTERNAL:
                 logger.exception("the stage failed unexpectedly")  # a bug: the log gets its traceback
             return self._end(failure)
-        logger.info("stage %d drained", self._contract.stage)
-        return ExitCode.DRAINED
+        assert self._shutdown is not None, "it ends without having been told to"
+        return write_drained(self._contract.stage, self._shutdown.reason)
 
     @contextmanager
     def _health(self) -> Iterator[None]:
@@ -113,143 +122,68 @@ class StageProcess:
             health.close()
 
     def _live(self) -> None:
-        bus = self._connect()
+        self._accelerator = self._choose(self._contract.config.device)
+        self._bus = bus = connect(self._contract, self._progress)
+        say_hello(bus, self._contract, self._accelerator)
         self._watchdog.start()
-        welcome = self._await_welcome(bus)
-        if welcome is None:
+        welcome = await_welcome(bus, self._contract.stage, self._tell_drain)
+        if isinstance(welcome, Shutdown):
+            self._shutdown = welcome
             return
-        runner = self._prepare(welcome)
+        assembly = StageAssembly(self._contract, self._progress, self._watchdog, self._accelerator, self._build_model)
+        stage = assembly.assemble(welcome)
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
+        logger.info("loaded layers %d-%d, waiting for the first plan", welcome.first_layer, welcome.last_layer)
+        self._stage = stage
         while not self._shutdown:
-            self._serve(bus, runner)
+            self._serve(bus, stage)
 
-    def _connect(self) -> StageBus:
-        contract = self._contract
-        self._progress.enter(Phase.CONNECTING, f"to the engine at {contract.master_addr}:{ports.PLAN_BUS}")
-        try:
-            bus = StageBus.connect(contract.master_addr, ports.PLAN_BUS, contract.config.timeouts.rendezvous_seconds)
-        except TimeoutError as error:
-            raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, str(error), operation="connect") from error
-        self._bus = bus
-        bus.send(
-            Hello(
-                protocol=PROTOCOL_VERSION,
-                stage=contract.stage,
-                stage_count=contract.stage_count,
-                incarnation=contract.incarnation,
-                token=contract.bus_token,
-                host=host_identity(),
-                available_bytes=available_bytes(),
-                health_url=health_url(contract.pod_ip),
-            )
-        )
-        return bus
-
-    def _await_welcome(self, bus: StageBus) -> Welcome | None:
-        """Wait for the engine's word (None: it drained); it has its own clock for stages that don't come."""
-        while True:
-            message = bus.receive(HANDSHAKE_POLL_SECONDS)
-            self._tell_drain(bus)
-            match message:
-                case Welcome():
-                    return message
-                case Refused(detail=detail):
-                    raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="handshake")
-                case Shutdown():
-                    return None
-                case GroupFailed():
-                    raise group_failure(message, self._contract.stage)
-                case _:
-                    continue
-
-    def _prepare(self, welcome: Welcome) -> StageRunner:
-        """Load, then meet the peers: no receive is outstanding while loading."""
-        contract = self._contract
-        try:
-            config = read_model_config(Path(welcome.model_dir))
-        except UnsupportedModelError as error:
-            raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the config") from error
-        dtype = DTYPES[welcome.dtype]
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // welcome.stages_on_host))
-        num_slots = welcome.num_cohorts * welcome.slots_per_cohort
-        model = self._load(welcome, config, dtype)
-        self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
-        self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
-        self._progress.num_slots = num_slots
-        self._progress.slot_tokens = welcome.slot_tokens
-        captured = capture(model, contract.config, welcome, self._progress)
-        self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
-        transport = self._join(config.hidden_size, dtype)
-        self._progress.enter(Phase.WARMING, captured)
-        return StageRunner(
-            model,
-            transport,
-            self._clock,
-            self._watchdog,
-            stage=contract.stage,
-            stage_count=contract.stage_count,
-            num_slots=num_slots,
-            hidden_size=config.hidden_size,
-            dtype=dtype,
-            guides=self._guides(Path(welcome.model_dir), config),
-        )
-
-    def _guides(self, model_dir: Path, config: ModelConfig) -> GuideMaker | None:
-        """What guided decoding needs, on the stage that samples."""
-        if self._contract.stage != self._contract.stage_count - 1:
-            return None
-        return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
-
-    def _load(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
-        layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
-        is_first, is_last = self._contract.stage == 0, self._contract.stage == self._contract.stage_count - 1
-        self._progress.layers = layers
-        self._progress.enter(Phase.LOADING)
-        try:
-            model = self._build_model(
-                Path(welcome.model_dir),
-                config,
-                layers,
-                is_first=is_first,
-                is_last=is_last,
-                dtype=dtype,
-                num_cohorts=welcome.num_cohorts,
-                slots_per_cohort=welcome.slots_per_cohort,
-                slot_tokens=welcome.slot_tokens,
-                progress=self._progress.loading,
-            )
-        except RuntimeError as error:
-            raise allocation_failure(error) from error
-        cache_tokens = welcome.num_cohorts * welcome.slots_per_cohort * welcome.slot_tokens
-        kv_bytes = cache_tokens * config.kv_bytes_per_token(layers.count, dtype.itemsize)
-        self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
-        return model
-
-    def _join(self, hidden_size: int, dtype: torch.dtype) -> Transport:
-        if self._contract.stage_count == 1:
-            return LoopbackTransport()
-        from stageline_runtime.transport.rendezvous import join  # torch.distributed costs time a lone stage can save
-
-        return join(self._contract, hidden_size=hidden_size, dtype=dtype)
-
-    def _serve(self, bus: StageBus, runner: StageRunner) -> None:
+    def _serve(self, bus: StageBus, stage: AssembledStage) -> None:
         """Take in what has come, run one plan."""
         self._tell_drain(bus)
-        self._take(bus.receive(0), runner)
+        self._take(bus.receive(0), stage.runner)
         while not self._plans and not self._shutdown:
-            self._clock.enter(WaitReason.STARVED if self._outstanding else IDLE)
+            if not stage.in_flight:
+                self._clock.enter(WaitReason.STARVED if self._outstanding else IDLE)
             self._tell_drain(bus)
-            self._take(bus.receive(HANDSHAKE_POLL_SECONDS), runner)
+            self._await_message(bus, stage)
         if not self._plans:
             return
-        self._clock.enter(WaitReason.HOST)
+        if not stage.in_flight:
+            self._clock.enter(WaitReason.HOST)
         while (message := bus.receive(0)) is not None:
-            self._take(message, runner)
+            self._take(message, stage.runner)
         plan = self._plans.popleft()
-        sampled = runner.run(plan)
+        sampled = stage.runner.run(plan)
+        if stage.in_flight is not None:
+            stage.in_flight.add(plan, sampled)
+            self._finish_done(bus, stage)
+        else:
+            assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
+            self._finish(bus, stage.runner, plan, sampled)
+
+    def _await_message(self, bus: StageBus, stage: AssembledStage) -> None:
+        """Take the next message; while the device works, look at both by turns."""
+        if not stage.in_flight:
+            self._take(bus.receive(MESSAGE_POLL_SECONDS), stage.runner)
+            return
+        self._take(bus.receive(0), stage.runner)
+        self._finish_done(bus, stage)
+        if stage.in_flight and not self._plans:
+            time.sleep(POLL_SECONDS)
+
+    def _finish_done(self, bus: StageBus, stage: AssembledStage) -> None:
+        assert stage.in_flight is not None, "nothing is in flight on a CPU"
+        for plan, rows in stage.in_flight.finished():
+            self._finish(bus, stage.runner, plan, rows)
+
+    def _finish(self, bus: StageBus, runner: StageRunner, plan: StepPlan, rows: tuple[SampledRow, ...]) -> None:
+        """A plan has been computed: tell the engine and count it."""
         if runner.is_last:
-            bus.send(StepDone(plan.seq, sampled))
-        self._progress.count_step(plan, step_kind(plan))
+            bus.send(StepDone(plan.seq, rows))
+        record = self._progress.count_step(plan, step_kind(plan))
+        if plan.told:
+            bus.send(record.times())
         if plan.dummy:
             self._progress.enter(Phase.READY)
 
@@ -266,7 +200,7 @@ class StageProcess:
             case WorkOutstanding(outstanding=outstanding):
                 self._outstanding = outstanding
             case Shutdown():
-                self._shutdown = True
+                self._shutdown = message
             case GroupFailed():
                 raise group_failure(message, self._contract.stage)
             case Welcome() | Refused():
@@ -284,6 +218,17 @@ class StageProcess:
         if self._drain_asked or self._bus is None:
             os._exit(ExitCode.DRAINED)
         self._drain_asked = True
+        if self._progress.phase in (Phase.LOADING, Phase.RENDEZVOUS):
+            # This may take minutes yet, in which nobody else uses the bus.
+            self._bus.send(DrainRequested(self._contract.stage))
+
+    def _drained_by(self, failure: RuntimeFailure) -> str | None:
+        """Who asked for the drain, where that explains a lost engine, or a lost peer once the engine has said so."""
+        if failure.failure_class is FailureClass.ENGINE_LOST and self._drain_asked:
+            return f"SIGTERM to stage {self._contract.stage}"
+        is_loss = failure.failure_class in (FailureClass.ENGINE_LOST, FailureClass.PEER_LOST)
+        told = self._bus.unread_end() if is_loss and self._bus is not None else None
+        return told.reason if isinstance(told, Shutdown) else None
 
     def _engine_hung_up(self) -> bool:
         return self._bus is not None and self._bus.engine_hung_up()
@@ -292,7 +237,19 @@ class StageProcess:
         self._progress.enter(Phase.FAILED, failure.detail)
         return write_last_words(failure.message(self._contract.stage))
 
+    def _let_device_go(self, code: ExitCode) -> None:
+        """A device that waits for a lost peer would keep the process from ending; so it ends without, if need be."""
+        if self._stage is None or self._stage.in_flight is None:
+            return
+        overdue = threading.Timer(RELEASE_SECONDS, os._exit, args=(code,))
+        overdue.daemon = True
+        overdue.start()
+        self._stage.transport.close()
+
     def _end_now(self, failure: RuntimeFailure) -> NoReturn:
-        if self._drain_asked and failure.failure_class is FailureClass.ENGINE_LOST:
-            os._exit(ExitCode.DRAINED)
+        if (asked_by := self._drained_by(failure)) is not None:
+            os._exit(write_drained(self._contract.stage, asked_by))
+        if failure.failure_class is FailureClass.ENGINE_LOST and self._bus is not None:
+            told = self._bus.unread_end()
+            failure = group_failure(told, self._contract.stage) if isinstance(told, GroupFailed) else failure
         os._exit(self._end(failure))

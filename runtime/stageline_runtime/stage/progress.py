@@ -5,6 +5,7 @@ Each field is replaced whole (never mutated in place), so a reader sees old or n
 
 from dataclasses import dataclass, field
 
+from stageline_api import metric_buckets
 from stageline_api.health import Phase, StageStatus
 from stageline_api.runtime_config import LayerRange
 from stageline_api.timeline import TimelinePage
@@ -12,14 +13,7 @@ from stageline_runtime.messages import GraphMode, StepPlan
 from stageline_runtime.stage.buckets import BucketCounts
 from stageline_runtime.stage.clock import BusyKind, StateClock
 from stageline_runtime.stage.kv_occupancy import KvOccupancy
-from stageline_runtime.stage.timeline import Timeline
-
-STEP_SECONDS_BUCKETS = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
-)
-"""From a decode of one small stage on a GPU to a prefill chunk of a large one on a CPU, at most a factor 2 apart up
-to a second: stages of one pipeline have to be told apart, and an imbalance of 2 is already a bad one."""
+from stageline_runtime.stage.timeline import StepRecord, Timeline
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +32,8 @@ class StageProgress:
     total_bytes: int = 0
     memory_bytes: int = 0
     num_slots: int = 0
-    slot_tokens: int = 0
-    """Capacity of one slot in tokens."""
+    kv_capacity_tokens: int = 0
+    """What all slots together may hold."""
     occupancy: KvOccupancy = field(default_factory=KvOccupancy)
     hidden_token_bytes: int = 0
     """Bytes of one token's hidden state, as sent to the next stage."""
@@ -48,7 +42,7 @@ class StageProgress:
     steps_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))
     tokens_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))
     step_seconds_by_kind: dict[BusyKind, BucketCounts] = field(
-        default_factory=lambda: {kind: BucketCounts(STEP_SECONDS_BUCKETS) for kind in BusyKind}
+        default_factory=lambda: {kind: BucketCounts(metric_buckets.STEP) for kind in BusyKind}
     )
     steps_by_graph_mode: dict[GraphMode, int] = field(default_factory=lambda: dict.fromkeys(GraphMode, 0))
     hidden_bytes_sent: int = 0
@@ -64,7 +58,7 @@ class StageProgress:
         """Bytes of weights read so far."""
         self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
 
-    def count_step(self, plan: StepPlan, kind: BusyKind) -> None:
+    def count_step(self, plan: StepPlan, kind: BusyKind) -> StepRecord:
         """A plan has been run and what it made was sent. Heartbeats compute nothing and count as no kind."""
         self.steps += 1
         self.occupancy.note(plan)
@@ -79,6 +73,7 @@ class StageProgress:
             self.steps_by_graph_mode[plan.graph_mode] += 1
             self.tokens_by_kind[kind] += record.tokens
             self.step_seconds_by_kind[kind].observe(record.busy_nanoseconds() / 1e9)
+        return record
 
     def timeline_page(self, since_seq: int) -> TimelinePage:
         """The steps after plan `since_seq`, as many as one answer holds."""

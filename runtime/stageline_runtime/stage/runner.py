@@ -4,18 +4,41 @@ Plans run in `seq` order. Everything sent, received or sampled follows from the 
 change of state and the watchdog of each operation that could hang.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from stageline_api.timeline import FORWARD, RECEIVE_FEEDBACK, RECEIVE_HIDDEN, SEND_FEEDBACK, SEND_HIDDEN
+from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.messages import SampledRow, StepPlan
+from stageline_runtime.messages import StepPlan
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.stage.clock import BusyKind, StateClock, WaitReason
+from stageline_runtime.models.stage_shape import CPU
+from stageline_runtime.stage.clock import BusyKind, State, WaitReason
+from stageline_runtime.stage.deferred_sampling import DeferredSampling
+from stageline_runtime.stage.device_tokens import DeviceSlotTokens
+from stageline_runtime.stage.sampled import Sampled
 from stageline_runtime.stage.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.slot_tokens import SlotTokens
-from stageline_runtime.stage.watchdog import Watchdog
 from stageline_runtime.transport.protocol import Transport
+
+
+class Marks(Protocol):
+    """Is told of each change of state: the state clock, or what stands in for it before a device."""
+
+    def enter(self, state: State, operation: str = "") -> None:
+        """From here on the stage is in `state`."""
+
+
+class Watch(Protocol):
+    """Is told of each operation that could hang."""
+
+    def watch(self, step: int, operation: str, peer: int | None) -> None:
+        """An operation begins; it replaces the one before."""
+
+    def rest(self) -> None:
+        """Nothing that could hang is under way."""
 
 
 class StageRunner:
@@ -25,8 +48,8 @@ class StageRunner:
         self,
         model: StageModel,
         transport: Transport,
-        clock: StateClock,
-        watchdog: Watchdog,
+        clock: Marks,
+        watchdog: Watch,
         *,
         stage: int,
         stage_count: int,
@@ -34,6 +57,7 @@ class StageRunner:
         hidden_size: int,
         dtype: torch.dtype,
         guides: GuideMaker | None = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self._model = model
         self._transport = transport
@@ -43,8 +67,10 @@ class StageRunner:
         self._last = stage_count - 1
         self._hidden_size = hidden_size
         self._dtype = dtype
-        self._tokens = SlotTokens(num_slots)
-        self._sampling = SamplingState(guides)
+        self._accelerator = accelerator
+        self._device = CPU if accelerator is None else accelerator.device
+        self._tokens = SlotTokens(num_slots) if accelerator is None else DeviceSlotTokens(num_slots, accelerator)
+        self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
 
     @property
     def is_first(self) -> bool:
@@ -65,8 +91,8 @@ class StageRunner:
             self._transport.post_feedback(plan.seq, len(plan.sampled_rows))
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> tuple[SampledRow, ...]:
-        """Run one plan; returns the sampled rows (the last stage's; empty elsewhere).
+    def run(self, plan: StepPlan) -> Sampled:
+        """Run one plan; returns the sampled rows (the last stage's; empty elsewhere). On a device: queue it.
 
         Raises:
             PeerLostError: a neighbour is gone or did not answer in time.
@@ -79,7 +105,7 @@ class StageRunner:
             if self.is_first:
                 hidden = self._model.embed(hidden)
             hidden = self._model.layers(hidden, batch)
-        sampled: tuple[SampledRow, ...] = ()
+        sampled: Sampled = ()
         if not self.is_last:
             self._send(plan, hidden)
         elif plan.sampled_rows:
@@ -88,8 +114,14 @@ class StageRunner:
         return sampled
 
     def _fill(self, plan: StepPlan) -> None:
+        for trim in plan.trims:
+            self._model.trim_slot(trim.slot, trim.num_tokens)
         for fill in plan.fills:
-            self._model.reset_slot(fill.slot)
+            if fill.copy_from is None:
+                self._model.reset_slot(fill.slot, fill.cached_tokens)
+            else:
+                self._model.reset_slot(fill.slot)
+                self._model.copy_slot(fill.copy_from, fill.slot, fill.cached_tokens)
             self._tokens.fill(fill)
         if self.is_last:
             self._sampling.accept(plan)
@@ -97,7 +129,7 @@ class StageRunner:
     def _first_input(self, plan: StepPlan) -> Tensor:
         """Token ids `[padded_tokens]`; for a heartbeat the hidden tensor `[padded_tokens, hidden_size]` itself."""
         if plan.is_heartbeat:
-            return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype)
+            return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
         if self._tokens.due(plan.feedback_through):
             self._enter(WaitReason.FEEDBACK, plan, RECEIVE_FEEDBACK, self._last)
             self._tokens.apply_through(plan.feedback_through, self._transport.wait_feedback)
@@ -113,8 +145,9 @@ class StageRunner:
         self._enter(reason, plan, SEND_HIDDEN, self._stage + 1)
         self._transport.send_hidden(plan.seq, hidden)
 
-    def _sample(self, plan: StepPlan, hidden: Tensor) -> tuple[SampledRow, ...]:
-        logits = self._model.head(hidden[sampled_token_indices(plan)])
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
+        indices = torch.tensor(sampled_token_indices(plan))
+        logits = self._model.head(hidden[indices if self._accelerator is None else self._accelerator.place(indices)])
         sampled, feedback = self._sampling.sample(plan, logits)
         if plan.feedback_posted:
             self._enter(WaitReason.HOST, plan, SEND_FEEDBACK, 0)

@@ -1,6 +1,6 @@
 """The last stage's memory of how each slot's request samples, and the tensor work around the sampler.
 
-Everything here can be rebuilt from token ids: prompt tokens arrive in the plans, output tokens are sampled here. The
+Everything here can be rebuilt from token ids: inputs arrive in the plans' rows and fills, output is sampled here. The
 state of a slot belongs to one generation; a row of another one, which runs dead, samples from its logits alone.
 """
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.messages import PlanRow, RowSampling, SampledRow, SlotFill, StepPlan
-from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
+from stageline_runtime.sampling.adjustments import Placing, adjust, needs_seen_tokens, stay
 from stageline_runtime.sampling.logprobs import RawLogprobs
 from stageline_runtime.sampling.sampler import SamplingRow, sample
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 
 @dataclass(slots=True)
-class _SlotSampling:
+class SlotSampling:
     """One request's parameters and what it has said so far."""
 
     generation: int
@@ -26,20 +26,25 @@ class _SlotSampling:
     seen: SeenTokens | None
     guide: Guide | None
 
-    def take_inputs(self, row: PlanRow) -> None:
-        """Take a prefill chunk; tokens behind the prompt's end are output generated before."""
-        border = min(max(self.sampling.num_prompt_tokens - row.position, 0), len(row.token_ids))
+    def take_inputs(self, position: int, token_ids: tuple[int, ...]) -> None:
+        """Take inputs from `position` on; tokens behind the prompt's end are output generated before."""
+        border = min(max(self.sampling.num_prompt_tokens - position, 0), len(token_ids))
         if self.seen is not None:
-            self.seen.add_prompt(row.token_ids[:border])
-            self.seen.add_output(row.token_ids[border:])
-        if self.guide is not None and row.token_ids[border:]:
-            self.guide.take(row.token_ids[border:])
+            self.seen.add_prompt(token_ids[:border])
+            self.seen.add_output(token_ids[border:])
+        if self.guide is not None and token_ids[border:]:
+            self.guide.take(token_ids[border:])
 
-    def change(self, logits: Tensor) -> None:
+    @property
+    def needs_history(self) -> bool:
+        """Whether what it has said changes what it says next."""
+        return self.seen is not None or self.guide is not None
+
+    def change(self, logits: Tensor, place: Placing = stay) -> None:
         """Bias, penalise and mask the request's logits `[vocab_size]` in place."""
-        adjust(logits, self.sampling, self.seen)
+        adjust(logits, self.sampling, self.seen, place)
         if self.guide is not None:
-            self.guide.mask(logits)
+            self.guide.mask(logits, place)
 
     def take_output(self, token: int) -> None:
         """Take the token just sampled."""
@@ -60,15 +65,15 @@ class SamplingState:
     def __init__(self, guides: GuideMaker | None = None) -> None:
         """`guides` is needed by requests with a schema only."""
         self._guides = guides
-        self._by_slot: dict[int, _SlotSampling] = {}
+        self._by_slot: dict[int, SlotSampling] = {}
 
     def accept(self, plan: StepPlan) -> None:
         """Take a plan's fills and prompt tokens; called once for each plan, in order, before `sample`."""
         for fill in plan.fills:
             self._fill(fill)
         for row in plan.rows:
-            if row.token_ids and (slot := self._live(row)) is not None:
-                slot.take_inputs(row)
+            if row.token_ids and (slot := self.live(row)) is not None:
+                slot.take_inputs(row.position, row.token_ids)
 
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
         """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
@@ -76,12 +81,12 @@ class SamplingState:
         Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 3]` for the first stage.
         """
         rows = plan.sampled_rows
-        slots = [self._live(row) for row in rows]
+        slots = [self.live(row) for row in rows]
         logprobs = RawLogprobs(logits, [slot.sampling.num_top_logprobs if slot else None for slot in slots])
         for index, slot in enumerate(slots):
             if slot is not None:
                 slot.change(logits[index])
-        draws = [_draw(slot, row) for slot, row in zip(slots, rows, strict=True)]
+        draws = [draw_of(slot, row) for slot, row in zip(slots, rows, strict=True)]
         tokens = sample(logits, draws).tolist()
         for slot, token in zip(slots, tokens, strict=True):
             if slot is not None:
@@ -100,14 +105,17 @@ class SamplingState:
         if sampling.json_schema is not None:
             assert self._guides is not None, "a stage without grammars was given a schema"
             guide = self._guides.start(sampling.json_schema)
-        self._by_slot[fill.slot] = _SlotSampling(fill.generation, sampling, seen, guide)
+        slot = self._by_slot[fill.slot] = SlotSampling(fill.generation, sampling, seen, guide)
+        slot.take_inputs(0, fill.cached_token_ids)
 
-    def _live(self, row: PlanRow) -> _SlotSampling | None:
+    def live(self, row: PlanRow) -> SlotSampling | None:
+        """The state of a row's request; None for a row that runs dead."""
         slot = self._by_slot.get(row.slot)
         return slot if slot is not None and slot.generation == row.generation else None
 
 
-def _draw(slot: _SlotSampling | None, row: PlanRow) -> SamplingRow:
+def draw_of(slot: SlotSampling | None, row: PlanRow) -> SamplingRow:
+    """The parameters of a row's draw."""
     if slot is None:  # runs dead: its token is dropped, so the cheapest draw will do
         return SamplingRow(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, choice=0, position=0)
     sampling = slot.sampling

@@ -5,7 +5,7 @@ once, in the order of its plan.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,12 +13,11 @@ from torch import Tensor
 from stageline_runtime.messages import SlotFill, StepPlan
 
 
-class SlotTokens:
-    """Newest token and generation of every slot, and the feedback still to come."""
+class ExpectedFeedback:
+    """Which request holds each slot, and which plans' feedback is still to come; knows no token."""
 
     def __init__(self, num_slots: int) -> None:
         self._generation = [0] * num_slots
-        self._token = torch.zeros(num_slots, dtype=torch.int64)
         self._expected: deque[StepPlan] = deque()
 
     def fill(self, fill: SlotFill) -> None:
@@ -34,14 +33,30 @@ class SlotTokens:
         """Whether feedback up to `feedback_through` is still to be applied."""
         return bool(self._expected) and self._expected[0].seq <= feedback_through
 
+    def take_due(self, feedback_through: int) -> Iterator[StepPlan]:
+        """The plans whose feedback is to be applied now, in order; each is given once."""
+        while self.due(feedback_through):
+            yield self._expected.popleft()
+
+    def is_current(self, slot: int, generation: int) -> bool:
+        """Whether the slot is still held by the request that had this generation."""
+        return self._generation[slot] == generation
+
+
+class SlotTokens(ExpectedFeedback):
+    """Newest token of every slot, and the feedback still to come."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._token = torch.zeros(num_slots, dtype=torch.int64)
+
     def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
         """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 3]`."""
-        while self.due(feedback_through):
-            plan = self._expected.popleft()
+        for plan in self.take_due(feedback_through):
             rows = take(plan.seq).tolist()
             for planned, (generation, _count, token) in zip(plan.sampled_rows, rows, strict=True):
                 assert generation == planned.generation, f"plan {plan.seq}: feedback of another row"
-                if self._generation[planned.slot] == generation:
+                if self.is_current(planned.slot, generation):
                     self._token[planned.slot] = token
 
     def inputs(self, plan: StepPlan) -> Tensor:

@@ -8,8 +8,8 @@ where the one before it ended, so that the steps' states tile the stage's time. 
 from typing import Final, NamedTuple
 
 from stageline_api import timeline as wire
-from stageline_runtime.messages import PlanMoments, StepPlan
-from stageline_runtime.stage.clock import BusyKind, Idle, State, WaitReason
+from stageline_runtime.messages import PlanMoments, StepPlan, StepTimes
+from stageline_runtime.stage.clock import IDLE, BusyKind, Idle, State, WaitReason
 
 RING_STEPS: Final = 4096
 PAGE_STEPS: Final = 256
@@ -46,6 +46,21 @@ class StepRecord(NamedTuple):
                 total += at - since
             since, computing = at, isinstance(state, BusyKind)
         return total + (self.end_nanoseconds - since if computing else 0)
+
+    def times(self) -> StepTimes:
+        """When the plan's input was there, and how long it was waited for and computed."""
+        ends = [mark[2] for mark in self.marks[1:]] + [self.end_nanoseconds]
+        ready = self.marks[0][2] if self.marks else self.end_nanoseconds
+        waited = 0
+        for (state, operation, at), end in zip(self.marks, ends, strict=True):
+            if operation in (wire.RECEIVE_HIDDEN, wire.RECEIVE_FEEDBACK):
+                waited += end - at
+            elif state not in (IDLE, WaitReason.STARVED):
+                continue
+            # Between two plans the stage rested, or it waited for this one's input: its step begins after that.
+            ready = end
+        kind = "" if self.kind is None else self.kind.value
+        return StepTimes(self.seq, kind, ready, self.end_nanoseconds, self.busy_nanoseconds(), waited)
 
 
 class Timeline:

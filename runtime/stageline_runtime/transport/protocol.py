@@ -5,12 +5,26 @@ Receives may be posted before they are needed; sends return once the tensor is q
 outstanding sends is full.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 FEEDBACK_WIDTH = 3
 """Columns of a feedback row: generation, number of tokens, token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireSizes:
+    """What crosses between stages in one plan, at most."""
+
+    hidden_size: int
+    dtype: torch.dtype
+    """Of hidden tensors `[num_tokens, hidden_size]`."""
+    max_step_tokens: int
+    max_rows: int
+    """Of feedback."""
 
 
 class PeerLostError(Exception):

@@ -1,4 +1,4 @@
-"""How the stages of one incarnation find each other: torch's TCPStore on stage 0, keyed by incarnation.
+"""How the stages of one incarnation meet and connect: torch's TCPStore on stage 0, keyed by incarnation.
 
 The store listens on the pod's own address alone (a listening socket is handed in, because TCPStore by itself would
 listen on every address of the machine). Process groups are made directly rather than through the global default, so
@@ -9,43 +9,68 @@ import socket
 from datetime import timedelta
 from typing import Any, cast
 
-import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from stageline_api.failures import FailureClass
+from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
+from stageline_runtime.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
-from stageline_runtime.transport.gloo import GlooTransport, PointToPointGroup
+from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
+from stageline_runtime.transport.protocol import Transport, WireSizes
+from stageline_runtime.transport.staged import StagedTransport
 
 
-def join(contract: PodContract, *, hidden_size: int, dtype: torch.dtype) -> GlooTransport:
+def join(contract: PodContract, kind: TransportKind, sizes: WireSizes, *, accelerator: Accelerator | None) -> Transport:
     """Meet the other stages and connect.
 
     Raises:
         RuntimeFailure: class RendezvousTimeout when not all stages came in time, PeerLost when one came and went.
     """
-    timeouts = contract.config.timeouts
     try:
-        store = _open_store(contract, timedelta(seconds=timeouts.rendezvous_seconds))
-        scope = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
-        groups = [
-            ProcessGroupGloo(
-                PrefixStore(f"{scope}/{name}", store),
-                contract.stage,
-                contract.stage_count,
-                _options(contract, timeouts.rendezvous_seconds),
-            )
-            for name in ("hidden", "feedback")
-        ]
+        store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
+        scope = PrefixStore(f"{contract.config.model_name}/{contract.group}/{contract.incarnation}", store)
+        if kind is TransportKind.NCCL:
+            assert accelerator is not None, "nccl needs a device on every stage"
+            return _join_nccl(contract, scope, sizes, accelerator)
+        wire = _join_gloo(contract, scope, sizes)
     except RuntimeError as error:
         raise _failure(contract, str(error).splitlines()[0]) from error
-    return GlooTransport(
+    return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
+
+
+def _join_nccl(contract: PodContract, scope: Store, sizes: WireSizes, accelerator: Accelerator) -> Transport:
+    from stageline_runtime.transport.nccl_link import join_nccl  # only where there are devices
+
+    return join_nccl(
+        scope,
+        accelerator,
+        sizes,
+        stage=contract.stage,
+        stage_count=contract.stage_count,
+        timeout_seconds=contract.config.timeouts.rendezvous_seconds,
+        step_timeout_seconds=contract.config.timeouts.step_seconds,
+    )
+
+
+def _join_gloo(contract: PodContract, scope: Store, sizes: WireSizes) -> PointToPointTransport:
+    timeouts = contract.config.timeouts
+    groups = [
+        ProcessGroupGloo(
+            PrefixStore(name, scope),
+            contract.stage,
+            contract.stage_count,
+            _options(contract, timeouts.rendezvous_seconds),
+        )
+        for name in ("hidden", "feedback")
+    ]
+    return PointToPointTransport(
         cast(PointToPointGroup, groups[0]),
         cast(PointToPointGroup, groups[1]),
         stage=contract.stage,
         stage_count=contract.stage_count,
-        hidden_size=hidden_size,
-        dtype=dtype,
+        hidden_size=sizes.hidden_size,
+        dtype=sizes.dtype,
         step_timeout_seconds=timeouts.step_seconds,
     )
 

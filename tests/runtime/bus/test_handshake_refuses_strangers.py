@@ -50,7 +50,7 @@ def hello(group: RunningGroup) -> Hello:
 
 def say(group: RunningGroup, *messages: ToEngine) -> list[ToStage]:
     """Say something on a new connection; what the engine answers until it hangs up."""
-    with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=10) as connection:
+    with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=60) as connection:
         connection.sendall(b"".join(map(encode_frame, messages)))
         reader: FrameReader[ToStage] = FrameReader(ToStage)
         answers: list[ToStage] = []
@@ -97,7 +97,7 @@ def test_who_has_not_said_hello_is_not_heard(group: RunningGroup, message: ToEng
 
 def test_a_stage_gets_in_once(group: RunningGroup) -> None:
     """Runs last but one: its connection ends the group, as a lost stage must."""
-    with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=10) as connection:
+    with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=60) as connection:
         connection.sendall(encode_frame(hello(group)))
         group.wait_until(lambda: group.engine_status()["stages_connected"] == 1, "the handshake")
         answers = say(group, hello(group))
@@ -108,7 +108,7 @@ def test_a_stage_gets_in_once(group: RunningGroup) -> None:
 
 
 def test_no_token_is_logged(group: RunningGroup) -> None:
-    group.processes["engine"].wait(timeout=10)
+    group.processes["engine"].wait(timeout=120)
     log = group.log("engine") + (group.directory / "engine.termination").read_text()
     assert "refused a stage: the plan bus token is wrong" in log
     assert group.token not in log

@@ -10,9 +10,18 @@ from contextlib import contextmanager
 import pytest
 
 from stageline_runtime.bus import BusClosedError, BusProtocolError, EngineBusConnection, StageBus, encode_frame
-from stageline_runtime.messages import Loaded, PlanRow, Shutdown, StepPlan, ToEngine, ToStage, WorkOutstanding
+from stageline_runtime.messages import (
+    GroupFailed,
+    Loaded,
+    PlanRow,
+    Shutdown,
+    StepPlan,
+    ToEngine,
+    ToStage,
+    WorkOutstanding,
+)
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class EngineSide:
@@ -78,6 +87,8 @@ def engine() -> Iterator[EngineSide]:
 @pytest.fixture
 def stage(engine: EngineSide) -> Iterator[StageBus]:
     bus = StageBus.connect("127.0.0.1", engine.port, SECONDS)
+    # The kernel connects; an engine's end that is not there yet could not be closed at the end.
+    wait_for(lambda: engine.connection is not None)
     yield bus
     bus.close()
 
@@ -110,6 +121,22 @@ def test_a_large_message_to_the_engine_waits_for_room(engine: EngineSide, stage:
     for _ in range(20_000):
         stage.send(Loaded(0, 12345))
     wait_for(lambda: len(engine.received) == 20_000)
+
+
+def test_an_unread_end_is_found_and_stays_unread(engine: EngineSide, stage: StageBus) -> None:
+    assert stage.unread_end() is None
+    told = GroupFailed(2, "stage 2 is gone")
+
+    def say_and_close(connection: EngineBusConnection) -> None:
+        connection.send_frame(encode_frame(WorkOutstanding(True)))
+        connection.send_frame(encode_frame(told))
+        connection.close()
+
+    engine.do(say_and_close)
+    wait_for(stage.engine_hung_up)
+    assert stage.unread_end() == told
+    assert stage.receive(SECONDS) == WorkOutstanding(True)
+    assert stage.receive(SECONDS) == told
 
 
 def test_the_engine_s_end_is_seen_after_its_last_message(engine: EngineSide, stage: StageBus) -> None:
@@ -151,23 +178,29 @@ def test_a_stage_that_leaves_is_told_once_with_a_reason(engine: EngineSide, stag
     assert engine.received == [Loaded(0, 1)]
 
 
-def test_connect_tries_until_somebody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+@pytest.fixture
+def deaf_port() -> Iterator[socket.socket]:
+    """A socket that has a port but does not listen: nobody else gets the port, and who connects is refused."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved
+
+
+def test_connect_tries_until_somebody_listens(deaf_port: socket.socket) -> None:
+    port = deaf_port.getsockname()[1]
     with pytest.raises(TimeoutError, match=f"no engine at 127.0.0.1:{port} within 0.3 s: "):
         StageBus.connect("127.0.0.1", port, 0.3)
 
 
-def test_connect_waits_for_a_late_engine() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+def test_connect_waits_for_a_late_engine(deaf_port: socket.socket) -> None:
+    port = deaf_port.getsockname()[1]
     found: list[StageBus] = []
     thread = threading.Thread(target=lambda: found.append(StageBus.connect("127.0.0.1", port, SECONDS)))
     thread.start()
     time.sleep(0.15)  # not for luck: whenever the engine comes, the stage must find it
-    with socket.create_server(("127.0.0.1", port)) as late:
-        accepted, _ = late.accept()
-        thread.join(SECONDS)
-        accepted.close()
+    deaf_port.listen()
+    accepted, _ = deaf_port.accept()
+    thread.join(SECONDS)
+    accepted.close()
     assert len(found) == 1
     found[0].close()

@@ -1,9 +1,12 @@
 """How many sequences fit: machines shared by stages, machines of their own, and what is missing when none fits."""
 
+from dataclasses import replace
+
 import pytest
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.engine.sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
+from stageline_runtime.kv_blocks import BLOCK_TOKENS
 from stageline_runtime.model_config import ModelConfig, model_config_from_dict
 
 MIB = 1 << 20
@@ -44,29 +47,43 @@ def usable(mib: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("stages", "slots_per_cohort"),
+    ("stages", "num_blocks"),
     [
-        # One stage of 8 layers: 8 MiB per slot.
-        ([stage(0, "a", usable(10 + 128), 8, 10)], 16),
-        ([stage(0, "a", usable(10 + 127), 8, 10)], 15),
-        ([stage(0, "a", usable(10 + 8), 8, 10)], 1),
-        # Two stages of 4 layers, two cohorts: each slot of each cohort takes 8 MiB on either machine.
-        ([stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 64), 4, 10)], 8),
-        ([stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 24), 4, 10)], 3),
+        # One stage of 8 layers: 128 KiB per block of 16 tokens, 8 MiB or 64 blocks per slot.
+        ([stage(0, "a", usable(10 + 128), 8, 10)], 1024),
+        ([stage(0, "a", usable(10 + 127), 8, 10)], 1016),
+        ([stage(0, "a", usable(10 + 8), 8, 10)], 64),
+        # Two stages of 4 layers, two cohorts: each block takes 64 KiB on either machine.
+        ([stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 64), 4, 10)], 1024),
+        ([stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 24), 4, 10)], 384),
         # The same on one machine: both stages' weights and caches share what the lower report says is left.
-        ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 64), 4, 10)], 4),
-        ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 16), 4, 10)], 1),
+        ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 64), 4, 10)], 512),
+        ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 16), 4, 10)], 128),
         # A machine with much memory gets no more than was asked for.
-        ([stage(0, "a", 10**6, 4, 10), stage(1, "b", 10**6, 4, 10)], 8),
+        ([stage(0, "a", 10**6, 4, 10), stage(1, "b", 10**6, 4, 10)], 1024),
     ],
 )
-def test_slots_per_cohort(stages: list[StageMemory], slots_per_cohort: int) -> None:
-    assert sized(*stages) == CacheSize(num_cohorts=len(stages), slots_per_cohort=slots_per_cohort, slot_tokens=1024)
+def test_memory_decides_the_blocks_and_the_asked_for_sequences_the_slots(
+    stages: list[StageMemory], num_blocks: int
+) -> None:
+    slots = 16 // len(stages)
+    expected = CacheSize(num_cohorts=len(stages), slots_per_cohort=slots, slot_tokens=1024, num_blocks=num_blocks)
+    assert replace(sized(*stages), room_tokens=()) == expected
+    assert expected.holds_all == (num_blocks == 1024)
 
 
-def test_sequences_are_rounded_up_to_whole_cohorts() -> None:
+def test_each_stage_has_the_room_that_its_memory_leaves_beside_the_weights() -> None:
+    """128 blocks of 64 KiB are 8 MiB; stages of one machine share what both together leave."""
+    apart = sized(stage(0, "a", usable(10 + 64), 4, 10), stage(1, "b", usable(10 + 24), 4, 10))
+    assert apart.room_tokens == (1024 * BLOCK_TOKENS, 384 * BLOCK_TOKENS)
+    shared = sized(stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 16), 4, 10))
+    assert shared.room_tokens == (128 * BLOCK_TOKENS, 128 * BLOCK_TOKENS)
+
+
+def test_cohorts_never_hold_more_sequences_than_were_asked_for_but_one_each() -> None:
     stages = [stage(index, str(index), 10**6, 2, 1) for index in range(3)]
-    assert sized(*stages, max_num_seqs=16).slots_per_cohort == 6
+    assert sized(*stages, max_num_seqs=16).slots_per_cohort == 5
+    assert sized(*stages, max_num_seqs=3).slots_per_cohort == 1
     assert sized(*stages, max_num_seqs=1).slots_per_cohort == 1
 
 

@@ -49,6 +49,6 @@ async def serve_two() -> tuple[list[CoreEvent], list[CoreEvent], int]:
 
 def test_only_the_failed_request_ends() -> None:
     failed, good, still_running = asyncio.run(asyncio.wait_for(serve_two(), 10))
-    assert failed == [FailEvent("The answer can't be guided any further: it is lost.")]
+    assert failed == [FailEvent("The answer can't be guided any further: it is lost.", is_final=True)]
     assert [event.token_ids for event in good if isinstance(event, TokenEvent)] == [(5,), (5,)]
     assert still_running == 0

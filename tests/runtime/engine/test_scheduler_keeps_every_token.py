@@ -1,4 +1,4 @@
-"""In whatever order requests come, end and are aborted: no token is lost, repeated or given to another."""
+"""In whatever order requests come, go on, end, are aborted and lose their slots: every token comes once, to its own."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,38 +9,58 @@ from stageline_runtime.engine.request import MAX_DECODES_AHEAD, Request
 from stageline_runtime.engine.scheduler import Scheduler
 from stageline_runtime.engine.slots import SlotLedger
 from stageline_runtime.graphs.padding import padded_size
+from stageline_runtime.kv_blocks import BLOCK_TOKENS
 from stageline_runtime.messages import PlanRow, StepPlan
 
-SLOT_TOKENS = 40
+SLOT_TOKENS = 72
+SHARED = tuple(index % 5 for index in range(64))
+"""What prompts begin with, more or less of it, so that they share blocks."""
+
+PROMPTS = st.builds(
+    lambda shared, own: (*SHARED[:shared], *own),
+    st.sampled_from([0, 0, 7, 16, 33, 40]),
+    st.lists(st.integers(0, 22), min_size=1, max_size=20),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """The engine's loop with every event chosen: add, abort, plan, heartbeat, run, complete."""
 
-    @initialize(num_cohorts=st.integers(1, 3), slots=st.integers(1, 3), budget=st.integers(1, 9))
-    def start(self, num_cohorts: int, slots: int, budget: int) -> None:
-        self.ledger = SlotLedger(num_cohorts, slots, SLOT_TOKENS)
+    @initialize(
+        num_cohorts=st.integers(1, 3),
+        slots=st.integers(1, 3),
+        budget=st.integers(1, 24),
+        num_blocks=st.sampled_from([None, 5, 6, 8, 12]),
+        prefix_cache=st.booleans(),
+    )
+    def start(self, num_cohorts: int, slots: int, budget: int, num_blocks: int | None, prefix_cache: bool) -> None:
+        self.ledger = SlotLedger(num_cohorts, slots, SLOT_TOKENS, num_blocks, prefix_cache=prefix_cache)
         self.budget = budget
         self.scheduler = Scheduler(self.ledger, max_step_tokens=budget, max_waiting=8)
-        self.pipeline = SimulatedPipeline(num_cohorts * slots)
+        self.pipeline = SimulatedPipeline(num_cohorts * slots, num_blocks)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.live: list[str] = []
         self.next_seq = 0
         self.feedback_through = -1
         self.generations: dict[int, int] = {}
+        self.in_flight: dict[tuple[int, int], int] = {}
 
     @precondition(lambda self: self.scheduler.can_add)
     @rule(
-        prompt=st.lists(st.integers(0, 22), min_size=1, max_size=20).map(tuple),
+        prompt=PROMPTS,
         length=st.integers(1, 12),
         stops=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        resumed=st.integers(0, 5),
     )
-    def add(self, prompt: tuple[int, ...], length: int, stops: bool) -> None:
+    def add(self, prompt: tuple[int, ...], length: int, stops: bool, priority: int, resumed: int) -> None:
         name = f"request {len(self.requests)}"
-        request = make_request(name, prompt, length, stops=stops)
+        whole = expected_output(make_request(name, prompt, length, stops=stops))
+        output = tuple(whole[: min(resumed, len(whole) - 1)])
+        request = make_request(name, prompt, length, stops=stops, priority=priority, output=output)
         self.requests[name] = request
-        self.outputs[name] = []
+        self.outputs[name] = list(output)
         self.live.append(name)
         self.scheduler.add(request)
 
@@ -75,7 +95,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pipeline.results)
     @rule()
     def complete(self) -> None:
-        for token in self.scheduler.complete(*self.pipeline.results.popleft()):
+        seq, rows = self.pipeline.results.popleft()
+        for row in rows:
+            self.in_flight[row.slot, row.generation] -= 1
+        for token in self.scheduler.complete(seq, rows):
             output = self.outputs[token.request_id]
             output.append(token.token)
             expected = expected_output(self.requests[token.request_id])
@@ -97,12 +120,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert slots == sorted(set(slots))
         sizes = self.scheduler.cohort_sizes()
         assert plan.is_heartbeat or max(sizes) - min(sizes) <= 1, sizes
-        assert len(plan.rows) <= -(-self.scheduler.num_running // len(sizes)), (plan, sizes)
+        decodes = [row for row in plan.rows if not row.token_ids]
+        assert len(decodes) <= -(-self.scheduler.num_running // len(sizes)), (plan, sizes)
+        assert self.ledger.held_blocks + self.ledger.cached_blocks <= self.ledger.num_blocks
         for fill in plan.fills:
             assert fill.generation > self.generations.get(fill.slot, 0)
             self.generations[fill.slot] = fill.generation
+            assert fill.cached_tokens % BLOCK_TOKENS == 0
+            assert fill.copy_from is None or fill.cached_tokens
+            assert fill.copy_from != fill.slot
         for row in plan.rows:
             self.check_row(row)
+        for row in plan.sampled_rows:
+            holder = (row.slot, row.generation)
+            self.in_flight[holder] = self.in_flight.get(holder, 0) + 1
+            assert self.in_flight[holder] <= MAX_DECODES_AHEAD, f"{plan.seq}: one more of {row}"
 
     def check_row(self, row: PlanRow) -> None:
         assert row.generation == self.generations[row.slot], f"a row of a slot never filled: {row}"
@@ -137,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             expected = expected_output(self.requests[name])
             assert output == expected[: len(output)]
         assert self.ledger.held_slots == 0
-        assert self.ledger.reserved_tokens == 0
+        assert self.ledger.held_blocks == 0
         assert self.scheduler.num_plans_in_flight == 0
         assert not self.scheduler.has_requests
 

@@ -3,6 +3,7 @@
 import pytest
 
 from simulated_pipeline import GREEDY, make_request
+from stageline_runtime.engine.rows import FirstRow
 from stageline_runtime.engine.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.slots import SlotLedger
 from stageline_runtime.graphs.padding import padded_size
@@ -228,9 +229,9 @@ def test_filled_requests_are_told_once() -> None:
     scheduler.add(make_request("a", (1,), 2))
     scheduler.add(make_request("b", (1,), 2))
     planned(scheduler)
-    assert scheduler.just_filled() == ["a", "b"]
+    assert scheduler.first_rows() == [FirstRow("a", 1, 0), FirstRow("b", 1, 0)]
     planned(scheduler)
-    assert scheduler.just_filled() == []
+    assert scheduler.first_rows() == []
 
 
 def test_padded_sizes_are_few() -> None:
@@ -240,6 +241,6 @@ def test_padded_sizes_are_few() -> None:
 def test_the_waiting_queue_is_bounded() -> None:
     scheduler = Scheduler(SlotLedger(1, 1, 8), max_step_tokens=8, max_waiting=1)
     scheduler.add(make_request("a", (1,), 2))
-    assert not scheduler.can_add
+    assert (scheduler.can_add, scheduler.queue_room) == (False, 0)
     scheduler.schedule()
-    assert scheduler.can_add
+    assert (scheduler.can_add, scheduler.queue_room) == (True, 1)

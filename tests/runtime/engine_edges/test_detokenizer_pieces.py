@@ -103,9 +103,9 @@ class CountingTokenizer(EngineTokenizer):
 
     decoded = 0
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         self.decoded += len(token_ids)
-        return super().decode(token_ids)
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 @pytest.mark.parametrize("data", [b"plain text ", b"\xff", "😀".encode(), b"\xe2\x82"], ids=ascii)

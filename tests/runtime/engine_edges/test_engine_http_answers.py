@@ -144,9 +144,11 @@ def test_probes_follow_the_phase(tmp_path: Path, phase: Phase, health: int, read
 
 
 def test_info_and_metrics(tmp_path: Path) -> None:
-    info, metrics = ask(ScriptedCore(says("")), tmp_path, ("GET", "/v1/info", {}), ("GET", "/metrics", {}))
+    info, metrics = ask(
+        ScriptedCore(says("")), tmp_path, ("GET", "/v1/info", {}), ("GET", "/metrics", {"headers": {"accept": "a/b"}})
+    )
     assert ModelInfo.model_validate_json(info.content).max_model_len == MAX_MODEL_LEN
-    assert metrics.headers["content-type"].startswith("text/plain; version=")
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; asked=a/b"
     assert "stageline_test 7.0" in metrics.text
 
 
@@ -169,7 +171,8 @@ def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
 
     [response] = ask(BrokenCore(says("")), tmp_path, ("GET", "/v1/info", {}))
     assert response.status_code == 500
-    assert response.json() == {"type": "failed", "message": "The engine failed on this request; its log says why."}
+    message = "The engine failed on this request; its log says why."
+    assert response.json() == {"type": "failed", "message": message, "is_final": False}
 
 
 def test_unknown_paths_and_wrong_methods_are_answered_in_the_same_form(tmp_path: Path) -> None:

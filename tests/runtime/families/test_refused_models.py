@@ -13,6 +13,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import UnsupportedModelError, model_config_from_dict, read_model_config
 from stageline_runtime.models.checkpoint import WeightsError
 from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.models.stage_shape import StageShape
 from tiny_models import write_tiny_mixtral, write_tiny_olmo2
 
 LLAMA: dict[str, Any] = {
@@ -92,14 +93,16 @@ def build(model_dir: Path) -> None:
     build_any_stage_model(
         model_dir,
         read_model_config(model_dir),
-        LayerRange(first=0, last=1),
-        is_first=True,
-        is_last=False,
-        dtype=torch.float32,
-        num_cohorts=1,
-        slots_per_cohort=1,
-        slot_tokens=8,
-        progress=lambda _loaded, _total: None,
+        StageShape(
+            layers=LayerRange(first=0, last=1),
+            is_first=True,
+            is_last=False,
+            dtype=torch.float32,
+            num_cohorts=1,
+            slots_per_cohort=1,
+            slot_tokens=8,
+        ),
+        lambda _loaded, _total: None,
     )
 
 

@@ -11,7 +11,8 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config, require_sizes
 from stageline_runtime.model_shapes import active_parameters, layer_parameters, read_parameters
 from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.planning.cut import estimate_costs
+from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
 from tiny_models import (
     write_tiny_cohere2,
@@ -41,14 +42,16 @@ def bytes_read(model_dir: Path, config: ModelConfig, layers: LayerRange) -> int:
     build_any_stage_model(
         model_dir,
         config,
-        layers,
-        is_first=layers.first == 0,
-        is_last=layers.last == config.num_layers - 1,
-        dtype=torch.float32,
-        num_cohorts=1,
-        slots_per_cohort=1,
-        slot_tokens=8,
-        progress=lambda loaded, total: progress.append((loaded, total)),
+        StageShape(
+            layers=layers,
+            is_first=layers.first == 0,
+            is_last=layers.last == config.num_layers - 1,
+            dtype=torch.float32,
+            num_cohorts=1,
+            slots_per_cohort=1,
+            slot_tokens=8,
+        ),
+        lambda loaded, total: progress.append((loaded, total)),
     )
     loaded, total = progress[-1]
     assert loaded == total
@@ -77,7 +80,14 @@ def test_a_token_works_with_its_own_experts_only() -> None:
     expert, router = 3 * 64 * 128, 8 * 64
     assert active_parameters(mixture(), 0) == attention + router + 2 * expert
     assert layer_parameters(mixture(), 0) == attention + router + 8 * expert + 2 * 64
-    assert estimate_costs(mixture()).layer == attention + router + 2 * expert
+
+
+def test_a_cut_counts_the_experts_that_a_decode_step_reads() -> None:
+    config = mixture()
+    read = round(8 * (1 - (1 - 2 / 8) ** DECODE_ROWS) * 3 * 64 * 128)
+    own = active_parameters(config, 0) - 2 * 3 * 64 * 128
+    assert estimate_costs(config).layer == pytest.approx(own + read, abs=1)
+    assert estimate_costs(small_llama(4)).layer == active_parameters(small_llama(4), 0)
 
 
 def test_more_rows_read_more_experts_up_to_all() -> None:
@@ -96,7 +106,10 @@ def test_layers_that_differ_are_each_counted_and_planned_for_at_their_largest() 
     assert whole == 2 * (dense + sparse)
     memory = CutMemory(config=config, rooms=(StageRoom(host="a", available_bytes=0),), max_model_len=1, element_bytes=2)
     assert memory.weight_bytes(0, 2) - memory.weight_bytes(0, 1) == 2 * sparse
-    assert estimate_costs(config).layer == (active_parameters(config, 1) + 3 * active_parameters(config, 0)) / 4
+    others = read_parameters(config, 0, DECODE_ROWS) - read_parameters(config, 0, 1)
+    assert (
+        estimate_costs(config).layer == (active_parameters(config, 1) + 3 * (active_parameters(config, 0) + others)) / 4
+    )
 
 
 def test_a_covered_model_without_its_checkpoint_has_no_sizes(tmp_path: Path) -> None:

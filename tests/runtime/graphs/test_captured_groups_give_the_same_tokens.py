@@ -7,16 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from pipeline_checks import draw_prompts, greedy, hugging_face_tokens
-from running_group import RunningGroup, running_group
+from pipeline_checks import Prompt, draw_prompts, greedy, hugging_face_tokens, samples, wait_all_counted
+from running_group import RunningGroup, page, running_group
+from small_machines import short_stage_command
 from stageline_api import ports
 from stageline_runtime.models.native.build import find_compiler
 from tiny_models import VOCAB_SIZE, write_tiny_llama, write_tiny_qwen3
 
-NUM_REQUESTS = 10
+NUM_REQUESTS = 14
+"""So many, of such length, that cache runs out in whatever order they come."""
+NUM_BLOCKS = 18
+"""KV cache for two whole sequences, and six slots."""
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 24}
 
 needs_compilers = pytest.mark.skipif(
@@ -31,8 +34,15 @@ def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def draw_mixed_prompts() -> list[Prompt]:
+    """Every other one begins with the same 40 tokens."""
+    [stem] = draw_prompts(10, VOCAB_SIZE, 40, seed=12)[-1:]
+    prompts = draw_prompts(NUM_REQUESTS, VOCAB_SIZE, 33)
+    return [(*stem, *prompt) if index % 2 else prompt for index, prompt in enumerate(prompts)]
+
+
 def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
-    text = httpx.get(f"http://{group.addresses[stage]}:{ports.STAGE_HEALTH}/metrics").text
+    text = page(f"http://{group.addresses[stage]}:{ports.STAGE_HEALTH}/metrics").text
     found = re.findall(r'^stageline_stage_graph_steps_total\{graph="(\w+)".*\} ([\d.]+)$', text, re.MULTILINE)
     assert found, text
     return {mode: int(float(count)) for mode, count in found}
@@ -44,18 +54,29 @@ def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
 def test_two_stages_equal_hugging_face(
     write_model: Callable[..., Path], graphs: str, tmp_path: Path, compiled_code: Path
 ) -> None:
-    """Prompts of several chunks meet decodes in one plan; more requests than slots."""
+    """Prompts of several chunks meet decodes in one plan, half of them begin alike, and cache runs out."""
     model_dir = write_model(tmp_path / "model", num_layers=3)
-    prompts = draw_prompts(NUM_REQUESTS, VOCAB_SIZE, 60)
-    lengths = [2 + (5 * index) % 17 for index in range(NUM_REQUESTS)]
+    prompts = draw_mixed_prompts()
+    lengths = [57 + (5 * index) % 14 for index in range(NUM_REQUESTS)]
     with running_group(
-        tmp_path / "group", model_dir, 2, graphs=graphs, cache_dir=str(compiled_code), **SETTINGS
+        tmp_path / "group",
+        model_dir,
+        2,
+        graphs=graphs,
+        cache_dir=str(compiled_code),
+        max_model_len=144,
+        stage_command=short_stage_command(model_dir, NUM_BLOCKS),
+        **SETTINGS,
     ) as group:
-        actual = group.generate_all(prompts, [greedy(length) for length in lengths])
+        actual = group.generate_at_once(prompts, [greedy(length) for length in lengths])
+        figures = samples(f"{group.url}/metrics")
+        wait_all_counted(group)
         counts = [steps_by_graph_mode(group, stage) for stage in range(2)]
         assert "graphs captured" in group.log("stage-0"), group.account()
         assert "recompile" not in group.log("stage-0"), group.account()
     assert actual == hugging_face_tokens(model_dir, prompts, lengths)
+    assert figures["stageline_preemptions_total"][()] > 0, "cache never ran out"
+    assert figures["stageline_prefix_cache_hits_total"][()] > 0, "nothing was found in the cache"
     assert counts[0] == counts[1], "the stages ran plans in different modes"
     assert counts[0]["off"] == 0
     assert counts[0]["piecewise"] > 0
@@ -79,7 +100,7 @@ def test_asked_for_graphs_without_a_compiler_are_refused_by_name(
     monkeypatch.setenv("CXX", "no-such-compiler")
     model_dir = write_tiny_llama(tmp_path / "model", num_layers=2)
     with running_group(tmp_path / "group", model_dir, 1, start=False, graphs=graphs, **SETTINGS) as group:
-        assert group.wait_ended("stage-0", 60.0) == 64, group.account()
+        assert group.wait_ended("stage-0") == 64, group.account()
         words = group.last_words("stage-0")
     assert words["failure_class"] == "BadConfig"
     assert words["detail"] == (
@@ -96,7 +117,7 @@ def test_a_compiler_that_fails_is_a_bad_config_too(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CXX", str(broken))
     model_dir = write_tiny_llama(tmp_path / "model", num_layers=1)
     with running_group(tmp_path / "group", model_dir, 1, start=False, graphs="piecewise", **SETTINGS) as group:
-        assert group.wait_ended("stage-0", 60.0) == 64, group.account()
+        assert group.wait_ended("stage-0") == 64, group.account()
         words = group.last_words("stage-0")
         assert "Traceback" not in group.log("stage-0"), group.log("stage-0")
     assert words["failure_class"] == "BadConfig"

@@ -16,6 +16,7 @@ from stageline_runtime.messages import GraphMode, PlanRow, StepPlan
 from stageline_runtime.model_config import read_model_config
 from stageline_runtime.models.decoder import DecoderStage, build_stage_model
 from stageline_runtime.models.native.build import find_compiler
+from stageline_runtime.models.stage_shape import StageShape
 from tiny_models import write_tiny_llama, write_tiny_mistral, write_tiny_qwen2, write_tiny_qwen3, write_tiny_qwen3_moe
 
 SLOTS = 12
@@ -38,14 +39,16 @@ def build(model_dir: Path, dtype: torch.dtype) -> DecoderStage:
     return build_stage_model(
         model_dir,
         config,
-        LayerRange(first=0, last=config.num_layers - 1),
-        is_first=True,
-        is_last=True,
-        dtype=dtype,
-        num_cohorts=1,
-        slots_per_cohort=SLOTS,
-        slot_tokens=SLOT_TOKENS,
-        progress=lambda _loaded, _total: None,
+        StageShape(
+            layers=LayerRange(first=0, last=config.num_layers - 1),
+            is_first=True,
+            is_last=True,
+            dtype=dtype,
+            num_cohorts=1,
+            slots_per_cohort=SLOTS,
+            slot_tokens=SLOT_TOKENS,
+        ),
+        lambda _loaded, _total: None,
     )
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import ModelConfig, read_model_config
 from stageline_runtime.models.checkpoint import WeightsError
+from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.models.weights import LayerWeights, StageWeights, stage_weight_bytes
 from tiny_models import write_tiny_llama
 
@@ -33,15 +34,16 @@ class Loaded:
 def load(model_dir: Path, config: ModelConfig, layers: LayerRange, progress: list[tuple[int, int]]) -> Loaded:
     """Read everything a stage with these layers reads."""
     is_first, is_last = layers.first == 0, layers.last == config.num_layers - 1
-    weights = StageWeights(
-        model_dir,
-        config,
-        layers,
-        has_embedding=is_first,
-        has_head=is_last,
+    shape = StageShape(
+        layers=layers,
+        is_first=is_first,
+        is_last=is_last,
         dtype=torch.float32,
-        progress=lambda loaded, total: progress.append((loaded, total)),
+        num_cohorts=1,
+        slots_per_cohort=1,
+        slot_tokens=1,
     )
+    weights = StageWeights(model_dir, config, shape, lambda loaded, total: progress.append((loaded, total)))
     embedding = weights.embedding() if is_first else None
     layer_weights = list(weights.layers())
     if is_last:

@@ -1,32 +1,56 @@
-"""SIGTERM lets running streams finish, refuses new requests, and ends every process with status 0."""
+"""SIGTERM and `POST /v1/drain` let running streams finish, refuse new requests, and end every process with status 0."""
 
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from pipeline_checks import greedy, open_stream
 from running_group import RunningGroup, running_group
 
+WAYS = {
+    "engine": "SIGTERM to the engine",
+    "stage-0": "SIGTERM to stage 0",
+    "stage-1": "SIGTERM to stage 1",
+    "http": "POST /v1/drain",
+}
+"""To tell a group to drain, and what the group then says of it."""
+
+
+def tell(group: RunningGroup, way: str) -> None:
+    if way == "http":
+        assert httpx.post(f"{group.url}/v1/drain", timeout=60).status_code == 202
+    else:
+        group.processes[way].send_signal(signal.SIGTERM)
+
 
 def assert_all_drained(group: RunningGroup) -> None:
+    """A stage that ends by itself, before it has an engine or when told twice, says nothing; the others say why."""
     for name in group.processes:
-        assert group.wait_ended(name, 20.0) == 0, group.account()
-        assert not (group.directory / f"{name}.termination").exists(), group.last_words(name)
+        assert group.wait_ended(name) == 0, group.account()
+        if name == "engine" or (group.directory / f"{name}.termination").exists():
+            assert group.last_words(name)["failure_class"] == "Evicted", group.last_words(name)
 
 
-@pytest.mark.parametrize("told", ["engine", "stage-0", "stage-1"])
+def assert_all_say(group: RunningGroup, asked_by: str) -> None:
+    words = {name: group.last_words(name)["detail"] for name in group.processes}
+    assert words == dict.fromkeys(group.processes, f"told to drain by {asked_by}"), group.account()
+
+
+@pytest.mark.parametrize("told", WAYS)
 def test_a_drained_group_finishes_its_streams(told: str, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2) as group:
         with open_stream(group, (5, 6, 7), greedy(400)) as stream:
             assert stream.next_event()["type"] == "admitted"
             assert stream.next_event()["type"] == "delta"
-            group.processes[told].send_signal(signal.SIGTERM)
-            group.wait_until(lambda: group.engine_status().get("phase") in ("Draining", None), "draining", 20.0)
+            tell(group, told)
+            group.wait_until(lambda: group.engine_status().get("phase") in ("Draining", None), "draining")
             events = stream.rest()
         assert events[-1]["type"] == "finished"
         assert events[-1]["completion_tokens"] == 400
         assert_all_drained(group)
+        assert_all_say(group, WAYS[told])
 
 
 def test_an_idle_group_drains_at_once(tiny_llama: Path, tmp_path: Path) -> None:
@@ -41,4 +65,13 @@ def test_a_group_told_to_end_before_it_stands(tiny_llama: Path, tmp_path: Path) 
         group.wait_until(lambda: group.engine_status().get("stages_connected") == 1, "a handshake")
         for process in group.processes.values():
             process.send_signal(signal.SIGTERM)
+        assert_all_drained(group)
+
+
+@pytest.mark.parametrize("told", WAYS)
+def test_a_group_told_to_end_while_it_loads(told: str, stuck_model: Path, tmp_path: Path) -> None:
+    """Nobody waits for weights that nobody will use, and a stage that was not told itself calls it no loss."""
+    with running_group(tmp_path / "group", stuck_model, 2, start=False) as group:
+        group.wait_until(lambda: all(group.stage_status(stage).get("phase") == "Loading" for stage in (0, 1)), "load")
+        tell(group, told)
         assert_all_drained(group)

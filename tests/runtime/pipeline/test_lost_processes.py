@@ -1,53 +1,23 @@
 """Whatever is killed at whatever moment, everything else ends soon, with the right class and the lost peer named."""
 
+import json
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from group_endings import CLASS_OF_EXIT_CODE, END_SECONDS, assert_all_end
 from pipeline_checks import OpenStream, greedy, open_stream
-from running_group import RunningGroup, running_group, start_process
+from running_group import running_group, start_process
+from stageline_api import env
 
 STAGES = ("stage-0", "stage-1", "stage-2")
 EVERYTHING = (*STAGES, "engine")
-END_SECONDS = 20.0
-CLASS_OF_EXIT_CODE = {70: "RendezvousTimeout", 71: "PeerLost", 72: "StepTimeout", 73: "EngineLost"}
-
-
-def assert_all_end(group: RunningGroup, killed: str) -> None:
-    """Everything but `killed` ends in time and explains itself by what was killed."""
-    deadline = time.monotonic() + END_SECONDS
-    survivors = [name for name in group.processes if name != killed]
-    for name in survivors:
-        remaining = max(0.1, deadline - time.monotonic())
-        group.wait_until(lambda name=name: group.processes[name].poll() is not None, f"the end of {name}", remaining)  # type: ignore[misc]
-    for name in survivors:
-        words = group.last_words(name)
-        told = f"{name}: {words}\n{group.account()}"
-        assert CLASS_OF_EXIT_CODE.get(group.processes[name].returncode) == words["failure_class"], told
-        assert words["stage"] == (None if name == "engine" else int(name[-1])), told
-        assert words["detail"], told
-        assert root_of(group, name) == killed, told
-    assert "Traceback" not in "".join(group.log(name) for name in survivors), group.account()
-
-
-def root_of(group: RunningGroup, name: str) -> str:
-    """Who is to blame by `name`'s account: a lost peer names its peer and a lost engine is the engine; follow that."""
-    seen: list[str] = []
-    while name in group.processes and name not in seen and (group.directory / f"{name}.termination").exists():
-        seen.append(name)
-        words = group.last_words(name)
-        match words["failure_class"]:
-            case "PeerLost":
-                name = f"stage-{words['peer']}"
-            case "EngineLost":
-                name = "engine"
-            case _:
-                return name
-    return name
+STEP_SECONDS = 15.0
+"""Longer than a busy machine holds up any step that is not stopped."""
+SLOW_STAGE = ("-m", "stageline_runtime.bench.paced_stage", "0.1", "0")
+"""500 tokens of three of them take minutes, so that no answer ends before its test has disturbed it."""
 
 
 @pytest.mark.parametrize("killed", EVERYTHING)
@@ -61,7 +31,7 @@ def test_killed_while_idle(killed: str, tiny_llama: Path, tmp_path: Path) -> Non
 def test_killed_mid_generation(killed: str, tiny_llama: Path, tmp_path: Path) -> None:
     """Streams that were running end with a `failed` event (or break off, when it is the engine that is gone)."""
     with (
-        running_group(tmp_path, tiny_llama, 3) as group,
+        running_group(tmp_path, tiny_llama, 3, stage_command=SLOW_STAGE) as group,
         open_stream(group, (5, 6, 7), greedy(500)) as one,
         open_stream(group, (8, 9), greedy(500)) as other,
     ):
@@ -117,15 +87,18 @@ def test_killed_while_others_wait_at_the_rendezvous(killed: str, tiny_llama: Pat
 
 
 def test_a_stage_that_never_comes_is_named(tiny_llama: Path, tmp_path: Path) -> None:
-    timeouts: dict[str, Any] = {"rendezvous_seconds": 6.0}
-    with running_group(
-        tmp_path, tiny_llama, 2, start=False, held_back=frozenset({"stage-1"}), timeouts=timeouts
-    ) as group:
+    """The engine alone is in a hurry, and starts once the stage that does come looks for it."""
+    held_back = frozenset({"stage-1", "engine"})
+    with running_group(tmp_path, tiny_llama, 2, start=False, held_back=held_back) as group:
+        hurried = json.loads((tmp_path / "config.json").read_text()) | {"timeouts": {"rendezvous_seconds": 20.0}}
+        (tmp_path / "hurried.json").write_text(json.dumps(hurried))
+        group.wait_until(lambda: group.stage_status(0).get("phase") == "Connecting", "stage 0 looks for the engine")
+        start_process(group, "engine", **{env.CONFIG: str(tmp_path / "hurried.json")})
         assert group.wait_ended("engine") == 70, group.account()
         words = group.last_words("engine")
         assert words["failure_class"] == "RendezvousTimeout"
         assert words["peer"] == 1
-        assert "stage 1 did not finish the handshake within 6 s" in words["detail"]
+        assert "stage 1 did not finish the handshake within 20 s" in words["detail"]
         assert group.wait_ended("stage-0") == 73, group.account()
         assert "stage 1 did not finish the handshake" in group.last_words("stage-0")["detail"]
 
@@ -143,14 +116,16 @@ def test_an_engine_that_never_comes(tiny_llama: Path, tmp_path: Path) -> None:
 
 def test_a_stage_that_hangs_is_named_within_the_step_timeout(tiny_llama: Path, tmp_path: Path) -> None:
     with (
-        running_group(tmp_path, tiny_llama, 3, timeouts={"step_seconds": 3.0}) as group,
+        running_group(
+            tmp_path, tiny_llama, 3, stage_command=SLOW_STAGE, timeouts={"step_seconds": STEP_SECONDS}
+        ) as group,
         open_stream(group, (5, 6, 7), greedy(500)) as stream,
     ):
         wait_for_tokens(stream)
         group.processes["stage-1"].send_signal(signal.SIGSTOP)
         assert stream.rest()[-1]["type"] == "failed"
         for name in ("stage-0", "stage-2", "engine"):
-            group.wait_ended(name, 3.0 + END_SECONDS)
+            group.wait_ended(name, STEP_SECONDS + END_SECONDS)
         words = {name: group.last_words(name) for name in ("stage-0", "stage-2", "engine")}
         timed_out = [each for each in words.values() if each["failure_class"] == "StepTimeout"]
         assert any(each["peer"] == 1 and each["operation"] and each["step"] is not None for each in timed_out), (

@@ -11,25 +11,36 @@ import torch
 from openai import BadRequestError, OpenAI
 from transformers import AutoModelForCausalLM
 
-from gateway_harness import MODEL, group, running_gateway
-from running_group import running_group
+from gateway_harness import MODEL, eventually, running_gateway
+from pipeline_checks import samples
+from running_group import page, running_group
+from stageline_api.endpoints import GroupEndpoint
+from stageline_api.health import EngineStatus
 from stageline_gateway.settings import GatewaySettings
 from stageline_runtime.engine.tokenizer import EngineTokenizer
 from tiny_models import VOCAB_SIZE
 
 PROMPT = [5, 9, 100, 42, 7]
+SLOW_STAGE = ("-m", "stageline_runtime.bench.paced_stage", "0.2", "0")
+"""400 tokens of two of them take more than two minutes, so that no answer ends before its client has left."""
 
 
 @pytest.fixture(scope="module")
-def client(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    """A client of a gateway before a group of two stages."""
+def endpoint(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupEndpoint]:
+    """A group of two stages."""
+    with running_group(tmp_path_factory.mktemp("group"), tiny_llama, 2, dtype="float32") as served:
+        yield served.endpoint
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: GroupEndpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    """A client of a gateway before that group."""
     directory = tmp_path_factory.mktemp("served")
     with (
-        running_group(directory / "group", tiny_llama, 2, dtype="float32") as served,
         running_gateway(GatewaySettings(endpoints_path=directory / "endpoints.json")) as gateway,
         OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=60) as client,
     ):
-        gateway.serve(group(served.url))
+        gateway.serve(endpoint)
         yield client
 
 
@@ -146,3 +157,60 @@ def test_a_bad_schema_is_the_clients_fault(client: OpenAI) -> None:
             response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}},
         )
     assert refused.value.param == "response_format"
+
+
+PLACE: Any = {
+    "type": "function",
+    "function": {
+        "name": "place",
+        "parameters": {
+            "properties": {"kind": {"$ref": "#/$defs/Kind"}},
+            "required": ["kind"],
+            "additionalProperties": False,
+            "$defs": {"Kind": {"enum": ["town", "lake"]}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "place"}}], ids=str)
+def test_forced_calls_keep_to_their_tools_schema(client: OpenAI, choice: Any) -> None:
+    """A model of random weights, whose template knows no tools, still calls what it must."""
+    answered = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "x"}],
+        tools=[PLACE],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_tokens=200,
+        seed=3,
+    )
+    [call] = answered.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, answered.choices[0].finish_reason) == ("place", "tool_calls")
+    assert json.loads(call.function.arguments)["kind"] in {"town", "lake"}
+
+
+def test_a_client_that_leaves_ends_its_request_in_the_stages(tiny_llama: Path, tmp_path: Path) -> None:
+    """With a stage that stands still it can't end in any other way."""
+
+    def status() -> EngineStatus:
+        return EngineStatus.model_validate_json(page(f"{served.url}/status").content)
+
+    with (
+        running_group(tmp_path / "group", tiny_llama, 2, stage_command=SLOW_STAGE) as served,
+        running_gateway(GatewaySettings(endpoints_path=tmp_path / "endpoints.json")) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=60) as client,
+    ):
+        gateway.serve(served.endpoint)
+        stream = client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        with served.standing_still("stage-1"):
+            assert status().requests_running == 1, served.account()
+            stream.close()
+            eventually(lambda: status().requests_running == 0, lambda: f"{status()}\n{served.account()}")
+        assert 0 < status().generation_tokens_total < 400
+        held = samples(f"{served.url}/metrics")["stageline_kv_cache_usage_ratio"]
+        assert set(held.values()) == {0.0}, "its cache was not freed"

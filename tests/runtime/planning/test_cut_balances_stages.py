@@ -1,14 +1,19 @@
 """The cut covers the layers once, in order, and no other cut has a cheaper slowest stage."""
 
+from collections.abc import Sequence
+from functools import cache
 from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planning_models import small_mixture
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_config import model_config_from_dict
 from stageline_runtime.planning.cut import CutCosts, CutError, cut_layers, estimate_costs, stage_cost
+from stageline_runtime.planning.devices import hardware_from_preset
+from stageline_runtime.planning.predict import Workload, step_seconds
 
 costs_of_parts = st.builds(CutCosts, layer=st.floats(0.01, 100), embedding=st.floats(0, 300), head=st.floats(0, 1000))
 
@@ -78,6 +83,27 @@ def test_a_heavy_head_takes_layers_off_the_last_stage() -> None:
     costs = estimate_costs(config)
     assert costs.layer == 2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536
     assert [one.count for one in cut(30, 2, costs)] == [19, 11]
+
+
+@pytest.mark.parametrize("rows", [4, 8, 16])
+def test_a_mixtures_slowest_stage_is_about_as_fast_as_with_any_other_cut(rows: int) -> None:
+    """By the predicted step, which reads the experts that `rows` rows pick: more of them, and the head weighs less."""
+    num_layers, stage_count = 16, 4
+    config, hardware = small_mixture(num_layers), hardware_from_preset("h100-80gb", stage_count)
+    workload = Workload(dtype="bfloat16", max_model_len=4096, num_sequences=stage_count * rows, context_tokens=1024)
+
+    @cache
+    def seconds(stage: int, count: int) -> float:
+        layers = LayerRange(first=0, last=count - 1)
+        ends = {"is_first": stage == 0, "is_last": stage == stage_count - 1}
+        return step_seconds(config, layers, hardware.devices[stage], workload, rows, **ends)
+
+    def slowest_seconds(counts: Sequence[int]) -> float:
+        return max(seconds(stage, count) for stage, count in enumerate(counts))
+
+    best = min(slowest_seconds([one.count for one in other]) for other in all_cuts(num_layers, stage_count))
+    chosen = [one.count for one in cut(num_layers, stage_count, estimate_costs(config))]
+    assert slowest_seconds(chosen) <= 1.05 * best, chosen
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_70b_class_config_is_planned_without_weights() -> None:
         "71-79",
     ]
     assert sum(stage["weight_bytes"] for stage in document["stages"]) == 2 * 70_553_706_496
-    assert document["admitted_sequences"] == 8
+    assert document["admitted_sequences"] == 56
     assert document["warnings"] == []
     assert any("predictions" in note for note in document["notes"])
 
@@ -165,5 +165,5 @@ def test_planning_never_loads_torch() -> None:
         "sys.exit(status or 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", program, *LARGE, "--devices", "l4-24gb"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done

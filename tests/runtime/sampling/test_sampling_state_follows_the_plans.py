@@ -44,6 +44,13 @@ def test_prompt_tokens_are_not_output_but_tokens_behind_the_border_are() -> None
     assert step(state, plan(3, decode(1, 6))) == [4]
 
 
+def test_inputs_from_the_cache_count_as_if_they_had_been_computed() -> None:
+    state = SamplingState()
+    fill = SlotFill(3, 1, presence(3), cached_tokens=4, copy_from=1, cached_token_ids=(0, 1, 0, 1))
+    assert step(state, plan(0, chunk(1, 4, 2), fills=(fill,))) == [0], "0 was in the prompt only"
+    assert step(state, plan(1, decode(1, 5))) == [3], "1 and 2 came behind the border"
+
+
 def test_a_new_holder_starts_without_history_and_a_dead_row_leaves_none() -> None:
     state = SamplingState()
     assert step(state, plan(0, chunk(1, 0, 9), fills=(SlotFill(3, 1, presence(1)),))) == [0]

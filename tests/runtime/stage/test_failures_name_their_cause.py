@@ -1,6 +1,7 @@
 """Which class, operation and peer each exception of a stage is told as."""
 
 import pytest
+import torch
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.bus import BusClosedError, BusProtocolError
@@ -18,6 +19,7 @@ from stageline_runtime.transport.protocol import PeerLostError
         (PeerLostError(1, "send hidden", "Timed out", seq=3, timed_out=True), FailureClass.STEP_TIMEOUT, 1, 3),
         (WeightsError("tensor x is missing"), FailureClass.MODEL_LOAD, None, None),
         (MemoryError(), FailureClass.OUT_OF_MEMORY, None, None),
+        (torch.OutOfMemoryError("CUDA out of memory."), FailureClass.OUT_OF_MEMORY, None, None),
         (BusClosedError("gone"), FailureClass.ENGINE_LOST, None, None),
         (BusProtocolError("garbage"), FailureClass.ENGINE_LOST, None, None),
         (KeyError("surprise"), FailureClass.INTERNAL, None, None),
@@ -52,4 +54,24 @@ def test_an_allocation_that_failed_is_out_of_memory() -> None:
     failure = allocation_failure(error)
     assert failure.failure_class is FailureClass.OUT_OF_MEMORY
     assert "\n" not in failure.detail
-    assert allocation_failure(RuntimeError("shape mismatch")).failure_class is FailureClass.MODEL_LOAD
+    for words in ("shape mismatch", "CUDA error: an illegal memory access was encountered"):
+        assert allocation_failure(RuntimeError(words)).failure_class is FailureClass.MODEL_LOAD
+
+
+CUDA_OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of which 512.00 MiB is "
+    "free. Including non-PyTorch memory, this process has 139.20 GiB memory in use."
+)
+
+
+def test_a_device_without_memory_says_how_much_was_missing() -> None:
+    error = torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY)
+    for failure, operation in ((allocation_failure(error), "load"), (as_failure(error), "step")):
+        assert failure.failure_class is FailureClass.OUT_OF_MEMORY
+        assert failure.operation == operation
+        assert failure.detail.startswith("2048 MiB of device memory are missing: 2560 MiB were asked for with 512 MiB")
+
+
+def test_words_that_torch_changes_are_passed_on() -> None:
+    failure = as_failure(torch.OutOfMemoryError("the device is full\nframe 0"))
+    assert (failure.failure_class, failure.detail) == (FailureClass.OUT_OF_MEMORY, "the device is full")

@@ -1,52 +1,36 @@
 """Two real gloo ends that met at a real rendezvous: tensors arrive, rings stay bounded, a silent peer is named."""
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from stageline_api.runtime_config import RuntimeConfig, Timeouts
-from stageline_runtime.contract import PodContract
-from stageline_runtime.transport.gloo import FEEDBACK_RING, MAX_TAG, SEND_RING, GlooTransport
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError
+from free_ports import free_port
+from stageline_runtime.messages import TransportKind
+from stageline_runtime.transport.point_to_point import FEEDBACK_RING, MAX_TAG, SEND_RING, PointToPointTransport
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, WireSizes
 from stageline_runtime.transport.rendezvous import join
+from transport_ends import transport_contract
 
 HIDDEN_SIZE = 8
 
 
-def contract(stage: int, port: int) -> PodContract:
-    config = RuntimeConfig(
-        model_name="m",
-        namespace="n",
-        served_name="s",
-        source="file:///m",
-        cache_dir="/c",
-        stage_count=2,
-        timeouts=Timeouts(rendezvous_seconds=20, step_seconds=1),
-    )
-    return PodContract(
-        config=config,
-        stage=stage,
-        stage_count=2,
-        group=0,
-        incarnation=1,
-        pod_ip="127.0.0.1",
-        master_addr="127.0.0.1",
-        master_port=port,
-        bus_token="unused",
-    )
+@contextmanager
+def met(step_seconds: float) -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
+    """Transports of stage 0 and stage 1 that wait for each other at most `step_seconds`."""
+    port = free_port()
 
-
-@pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[GlooTransport, GlooTransport]]:
-    """Transports of stage 0 and stage 1."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-
-    def meet(stage: int) -> GlooTransport:
-        return join(contract(stage, port), hidden_size=HIDDEN_SIZE, dtype=torch.float32)
+    def meet(stage: int) -> PointToPointTransport:
+        transport = join(
+            transport_contract(stage, port, step_seconds),
+            TransportKind.GLOO,
+            WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
+            accelerator=None,
+        )
+        assert isinstance(transport, PointToPointTransport)
+        return transport
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(meet, (0, 1))
@@ -55,11 +39,17 @@ def ends() -> Iterator[tuple[GlooTransport, GlooTransport]]:
     second.close()
 
 
+@pytest.fixture(scope="module")
+def ends() -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
+    with met(step_seconds=60) as both:
+        yield both
+
+
 def hidden(seq: int) -> torch.Tensor:
     return torch.full((3, HIDDEN_SIZE), float(seq))
 
 
-def test_many_plans_cross_and_nothing_piles_up(ends: tuple[GlooTransport, GlooTransport]) -> None:
+def test_many_plans_cross_and_nothing_piles_up(ends: tuple[PointToPointTransport, PointToPointTransport]) -> None:
     """Far more plans than the rings hold; feedback is sent for each and both sides keep only what is under way."""
     first, second = ends
     for seq in range(5 * FEEDBACK_RING):
@@ -74,7 +64,7 @@ def test_many_plans_cross_and_nothing_piles_up(ends: tuple[GlooTransport, GlooTr
         assert torch.equal(first.wait_feedback(seq), rows)
 
 
-def test_plans_may_be_posted_ahead(ends: tuple[GlooTransport, GlooTransport]) -> None:
+def test_plans_may_be_posted_ahead(ends: tuple[PointToPointTransport, PointToPointTransport]) -> None:
     first, second = ends
     sequence = range(1000, 1000 + SEND_RING)
     for seq in sequence:
@@ -85,7 +75,7 @@ def test_plans_may_be_posted_ahead(ends: tuple[GlooTransport, GlooTransport]) ->
         assert torch.equal(second.wait_hidden(seq), hidden(seq))
 
 
-def test_sequence_numbers_outgrow_32_bits(ends: tuple[GlooTransport, GlooTransport]) -> None:
+def test_sequence_numbers_outgrow_32_bits(ends: tuple[PointToPointTransport, PointToPointTransport]) -> None:
     first, second = ends
     for seq in (MAX_TAG - 1, MAX_TAG, 2**31, 2**32 + 5, 2**40):
         second.post_hidden(seq, 3)
@@ -96,10 +86,10 @@ def test_sequence_numbers_outgrow_32_bits(ends: tuple[GlooTransport, GlooTranspo
         first.wait_feedback(seq)
 
 
-def test_a_silent_peer_is_named_with_plan_and_operation(ends: tuple[GlooTransport, GlooTransport]) -> None:
-    """Runs last: gloo gives up the connection once a wait timed out."""
-    _, second = ends
-    second.post_hidden(2000, 3)
-    with pytest.raises(PeerLostError, match="plan 2000: stage 0 did not answer during receive hidden") as caught:
-        second.wait_hidden(2000)
+def test_a_silent_peer_is_named_with_plan_and_operation() -> None:
+    """Between ends of its own: gloo gives up the connection once a wait timed out."""
+    with met(step_seconds=1) as (_, second):
+        second.post_hidden(2000, 3)
+        with pytest.raises(PeerLostError, match="plan 2000: stage 0 did not answer during receive hidden") as caught:
+            second.wait_hidden(2000)
     assert (caught.value.peer, caught.value.seq, caught.value.timed_out) == (0, 2000, True)

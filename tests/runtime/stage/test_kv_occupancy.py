@@ -1,6 +1,6 @@
 """What lies in a stage's KV cache follows from the plans it ran."""
 
-from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, SlotTrim, StepPlan
 from stageline_runtime.stage.kv_occupancy import KvOccupancy
 
 GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
@@ -22,3 +22,13 @@ def test_rows_add_what_they_write_and_a_fill_empties_its_slot() -> None:
     assert occupancy.tokens == 3
     occupancy.note(plan(3, (), ()))
     assert occupancy.tokens == 3
+
+
+def test_a_fill_may_begin_with_tokens_and_a_trim_leaves_a_rest() -> None:
+    occupancy = KvOccupancy()
+    row = PlanRow(0, 1, 32, 5, (1, 2, 3, 4, 5), True)
+    occupancy.note(plan(0, (SlotFill(0, 1, GREEDY, cached_tokens=32, copy_from=2),), (row,)))
+    assert occupancy.tokens == 37
+    trims = (SlotTrim(0, 16), SlotTrim(1, 48))
+    occupancy.note(StepPlan(1, 0, (), (), 8, -1, False, False, trims=trims))
+    assert occupancy.tokens == 16

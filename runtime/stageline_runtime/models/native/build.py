@@ -1,9 +1,9 @@
-"""Compiles the C sources beside this file for this very CPU and loads them: about half a second, at every start.
+"""Compiles the C sources beside this file for this very CPU and loads them: about a second, once in each process.
 
-Nothing is cached: a shared cache would hold code for another node's CPU, and a library found on disk would be code
-that nobody here made. Compiling and linking are separate steps, because a compiler that links with `-ffast-math` adds
-start-up code that changes how the whole process treats denormal numbers. OpenMP is compiled in but not linked, so that
-its calls bind to the runtime torch has loaded already and both share one pool of threads.
+Nothing is kept on disk: a shared cache would hold code for another node's CPU, and a library found on disk would be
+code that nobody here made. Compiling and linking are separate steps, because a compiler that links with `-ffast-math`
+adds start-up code that changes how the whole process treats denormal numbers. OpenMP is compiled in but not linked, so
+that its calls bind to the runtime torch has loaded already and both share one pool of threads.
 """
 
 import ctypes
@@ -11,10 +11,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 COMPILE_SECONDS = 60.0
-_SOURCE = Path(__file__).parent / "decode.c"
+_SOURCE = Path(__file__).parent / "kernels.c"
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11")
 
@@ -41,8 +42,13 @@ def load_library() -> ctypes.CDLL:
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C compiler on the path (cc, gcc, clang)")
+    return _library_made_by(compiler)
+
+
+@cache
+def _library_made_by(compiler: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="stageline-kernels-") as directory:
-        compiled, library = Path(directory) / "decode.o", Path(directory) / "decode.so"
+        compiled, library = Path(directory) / "kernels.o", Path(directory) / "kernels.so"
         _run([compiler, *_FLAGS, "-fopenmp", "-c", str(_SOURCE), "-o", str(compiled)])
         _run([compiler, "-shared", str(compiled), "-o", str(library), "-lm"])
         try:

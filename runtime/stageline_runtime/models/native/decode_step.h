@@ -1,4 +1,6 @@
-/* Included by decode.c with ELEMENT, WIDEN, ROUND and NAME set for one element type. */
+/* One decode step of one layer: rotate queries and keys, store keys and values, attend over the slot's cache.
+ *
+ * Included by kernels.c with ELEMENT, WIDEN, ROUND and NAME set for one element type. */
 
 /* half-split rotation; each product is rounded before the sum, as separate operators would */
 static inline void NAME(rotate)(const ELEMENT *head, const ELEMENT *cosines, const ELEMENT *sines, int size,
@@ -11,6 +13,20 @@ static inline void NAME(rotate)(const ELEMENT *head, const ELEMENT *cosines, con
         rotated[i] = ROUND(WIDEN(low_kept) + WIDEN(low_turned));
         rotated[i + half] = ROUND(WIDEN(high_kept) + WIDEN(high_turned));
     }
+}
+
+/* one token's key, rotated unless it is already, and value into the cache of one head */
+static inline void NAME(store)(const attention_arguments *a, int64_t token, int64_t head, int64_t position,
+                               ELEMENT *keys, ELEMENT *values) {
+    int64_t size = a->head_dim, key_head = a->num_kv_heads * a->group_size + head;
+    const ELEMENT *key = (const ELEMENT *)a->query_key + token * a->query_key_stride + key_head * size;
+    const ELEMENT *value = (const ELEMENT *)a->value + token * a->value_stride + head * size;
+    if (a->cosines)
+        NAME(rotate)(key, (const ELEMENT *)a->cosines + token * size, (const ELEMENT *)a->sines + token * size,
+                     (int)size, keys + position * size);
+    else
+        memcpy(keys + position * size, key, sizeof(ELEMENT) * (size_t)size);
+    memcpy(values + position * size, value, sizeof(ELEMENT) * (size_t)size);
 }
 
 /* `group` query heads over `count` keys and values of one head; `scores` holds group * count floats */
@@ -44,9 +60,9 @@ static inline __attribute__((always_inline)) void NAME(attend)(const ELEMENT *qu
     for (int i = 0; i < group * size; i++) output[i] = ROUND(wide[i]);
 }
 
-static void NAME(one_head)(const decode_arguments *a, int64_t index) {
+static void NAME(one_head)(const attention_arguments *a, int64_t index) {
     int64_t head = index % a->num_kv_heads, size = a->head_dim, group = a->group_size;
-    const decode_row *row = a->rows + index / a->num_kv_heads;
+    const decode_row *row = (const decode_row *)a->rows + index / a->num_kv_heads;
     if (row->slot < 0) { /* padding */
         memset((ELEMENT *)a->output + (row->token * a->num_kv_heads + head) * group * size, 0,
                sizeof(ELEMENT) * (size_t)(group * size));
@@ -57,21 +73,18 @@ static void NAME(one_head)(const decode_arguments *a, int64_t index) {
     const ELEMENT *query = query_key + head * group * size;
     ELEMENT *keys = (ELEMENT *)a->keys + base, *values = (ELEMENT *)a->values + base;
     ELEMENT rotated[MOST_GROUP_SIZE * MOST_HEAD_SIZE];
+    NAME(store)(a, row->token, head, row->position, keys, values);
     if (a->cosines) {
         const ELEMENT *cosines = (const ELEMENT *)a->cosines + row->token * size;
         const ELEMENT *sines = (const ELEMENT *)a->sines + row->token * size;
-        const ELEMENT *key = query_key + (a->num_kv_heads * group + head) * size;
         for (int64_t g = 0; g < group; g++)
             NAME(rotate)(query + g * size, cosines, sines, (int)size, rotated + g * size);
         query = rotated;
-        NAME(rotate)(key, cosines, sines, (int)size, keys + row->position * size);
-        memcpy(values + row->position * size,
-               (const ELEMENT *)a->value + row->token * a->value_stride + head * size, sizeof(ELEMENT) * (size_t)size);
     }
     int64_t first = a->window && row->position >= a->window ? row->position + 1 - a->window : 0;
     int64_t count = row->position + 1 - first;
     ELEMENT *output = (ELEMENT *)a->output + (row->token * a->num_kv_heads + head) * group * size;
-    float *scores = a->scores + thread_index() * group * a->slot_tokens;
+    float *scores = a->scratch + thread_index() * a->scratch_floats;
     keys += first * size, values += first * size;
     switch (size) { /* constant sizes let the compiler unroll */
     case 64: NAME(attend)(query, keys, values, output, scores, (int)group, count, 64, a->scale); break;
@@ -80,7 +93,7 @@ static void NAME(one_head)(const decode_arguments *a, int64_t index) {
     }
 }
 
-void NAME(decode_step)(const decode_arguments *a) {
+void NAME(decode_step)(const attention_arguments *a) {
     int64_t total = a->num_rows * a->num_kv_heads;
 #pragma omp parallel for num_threads((int)a->num_threads) if (a->num_threads > 1) schedule(static)
     for (int64_t index = 0; index < total; index++) NAME(one_head)(a, index);

@@ -1,7 +1,7 @@
-/* One decode step of one layer: rotate queries and keys, store keys and values, attend over the slot's cache.
+/* What a decoder layer does between its matrix products, for float32 and bfloat16.
  *
- * `decode_step.h` is the code, included once for each element type. Sums are kept in float32; what is stored, and what
- * a rotation rounds in between, is rounded as the plain operators round it, so that both paths fill the cache alike.
+ * The headers are the code, included once for each element type. Sums are kept in float32; what is stored, and what
+ * plain operators would round in between, is rounded as they round it, so that all paths fill the cache alike.
  */
 #include <math.h>
 #include <stdint.h>
@@ -9,23 +9,32 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #define MOST_HEAD_SIZE 256
 #define MOST_GROUP_SIZE 16
+
+typedef float lanes __attribute__((vector_size(64), aligned(4))); /* 16 floats */
 
 typedef struct {
     int64_t token, slot, position; /* slot -1: padding, whose output is zero */
 } decode_row;
 
 typedef struct {
-    const void *query_key, *value, *cosines, *sines; /* cosines NULL: already rotated and stored */
+    int64_t token, slot, position, count; /* consecutive tokens of one request */
+} prefill_chunk;
+
+typedef struct {
+    const void *query_key, *value, *cosines, *sines; /* cosines NULL: rotated already */
     void *keys, *values, *output;
-    float *scores; /* group_size * slot_tokens for each thread */
-    const decode_row *rows;
+    float *scratch; /* scratch_floats for each thread */
+    const void *rows; /* decode_row or prefill_chunk */
     int64_t query_key_stride, value_stride, slot_tokens, num_rows, num_kv_heads, group_size, head_dim;
-    int64_t window, num_threads; /* window 0: none */
+    int64_t window, num_threads, scratch_floats; /* window 0: none */
     float scale;
-} decode_arguments;
+} attention_arguments;
 
 static inline int64_t thread_index(void) {
 #ifdef _OPENMP
@@ -52,14 +61,25 @@ static inline uint16_t bfloat16_round(float value) { /* to nearest, ties to even
 #define WIDEN bfloat16_widen
 #define ROUND bfloat16_round
 #define NAME(name) name##_bfloat16
+#ifdef __AVX512BF16__
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
 #include "decode_step.h"
+#include "prefill_step.h"
+#include "row_operators.h"
 #undef ELEMENT
 #undef WIDEN
 #undef ROUND
 #undef NAME
+#undef PAIRED
 
 #define ELEMENT float
 #define WIDEN(value) (value)
 #define ROUND(value) (value)
 #define NAME(name) name##_float32
+#define PAIRED 0
 #include "decode_step.h"
+#include "prefill_step.h"
+#include "row_operators.h"

@@ -1,8 +1,9 @@
-"""The gloo transport: point-to-point over TCP, `Work` handles in place of events.
+"""Hidden tensors and feedback over point-to-point groups with `Work` handles: what `gloo` and `local` have in common.
 
-Two process groups, one for hidden tensors and one for feedback, so that neither waits behind the other. Receives are
-posted as soon as their plan is known: a gloo send completes only once its receive is posted. Waits use `Work.wait`;
-polling `is_completed` would starve gloo's own thread.
+Two groups, one for hidden tensors and one for feedback, so that neither waits behind the other. Receives are posted as
+soon as their plan is known: a send may complete only once its receive is posted. A send's tensor is kept, untouched,
+until its handle was waited for; rings bound how many are. Waits use `Work.wait`; polling `is_completed` would starve
+gloo's own thread.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ MAX_TAG = 1 << 30
 
 
 class Work(Protocol):
-    """torch's handle of one operation under way."""
+    """The handle of one operation under way."""
 
     def wait(self, timeout: timedelta) -> bool:
         """Block until done; raises RuntimeError on a lost peer or when the time is up."""
@@ -33,7 +34,7 @@ class Work(Protocol):
 
 
 class PointToPointGroup(Protocol):
-    """The part of `torch.distributed.ProcessGroupGloo` used here (torch's stubs leave it out)."""
+    """All that is asked of a group: the part of `torch.distributed.ProcessGroupGloo` used here, in torch's own form."""
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """Begin to send."""
@@ -48,7 +49,7 @@ class PointToPointGroup(Protocol):
         ...
 
 
-class GlooTransport:
+class PointToPointTransport:
     """One stage's connections to its neighbours."""
 
     def __init__(
@@ -135,7 +136,7 @@ class GlooTransport:
 
 @contextmanager
 def _named(seq: int, peer: int, operation: str) -> Iterator[None]:
-    """Turn gloo's error into one that names the plan, the peer and the operation."""
+    """Turn a group's error into one that names the plan, the peer and the operation."""
     try:
         yield
     except RuntimeError as error:

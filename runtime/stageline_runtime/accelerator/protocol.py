@@ -1,0 +1,81 @@
+"""What stages and transports need of a device whose work goes on after the call that queued it has returned.
+
+Work queued on one stream runs in order; streams are ordered against each other by events alone. Nothing here waits on
+the host but `Event.wait` and `Accelerator.synchronize`: neither belongs between a plan's inputs and its outputs.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from stageline_runtime.accelerator.graph import GraphRecorder
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def is_done(self) -> bool:
+        """Whether the work before it is done; never waits."""
+
+    def wait(self) -> None:
+        """Block this thread until the work before it is done."""
+
+    def seconds_since(self, earlier: "Event") -> float:
+        """Seconds on the device's clock; both must be done and must have been made with `timed`."""
+
+
+class Stream(Protocol):
+    """A queue of device work."""
+
+    def record(self, *, timed: bool = False) -> Event:
+        """Mark the end of what is queued now."""
+
+    def wait_for(self, event: Event) -> None:
+        """Let what is queued from now on begin after `event`."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """Queue what the block does here."""
+
+
+class Accelerator(Protocol):
+    """One device. `main` is the stream that layers run on, and the one that is active outside of any block."""
+
+    @property
+    def device(self) -> torch.device:
+        """For tensors."""
+
+    @property
+    def main(self) -> Stream:
+        """Where compute is queued."""
+
+    @property
+    def num_processors(self) -> int:
+        """Blocks of a kernel that run at once, roughly."""
+
+    def side_stream(self) -> Stream:
+        """Another queue."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that the device reads and writes by itself, uninitialised."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy on the active stream; host memory on either side must be pinned and stay until it is done."""
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queue the copy of a small tensor of the host's to the device; returns the copy."""
+
+    def graph_recorder(self) -> GraphRecorder:
+        """Records graphs of this device's work."""
+
+    def available_bytes(self) -> int:
+        """Memory of the device that is free now."""
+
+    def allocated_bytes(self) -> int:
+        """Memory of the device that this process holds."""
+
+    def identity(self) -> str:
+        """Equal for processes that share the device."""
+
+    def synchronize(self) -> None:
+        """Block until all queued work is done; for loading and ending only."""

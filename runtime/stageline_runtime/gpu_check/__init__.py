@@ -1,0 +1,1 @@
+"""`make gpu-check`: one command that shows on a GPU what no test on a CPU can, and writes it down in docs/gpu.md."""

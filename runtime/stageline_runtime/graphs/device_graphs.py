@@ -1,0 +1,186 @@
+"""Capture on a device: whole layers for plans of single tokens, all but attention for other plans.
+
+A graph is made for each of a few sizes before the stage says that it has loaded; a plan runs in the smallest that
+holds it, with more padding, which never leaves the stage. A plan larger than all of them runs eagerly: that too
+follows from the plan alone. Inputs, the plan's table and outputs lie in buffers made at load. Communication is never
+recorded, and attention reads all that changes from the table, so a replay is right for whatever plan the table holds.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from stageline_runtime.accelerator.graph import Graph, GraphRecorder
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes
+from stageline_runtime.messages import GraphMode
+from stageline_runtime.models.device.attention import DeviceRows
+from stageline_runtime.models.device.layers import DeviceLayers, Heads, Rotary
+from stageline_runtime.models.device.step_rows import StepRows
+from stageline_runtime.models.device.step_table import StepTable
+
+SMALLEST_STEP = 16
+"""Smaller plans with chunks pad to this; sizes double from here."""
+
+
+class _Captured(Protocol):
+    """The layers at one size."""
+
+    num_graphs: int
+
+    def run(self, rows: DeviceRows) -> torch.Tensor:
+        """Replay for the plan whose table is filled; the result is good until the next replay."""
+
+
+class DeviceGraphs:
+    """A stage's captured layers."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        recorder: GraphRecorder,
+        layers: DeviceLayers,
+        table: StepTable,
+        *,
+        hidden_size: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._accelerator = accelerator
+        self._recorder = recorder
+        self._layers = layers
+        self._table = table
+        self._input = torch.zeros(max_tokens, hidden_size, dtype=dtype, device=accelerator.device)
+        self._captured: dict[GraphMode, dict[int, _Captured]] = {GraphMode.FULL: {}, GraphMode.PIECEWISE: {}}
+
+    def run(self, hidden: torch.Tensor, rows: StepRows) -> torch.Tensor:
+        """All layers of a plan in its mode: hidden `[padded_tokens, hidden_size]` to the same shape."""
+        num_tokens = rows.padded_tokens
+        captured = self._captured[rows.graph_mode] if rows.graph_mode is not GraphMode.OFF else {}
+        size = min((size for size in captured if size >= num_tokens), default=None)
+        if size is None:
+            return self._layers(hidden, self._table.fill(rows))
+        self._accelerator.copy(self._input[:num_tokens], hidden)
+        return captured[size].run(self._table.fill(rows.padded_to(size)))[:num_tokens]
+
+    def capture(self, graphs: GraphMode, sizes: CaptureSizes, progress: CaptureProgress) -> CaptureReport:
+        """Record for these sizes, on padding alone; the largest first, so that smaller ones fit its memory."""
+        started_seconds, started_bytes = time.monotonic(), self._accelerator.allocated_bytes()
+        count = 0
+        for mode, size in _runs(graphs, sizes):
+            if size > len(self._input):
+                continue  # no plan is that large
+            progress(f"capturing {mode} layers for {size} tokens")
+            self._table.fill(StepRows.padding(size, mode))
+            captured: _Captured = self._whole(size) if mode is GraphMode.FULL else self._pieces(size)
+            self._captured[mode][size] = captured
+            count += captured.num_graphs
+        self._accelerator.synchronize()
+        return CaptureReport(
+            graphs=count,
+            seconds=time.monotonic() - started_seconds,
+            memory_bytes=max(0, self._accelerator.allocated_bytes() - started_bytes),
+        )
+
+    def _whole(self, size: int) -> "_Whole":
+        rows = self._table.view(size, size)
+        graph, output = self._recorder.record(lambda: self._layers(self._input[:size], rows))
+        return _Whole(graph, output)
+
+    def _pieces(self, size: int) -> "_Pieces":
+        """The first piece ends before the first attention; each other begins behind one and ends before the next."""
+        layers, rows = self._layers, self._table.view(size, size)
+        hidden: torch.Tensor = self._input[:size]
+
+        def first() -> tuple[Rotary, Heads]:
+            rotary = layers.rotary(rows)
+            return rotary, layers.before(0, hidden, rotary)
+
+        graph, (rotary, heads) = self._recorder.record(first)
+        pieces = [_Piece(graph, heads, None)]
+        for layer in range(len(layers)):
+            attended = torch.zeros_like(layers.attend(layer, heads, rows))
+            graph, (hidden, next_heads) = self._recorder.record(_behind(layers, layer, hidden, attended, rotary))
+            heads = heads if next_heads is None else next_heads
+            pieces.append(_Piece(graph, next_heads, attended))
+        return _Pieces(self._accelerator, layers, pieces, hidden)
+
+
+def _behind(
+    layers: DeviceLayers, layer: int, hidden: torch.Tensor, attended: torch.Tensor, rotary: Rotary
+) -> Callable[[], tuple[torch.Tensor, Heads | None]]:
+    """The piece behind attention of `layer`: hidden out of it, and the heads of the next layer if there is one."""
+
+    def work() -> tuple[torch.Tensor, Heads | None]:
+        after = layers.after(layer, hidden, attended)
+        return after, layers.before(layer + 1, after, rotary) if layer + 1 < len(layers) else None
+
+    return work
+
+
+class _Whole:
+    """One graph for all layers."""
+
+    num_graphs = 1
+
+    def __init__(self, graph: Graph, output: torch.Tensor) -> None:
+        self._graph = graph
+        self._output = output
+
+    def run(self, _rows: DeviceRows) -> torch.Tensor:
+        """As `_Captured` says."""
+        self._graph.replay()
+        return self._output
+
+
+class _Piece(NamedTuple):
+    """What runs between two attentions: it reads `attended`, and leaves the next one's heads in `heads`."""
+
+    graph: Graph
+    heads: Heads | None
+    attended: torch.Tensor | None
+
+
+class _Pieces:
+    """A graph before, between and behind the layers' attentions, which run eagerly for the plan's own tiles."""
+
+    def __init__(
+        self, accelerator: Accelerator, layers: DeviceLayers, pieces: Sequence[_Piece], output: torch.Tensor
+    ) -> None:
+        self._accelerator = accelerator
+        self._layers = layers
+        self._first, *self._others = pieces
+        self._output = output
+        self.num_graphs = len(pieces)
+
+    def run(self, rows: DeviceRows) -> torch.Tensor:
+        """As `_Captured` says."""
+        self._first.graph.replay()
+        heads = self._first.heads
+        for layer, piece in enumerate(self._others):
+            assert heads is not None, f"layer {layer} has no heads"
+            assert piece.attended is not None, f"layer {layer} has nowhere to attend to"
+            self._accelerator.copy(piece.attended, self._layers.attend(layer, heads, rows))
+            piece.graph.replay()
+            heads = piece.heads
+        return self._output
+
+
+def _runs(graphs: GraphMode, sizes: CaptureSizes) -> Iterator[tuple[GraphMode, int]]:
+    steps = step_sizes(max(sizes.step))
+    if graphs is GraphMode.FULL:
+        yield from ((GraphMode.FULL, size) for size in sorted(sizes.decode, reverse=True))
+        yield from ((GraphMode.PIECEWISE, size) for size in sorted(steps, reverse=True))
+    else:
+        yield from ((GraphMode.PIECEWISE, size) for size in sorted({*sizes.decode, *steps}, reverse=True))
+
+
+def step_sizes(most: int, smallest: int = SMALLEST_STEP) -> tuple[int, ...]:
+    """Sizes for plans with chunks: doubling up to `most`, which is one of them."""
+    sizes, size = [], smallest
+    while size < most:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, most)

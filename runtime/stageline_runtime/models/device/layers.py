@@ -1,0 +1,63 @@
+"""The layers of a stage on a device, in the pieces that graphs are captured from: around attention, and attention.
+
+Eager runs, piecewise graphs and full graphs call the same methods on the same tensors, so that they compute alike.
+"""
+
+import torch
+
+from stageline_runtime.models.decoder_layer import LayerParts
+from stageline_runtime.models.device.attention import DeviceAttention, DeviceRows
+from stageline_runtime.models.rotary import RotaryTable
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+Heads = tuple[torch.Tensor, torch.Tensor]
+"""Rotated query and key heads, and value heads: `[padded_tokens, heads, head_dim]`."""
+
+
+class DeviceLayers:
+    """A stage's layers and their cache."""
+
+    def __init__(
+        self,
+        parts: tuple[LayerParts, ...],
+        caches: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+        windows: tuple[int | None, ...],
+        attention: DeviceAttention,
+        rotary: RotaryTable,
+    ) -> None:
+        self._parts = parts
+        self._caches = caches
+        self._windows = windows
+        self._attention = attention
+        self._rotary = rotary
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def rotary(self, rows: DeviceRows) -> Rotary:
+        """Cosines and sines of the rows' positions."""
+        return self._rotary.at(rows.tokens[:, 1].long())
+
+    def before(self, layer: int, hidden: torch.Tensor, rotary: Rotary) -> Heads:
+        """What comes before attention of `layer`: hidden `[padded_tokens, hidden_size]` to heads."""
+        return self._parts[layer].before_attention(hidden, rotary)
+
+    def attend(self, layer: int, heads: Heads, rows: DeviceRows) -> torch.Tensor:
+        """Store and attend: `[padded_tokens, num_heads * head_dim]`."""
+        return self._attention(*heads, self._caches[layer], rows, self._windows[layer])
+
+    def after(self, layer: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What comes after it: hidden and attended to hidden."""
+        return self._parts[layer].after_attention(hidden, attended)
+
+    def warm_up(self, heads: Heads, rows: DeviceRows) -> None:
+        """Run attention alone over rows of padding, which writes to no slot: its kernels get compiled."""
+        self._attention(*heads, self._caches[0], rows, self._windows[0])
+
+    def __call__(self, hidden: torch.Tensor, rows: DeviceRows) -> torch.Tensor:
+        """All layers: hidden `[padded_tokens, hidden_size]` to the same shape."""
+        rotary = self.rotary(rows)
+        for layer in range(len(self)):
+            heads = self.before(layer, hidden, rotary)
+            hidden = self.after(layer, hidden, self.attend(layer, heads, rows))
+        return hidden

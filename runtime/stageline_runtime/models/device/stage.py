@@ -1,0 +1,179 @@
+"""The own decoder on a device, cut to one stage. No call waits for the device.
+
+Weights, cache and tables are made at load. What a slot gives up needs no zeros: attention reads no position that the
+slot's present request hasn't written.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.graphs.device_graphs import DeviceGraphs, step_sizes
+from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
+from stageline_runtime.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.messages import GraphMode, StepPlan
+from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.models.decoder import layer_windows
+from stageline_runtime.models.decoder_layer import LayerParts
+from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention, TritonAttention
+from stageline_runtime.models.device.block_tables import BlockTables
+from stageline_runtime.models.device.layers import DeviceLayers
+from stageline_runtime.models.device.step_rows import CacheBounds, StepRows, build_step_rows
+from stageline_runtime.models.device.step_table import StepTable
+from stageline_runtime.models.output_head import OutputHead
+from stageline_runtime.models.rotary import RotaryTable
+from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.weights import Progress, StageWeights
+
+
+class DeviceStage:
+    """Layers `first..last` with their cache on `accelerator`; the first stage embeds, the last has the head."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: StageShape,
+        weights: StageWeights,
+        accelerator: Accelerator,
+        attention: DeviceAttention,
+        heads: AttentionHeads,
+    ) -> None:
+        self._config = config
+        self._shape = shape
+        self._heads = heads
+        self._graphs: DeviceGraphs | None = None
+        self._accelerator = accelerator
+        self._embedding = weights.embedding() if shape.is_first else None
+        parts = tuple(LayerParts(config, layer) for layer in weights.layers())
+        self._head = OutputHead(config, weights, self._embedding) if shape.is_last else None
+        rotary = RotaryTable(config, shape.slot_tokens, shape.dtype, accelerator.device)
+        num_blocks = shape.num_blocks or shape.num_slots * blocks_of(shape.slot_tokens)
+        self._blocks = BlockTables(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, num_blocks=num_blocks)
+        caches = self._caches = tuple(_cache(num_blocks, shape, heads, accelerator.device) for _ in parts)
+        self._layers = DeviceLayers(parts, caches, layer_windows(config, shape), attention, rotary)
+        self._bounds = CacheBounds(
+            num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, tile_tokens=heads.prefill_tile_tokens
+        )
+        self._table = StepTable(accelerator, shape.max_step_tokens, self._blocks, shape.num_slots)
+
+    def attention_batch(self, plan: StepPlan) -> StepRows:
+        """The plan's table, on the host.
+
+        Raises:
+            ValueError: a row lies outside the cache.
+        """
+        return build_step_rows(plan.rows, plan.padded_tokens, self._bounds, plan.graph_mode)
+
+    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+        """Give back what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
+        self._blocks.trim(slot, keep_tokens)
+
+    def trim_slot(self, slot: int, num_tokens: int) -> None:
+        """Give back what `slot` holds from position `num_tokens` on."""
+        self._blocks.trim(slot, num_tokens)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile the attention kernels for every way that plans will ask for, while no peer waits."""
+        heads, dtype, device = self._heads, self._shape.dtype, self._accelerator.device
+        for size in step_sizes(self._shape.max_step_tokens, smallest=1):
+            rows = self._table.fill(StepRows.padding(size, GraphMode.OFF).with_padding_tile())
+            query_key = torch.zeros(
+                size, heads.num_heads + heads.num_kv_heads, heads.head_dim, dtype=dtype, device=device
+            )
+            value = torch.zeros(size, heads.num_kv_heads, heads.head_dim, dtype=dtype, device=device)
+            self._layers.warm_up((query_key, value), rows)
+        self._accelerator.synchronize()
+
+    @torch.inference_mode()
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
+        pairs = self._blocks.copy(source, target, num_tokens)
+        if pairs:
+            sources, targets = self._accelerator.place(torch.tensor(pairs, dtype=torch.int64)).unbind(1)
+            for cache in self._caches:
+                for part in cache:
+                    part[targets] = part[sources]
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
+        assert self._embedding is not None, "this stage holds no embedding"
+        return F.embedding(token_ids, self._embedding)
+
+    @torch.inference_mode()
+    def layers(self, hidden: torch.Tensor, batch: StepRows) -> torch.Tensor:
+        """Run the stage's layers over hidden `[padded_tokens, hidden_size]`, writing their keys and values."""
+        if batch.graph_mode is GraphMode.OFF:
+            return self._layers(hidden, self._table.fill(batch))
+        assert self._graphs is not None, f"a plan in mode {batch.graph_mode}, but nothing was captured"
+        return self._graphs.run(hidden, batch)
+
+    @torch.inference_mode()
+    def capture_graphs(
+        self, graphs: GraphMode, sizes: CaptureSizes, _cache_dir: Path, progress: CaptureProgress
+    ) -> CaptureReport:
+        """Capture the layers for plans up to `graphs`; touches no slot.
+
+        Raises:
+            GraphsUnavailableError: a mixture of experts, whose shapes depend on the tokens.
+        """
+        if self._config.mixture is not None:
+            raise GraphsUnavailableError("the model is a mixture of experts, whose shapes depend on the tokens")
+        self._graphs = DeviceGraphs(
+            self._accelerator,
+            self._accelerator.graph_recorder(),
+            self._layers,
+            self._table,
+            hidden_size=self._config.hidden_size,
+            max_tokens=self._shape.max_step_tokens,
+            dtype=self._shape.dtype,
+        )
+        return self._graphs.capture(graphs, sizes, progress)
+
+    @torch.inference_mode()
+    def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
+        assert self._head is not None, "this stage holds no head"
+        return self._head(hidden_rows)
+
+
+def build_device_stage(
+    model_dir: Path,
+    config: ModelConfig,
+    shape: StageShape,
+    progress: Progress,
+    accelerator: Accelerator,
+    attention: DeviceAttention | None = None,
+) -> DeviceStage:
+    """Load a stage's weights to the device and reserve its cache there. `attention` None takes the Triton kernels.
+
+    Raises:
+        WeightsError: a tensor is missing or misshapen, or a file is unreadable.
+    """
+    heads = attention_heads(config, shape)
+    weights = StageWeights(model_dir, config, shape, progress, accelerator.device)
+    chosen = TritonAttention(heads, accelerator.num_processors) if attention is None else attention
+    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads)
+    stage.warm_up()
+    return stage
+
+
+def attention_heads(config: ModelConfig, shape: StageShape) -> AttentionHeads:
+    """The sizes that attention is built for."""
+    return AttentionHeads(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        slot_tokens=shape.slot_tokens,
+    )
+
+
+def _cache(
+    num_blocks: int, shape: StageShape, heads: AttentionHeads, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one layer; the last block takes what padding writes where that can't be left out."""
+    size = (num_blocks + 1, heads.num_kv_heads, BLOCK_TOKENS, heads.head_dim)
+    return torch.zeros(size, dtype=shape.dtype, device=device), torch.zeros(size, dtype=shape.dtype, device=device)

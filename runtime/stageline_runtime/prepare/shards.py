@@ -1,0 +1,67 @@
+"""Weight files that are fetched one by one into a published entry, each once however many stages need it.
+
+Every shard has a lock and a hidden directory of its own beside the entry, under the rules of `publish`, and joins the
+entry by one rename. It comes from the commit that the entry's manifest names, and must be what was promised there. When
+nothing is missing, nobody is asked.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from stageline_api.model_source import HubSource, parse_source
+from stageline_runtime.prepare.cache import Manifest, missing_shards, read_manifest
+from stageline_runtime.prepare.errors import PrepareError, storage_error
+from stageline_runtime.prepare.progress import Reporter
+from stageline_runtime.prepare.publish import PARTIAL_MARK, locked, remove_leftovers, sync_one
+
+
+def fetch_shards(entry: Path, names: Iterable[str] | None, reporter: Reporter) -> None:
+    """Fetch those of the shards `names` (None: of all) that `entry` promises and lacks.
+
+    Raises:
+        PrepareError: one can't be fetched or stored; the message names it.
+    """
+    missing = missing_shards(entry, names)
+    if not missing:
+        return
+    manifest = read_manifest(entry)
+    assert manifest is not None, "an entry that promises shards has a manifest"
+    for name in missing:
+        try:
+            _fetch(entry, manifest, name, reporter)
+        except PrepareError as error:
+            # Whatever became of the repository: that the entry could be made at all says that trying again may help.
+            raise PrepareError(f"cannot fetch {name}: {error.message}") from error
+        except OSError as error:
+            raise storage_error(error, f"store {name} in the model cache {entry.parent}") from error
+
+
+def _fetch(entry: Path, manifest: Manifest, name: str, reporter: Reporter) -> None:
+    from stageline_runtime.prepare.hub import download_shard  # the Hub client takes time, and a full cache needs none
+
+    source = parse_source(manifest.source)
+    assert isinstance(source, HubSource), "only the Hub gives shards"
+    cache_dir, key = entry.parent, f"{entry.name}.{name}"
+    with locked(cache_dir, key, name, reporter):
+        remove_leftovers(cache_dir, key)
+        if not missing_shards(entry, [name]):
+            reporter.note(f"Found {name} in the cache")
+            return
+        partial = Path(tempfile.mkdtemp(prefix=f".{key}{PARTIAL_MARK}", dir=cache_dir))
+        try:
+            whole = download_shard(source, manifest.resolved, name, manifest.shards[name], partial, reporter)
+            sync_one(whole)
+            _publish(whole, entry, manifest, reporter)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _publish(whole: Path, entry: Path, manifest: Manifest, reporter: Reporter) -> None:
+    """Move the file into the entry that asked for it, not into one that was made in its place from another commit."""
+    with locked(entry.parent, entry.name, "this model", reporter):
+        if read_manifest(entry) != manifest:
+            raise PrepareError(f"the cache entry {entry} was made again meanwhile; try again")
+        whole.replace(entry / whole.name)
+        sync_one(entry)

@@ -1,0 +1,117 @@
+"""What one step of the pipeline is: everything a stage sends, receives or computes for it follows from its plan alone.
+
+Part of the messages on the plan bus (`messages`), which is where others import it from.
+"""
+
+import enum
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Anything said on the plan bus."""
+
+
+class RowSampling(Message, frozen=True):
+    """Sampling parameters of one request, sent once when its slot is filled."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    choice: int
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, addend), each id once."""
+    num_top_logprobs: int | None = None
+    """How many tokens to list with each sampled one; None asks for no log probabilities."""
+    json_schema: str | None = None
+    """The output must be JSON that satisfies this schema; checked by the engine."""
+    num_prompt_tokens: int = 0
+    """The border between prompt and output: input tokens at this position and after count as generated."""
+
+
+class SlotTrim(Message, frozen=True):
+    """What a slot holds from position `num_tokens` on is given up, and its memory with it."""
+
+    slot: int
+    num_tokens: int
+
+
+class SlotFill(Message, frozen=True):
+    """A request takes a slot under a new generation; stages reset the slot's state but for what it begins with."""
+
+    slot: int
+    generation: int
+    sampling: RowSampling
+    cached_tokens: int = 0
+    """The request's first inputs whose keys and values are kept: no row will carry them."""
+    copy_from: int | None = None
+    """The slot that holds them, where they were written by plans before this one; None: the filled slot itself."""
+    cached_token_ids: tuple[int, ...] = ()
+    """These inputs, when sampling depends on what came before."""
+
+
+class PlanRow(Message, frozen=True):
+    """One request's part of a step.
+
+    `token_ids` holds the input of a prefill chunk; empty means a decode row, whose single input token stage 0 takes
+    from feedback. `position` is the position of the first input token.
+    """
+
+    slot: int
+    generation: int
+    position: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    need_sample: bool
+
+
+class GraphMode(enum.StrEnum):
+    """How a plan's layers run. `FULL`: whole layers captured; `PIECEWISE`: all but attention; `OFF`: nothing."""
+
+    OFF = "off"
+    PIECEWISE = "piecewise"
+    FULL = "full"
+
+
+class StepPlan(Message, frozen=True):
+    """One step of one cohort. Everything a stage sends or receives for it follows from this alone.
+
+    `feedback_through`: before stage 0 builds its inputs it applies the feedback of every plan up to this `seq`.
+    `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan.
+    Trims come first, then fills in their order, then rows.
+    """
+
+    seq: int
+    cohort: int
+    fills: tuple[SlotFill, ...]
+    rows: tuple[PlanRow, ...]
+    padded_tokens: int
+    feedback_through: int
+    feedback_posted: bool
+    dummy: bool
+    """A warm-up step: `padded_tokens` rows of nothing run through all layers and touch no slot."""
+    graph_mode: GraphMode = GraphMode.OFF
+    """Decided by the engine alone (`graphs.mode`), so that all stages run a plan alike."""
+    trims: tuple[SlotTrim, ...] = ()
+    told: bool = False
+    """Each stage answers with `StepTimes` once it has run it: a request of this plan is being traced."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens in the step."""
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """A rowless plan that no stage computes: it only shows that every stage still answers."""
+        return not self.rows and not self.dummy
+
+    @property
+    def sampled_rows(self) -> tuple[PlanRow, ...]:
+        """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
+        return tuple(row for row in self.rows if row.need_sample)

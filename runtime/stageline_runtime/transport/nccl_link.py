@@ -1,0 +1,127 @@
+"""One NCCL communicator of two ranks, made and tried out before any plan runs.
+
+torch's own watchdog would end the process without last words, so it only cleans up after errors here; the stage's
+watchdog looks at events. A communicator is made at its first use, and that needs both ends at once: every link carries
+one number when the stages meet, in the order of the pipeline. No GPU has run this yet (docs/gpu.md).
+"""
+
+import os
+import time
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.transport.nccl import NcclTransport
+from stageline_runtime.transport.protocol import WireSizes
+
+_POLL_SECONDS = 0.002
+
+
+class NcclLink:
+    """`rank` 0 is upstream, 1 downstream. Raises RuntimeError where NCCL can't be had."""
+
+    def __init__(self, store: Store, name: str, rank: int, timeout_seconds: float) -> None:
+        self._group = _new_group(PrefixStore(name, store), rank, timeout_seconds)
+        self._peer = 1 - rank
+        self._works: deque[Any] = deque()
+
+    def send(self, tensor: Tensor) -> None:
+        """Queue a send on the active stream."""
+        self._queue(self._group.send([tensor], self._peer, 0))
+
+    def receive(self, tensor: Tensor) -> None:
+        """Queue a receive on the active stream."""
+        self._queue(self._group.recv([tensor], self._peer, 0))
+
+    def error(self) -> str | None:
+        """Whether NCCL has reported an error of an operation, oldest first; asked before each, so none piles up."""
+        while self._works and self._works[0].is_completed():
+            if not self._works.popleft().is_success():
+                return "NCCL reported an error; its own words are in the log"
+        return None
+
+    def abort(self) -> None:
+        """Give up everything outstanding."""
+        self._group.abort()
+
+    def _queue(self, work: Any) -> None:
+        work.wait()  # of the active stream: the host goes on
+        self._works.append(work)
+
+
+def join_nccl(
+    store: Store,
+    accelerator: Accelerator,
+    sizes: WireSizes,
+    *,
+    stage: int,
+    stage_count: int,
+    timeout_seconds: float,
+    step_timeout_seconds: float,
+) -> NcclTransport:
+    """Make a stage's links and carry one number over each.
+
+    Raises:
+        RuntimeError: a communicator can't be made, or a peer did not answer in time.
+    """
+    last = stage_count - 1
+    # NCCL's own limit comes last: the stage's watchdog has said by then which operation it was.
+    link_seconds = 2 * max(timeout_seconds, step_timeout_seconds)
+    before = NcclLink(store, f"hidden/{stage - 1}", 1, link_seconds) if stage > 0 else None
+    after = NcclLink(store, f"hidden/{stage}", 0, link_seconds) if stage < last else None
+    feedback = NcclLink(store, "feedback", 0 if stage == last else 1, link_seconds) if stage in (0, last) else None
+    _carry_one_number(accelerator, before, after, feedback, sends_feedback=stage == last)
+    _await(accelerator, timeout_seconds)
+    return NcclTransport(
+        accelerator,
+        before=before,
+        after=after,
+        feedback=feedback,
+        stage=stage,
+        stage_count=stage_count,
+        sizes=sizes,
+    )
+
+
+def _carry_one_number(
+    accelerator: Accelerator,
+    before: NcclLink | None,
+    after: NcclLink | None,
+    feedback: NcclLink | None,
+    *,
+    sends_feedback: bool,
+) -> None:
+    """Queue it on every link, in an order in which all stages find their peers."""
+    probe = torch.ones(1, device=accelerator.device)
+    if before is not None:
+        before.receive(probe)
+    if after is not None:
+        after.send(probe)
+    if feedback is not None:
+        (feedback.send if sends_feedback else feedback.receive)(probe)
+
+
+def _await(accelerator: Accelerator, timeout_seconds: float) -> None:
+    done = accelerator.main.record()
+    deadline = time.monotonic() + timeout_seconds
+    while not done.is_done():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"timed out: no first exchange over NCCL within {timeout_seconds:g} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _new_group(store: Store, rank: int, timeout_seconds: float) -> Any:
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # abort communicators, don't end the process
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    try:
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+    except ImportError as error:
+        raise RuntimeError("this image's torch is built without NCCL") from error
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_seconds)
+    return ProcessGroupNCCL(store, rank, 2, options)

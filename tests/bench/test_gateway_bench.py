@@ -1,0 +1,80 @@
+"""The gateway's benchmark measures real streams, and its page shows what was measured."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from free_ports import free_port
+from stageline_api.errors import UserError
+from stageline_gateway.bench import relays
+from stageline_gateway.bench.figures import measure, quantiles
+from stageline_gateway.bench.processes import python_module, started
+from stageline_gateway.bench.report import BEGIN, END, added_ms, result_of, update_page
+
+LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0, "seconds": 4.0}
+
+
+@pytest.fixture
+def on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test machine may have one core, or others than 0 and 1."""
+    monkeypatch.setattr("stageline_gateway.bench.processes.os.sched_setaffinity", lambda *_: None)
+
+
+@pytest.mark.usefixtures("on_any_core")
+def test_streams_are_whole_with_and_without_a_gateway(tmp_path: Path) -> None:
+    port = free_port()
+    with started(python_module("stageline_gateway.bench.synthetic_engine"), 0, tmp_path / "engine.log") as engine:
+        assert engine.stdout is not None
+        engine_port = int(engine.stdout.readline())
+        direct = measure(relays.direct(engine_port), tmp_path, **LOAD)
+        with relays.gateway(engine_port, port, tmp_path) as relay:
+            through = measure(relay, tmp_path, **LOAD)
+    for figures in (direct, through):
+        assert figures["broken"] == 0, figures
+        assert figures["streams"] >= 2, figures
+        assert len(figures["ttft_ms"]) == 3, figures
+    assert through["cpu_ms_per_stream"] > 0
+
+
+def figures(relay: str, ttft_ms: float, **more: float) -> dict[str, Any]:
+    """A measurement at 64 streams."""
+    times = {"p50": ttft_ms, "p90": 2 * ttft_ms, "p99": 3 * ttft_ms}
+    return {"relay": relay, "concurrent": 64, "tokens": 25, "ttft_ms": times, "gap_beyond_period_ms": times, **more}
+
+
+def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tmp_path: Path) -> None:
+    relayed = {"cpu_share": 0.5, "memory_bytes_per_stream": 2048.0}
+    paced = [figures("direct", 1.0), figures("gateway", 4.0, **relayed)]
+    assert added_ms(paced, 64, "p50") == 3.0
+    saturated = [figures("nginx", 1.0, streams_per_second=100.0, cpu_ms_per_stream=0.25, **relayed)]
+    result = result_of(paced, saturated, 0.1)
+    assert [target["met"] for target in result["targets"]] == [False, True]
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
+    update_page(page, result)
+    text = page.read_text()
+    assert "| 64 | gateway | 4.00 / 12.00 | 3.00 / 9.00 |" in text
+    assert "| nginx | 100 | 2500 | 0.25 | 50% |" in text
+    assert "p50, ms | ≤ 2 | 3 | **no** |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    page.write_text("no section")
+    with pytest.raises(UserError):
+        update_page(page, result)
+
+
+def test_quantiles_are_of_the_ordered_values() -> None:
+    assert quantiles([index / 1000 for index in range(100, 0, -1)]) == {"p50": 51.0, "p90": 91.0, "p99": 100.0}
+    assert quantiles([0.007]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
+
+
+@pytest.mark.parametrize("program", ["stageline_gateway.bench", "stageline_runtime.bench"])
+def test_an_option_that_is_not_there_is_named_without_a_traceback(program: str) -> None:
+    ended = subprocess.run([sys.executable, "-m", program, "--odd"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--odd" in ended.stderr
+    assert "Traceback" not in ended.stderr

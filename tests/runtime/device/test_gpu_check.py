@@ -1,0 +1,108 @@
+"""`make gpu-check`'s own logic: parts end passed, failed or skipped with a reason, and the page says so."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from repository_files import ROOT
+from simulated_accelerator import ImmediateAccelerator
+from stageline_api.errors import UserError
+from stageline_runtime.gpu_check import __main__ as program
+from stageline_runtime.gpu_check.device_parts import DeviceParts
+from stageline_runtime.gpu_check.page import BEGIN, END, render, update_page
+from stageline_runtime.gpu_check.sections import (
+    CheckFailedError,
+    Figures,
+    Section,
+    SkipSectionError,
+    Status,
+    exit_code,
+    run_sections,
+    unproven,
+)
+from stageline_runtime.models.device.attention import PlainAttention
+
+
+def section(name: str, outcome: Figures | Exception) -> Section:
+    def run() -> Figures:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return Section(name=name, shows="something", run=run)
+
+
+PASSES = section("a", {"speed": "3 tok/s", "size": "1 | 2"})
+FAILS = section("b", CheckFailedError("7 of 9 differ"))
+BREAKS = section("c", RuntimeError("CUDA error:\n  unspecified"))
+SKIPS = section("d", SkipSectionError("needs two devices, 1 is there"))
+
+
+def test_every_part_ends_and_none_stops_the_rest() -> None:
+    said: list[str] = []
+    outcomes = run_sections([FAILS, BREAKS, SKIPS, PASSES], said.append)
+    assert [outcome.status for outcome in outcomes] == [Status.FAILED, Status.FAILED, Status.SKIPPED, Status.PASSED]
+    assert outcomes[1].detail == "RuntimeError: CUDA error: unspecified"
+    assert outcomes[2].detail == "needs two devices, 1 is there"
+    assert "b: failed: 7 of 9 differ" in said
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"), [([PASSES, SKIPS], 0), ([PASSES, FAILS], 1), ([BREAKS], 1)], ids=["fine", "failed", "broken"]
+)
+def test_a_failure_is_the_exit_status(parts: list[Section], code: int) -> None:
+    assert exit_code(run_sections(parts, lambda _line: None)) == code
+
+
+def test_the_page_gets_the_table_and_keeps_its_prose(tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
+    update_page(page, render(run_sections([PASSES, SKIPS], lambda _line: None), "2030-01-01, a device."))
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}2030-01-01, a device.\n")
+    assert text.endswith(f"{END}\nafter\n")
+    assert "| a | something | passed | speed 3 tok/s; size 1 \\| 2 |" in text
+    assert "| d | something | skipped | needs two devices, 1 is there |" in text
+    assert "old" not in text
+    page.write_text("nothing to replace")
+    with pytest.raises(UserError, match="has no section"):
+        update_page(page, "table")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_without_a_device_it_says_how_to_get_one_and_ends_well(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "gpu.md"
+    assert program.main(["--page", str(page)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("gpu-check: skipped: no CUDA device is visible")
+    assert "nvidia.com/gpu: 1" in said
+    assert not page.exists()
+
+
+def test_docs_name_every_part_and_call_it_unproven_until_it_ran(tmp_path: Path) -> None:
+    text = (ROOT / "docs/gpu.md").read_text()
+    _, _, table = text.partition(BEGIN)
+    for outcome in unproven(program.sections(tmp_path)):
+        assert f"| {outcome.name} | {outcome.shows} |" in table, outcome.name
+    if "Never run on a GPU." in table:
+        assert render(unproven(program.sections(tmp_path)), "Never run on a GPU.") in text
+
+
+def test_the_parts_that_need_no_gpu_pass_on_a_device_in_disguise(tmp_path: Path) -> None:
+    """The same code that the GPU will run, with plain attention and noted operations for graphs."""
+    parts = DeviceParts(tmp_path, ImmediateAccelerator(), PlainAttention)
+    assert parts.layers() == {"tokens equal to the CPU's": "144 of 144"}
+    figures = parts.graphs()
+    assert figures.keys() == {"piecewise", "full"}
+
+
+def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) -> None:
+    class Wrong(PlainAttention):
+        def __call__(self, *arguments: object, **named: object) -> torch.Tensor:
+            return super().__call__(*arguments, **named).roll(1, dims=1)  # type: ignore[arg-type]
+
+    with pytest.raises(CheckFailedError, match="before the first other one"):
+        DeviceParts(tmp_path, ImmediateAccelerator(), Wrong).layers()

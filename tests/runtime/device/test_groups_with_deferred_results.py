@@ -1,0 +1,187 @@
+"""Whole groups whose stages learn late what their device has done: same tokens, same order, nothing twice or lost.
+
+Real runners, scheduler and local transport in seeded interleavings, as on the CPU; here a plan's results come out of
+events that are done only after a drawn number of looks, feedback stays in tensors, and plans overtake their results.
+"""
+
+import random
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from local_engine import LocalEngine
+from local_group import LocalModel, LocalStage, _never, run_group
+from local_workloads import draw_workload
+from simulated_accelerator import ImmediateAccelerator, LateAccelerator, LateEvent
+from stageline_runtime.messages import PlanRow, RowSampling, Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.sampling.device_sampler import sample_on_device
+from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.stage.clock import IDLE, BusyKind, StateClock, WaitReason
+from stageline_runtime.stage.deferred_sampling import DeferredSampling
+from stageline_runtime.stage.device_clock import DeviceMarks
+from stageline_runtime.stage.in_flight import InFlight
+from stageline_runtime.stage.runner import StageRunner
+from stageline_runtime.stage.sampling_state import SamplingState
+from stageline_runtime.stage.watchdog import Watchdog
+from stageline_runtime.transport.interleaving import Interleaving
+from stageline_runtime.transport.local import LocalNetwork
+
+
+class DeviceStage(LocalStage):
+    """A stage's process as on a device: it goes on to the next plan while earlier ones are in flight."""
+
+    def __init__(
+        self, stage: int, model: LocalModel, engine: LocalEngine, network: LocalNetwork, interleaving: Interleaving
+    ) -> None:
+        super().__init__(stage, model, engine, network, interleaving)
+        accelerator = LateAccelerator(stage)
+        clock = StateClock(lambda: interleaving.turns)
+        watchdog = Watchdog(float("inf"), lambda: False, _never)
+        marks = DeviceMarks(accelerator.main, watchdog)
+        self._in_flight = InFlight(accelerator, clock, watchdog, marks)
+        self._runner = StageRunner(
+            model.stages[stage],
+            network.transport(stage, engine.workload.num_stages, hidden_size=model.hidden_size, dtype=model.dtype),
+            marks,
+            marks,
+            stage=stage,
+            stage_count=engine.workload.num_stages,
+            num_slots=engine.workload.num_stages * engine.workload.slots_per_cohort,
+            hidden_size=model.hidden_size,
+            dtype=model.dtype,
+            accelerator=accelerator,
+        )
+
+    def live(self) -> None:
+        mailbox = self._engine.mailboxes[self._stage]
+        while True:
+            self._interleaving.wait_until(lambda: bool(mailbox or self._plans or self._in_flight), "a plan or a result")
+            while mailbox:
+                message = mailbox.popleft()
+                if isinstance(message, Shutdown):
+                    assert not self._plans
+                    while self._in_flight:  # done, or the engine would not have ended; only not looked at yet
+                        self._finish()
+                    return
+                self._runner.accept(message)
+                self._plans.append(message)
+            if self._plans:
+                plan = self._plans.popleft()
+                self._in_flight.add(plan, self._runner.run(plan))
+            self._finish()
+
+    def _finish(self) -> None:
+        for plan, rows in self._in_flight.finished():
+            self.ran.append(plan.seq)
+            if self._runner.is_last:
+                self._engine.done.append(StepDone(plan.seq, rows))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 100_000))
+def test_every_order_gives_the_same_tokens(seed: int) -> None:
+    with mock.patch("local_group.LocalStage", DeviceStage):
+        run_group(draw_workload(random.Random(seed)), seed)
+
+
+VOCAB_SIZE = 700
+parameters = st.builds(
+    SamplingRow,
+    temperature=st.sampled_from((0.0, 0.3, 1.0, 2.0)),
+    top_p=st.sampled_from((1.0, 0.9, 0.5)),
+    top_k=st.sampled_from((0, 1, 5, 400)),
+    min_p=st.sampled_from((0.0, 0.05)),
+    seed=st.integers(0, 2**31),
+    choice=st.just(0),
+    position=st.integers(0, 100),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(parameters, min_size=1, max_size=5), st.integers(0, 1000))
+def test_the_device_draws_what_the_cpu_draws(rows: list[SamplingRow], seed: int) -> None:
+    logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+    assert sample_on_device(logits, rows, torch.clone).tolist() == sample(logits.clone(), rows).tolist()
+
+
+def plan_of(seq: int, rows: int, fills: tuple[SlotFill, ...] = ()) -> StepPlan:
+    planned = tuple(
+        PlanRow(slot, 1, 5 if fills else 5 + seq, 1, (3, 4, 5)[:1] if fills else (), need_sample=True)
+        for slot in range(rows)
+    )
+    return StepPlan(seq, 0, fills, planned, rows, -1, feedback_posted=True, dummy=False)
+
+
+SAMPLINGS = (
+    RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=1, choice=0),
+    RowSampling(temperature=0.8, top_p=0.9, top_k=20, seed=2, choice=0, num_top_logprobs=3),
+    RowSampling(temperature=0.9, top_p=1.0, top_k=0, seed=3, choice=0, frequency_penalty=1.5, num_top_logprobs=0),
+    RowSampling(temperature=1.0, top_p=1.0, top_k=0, seed=4, choice=0, logit_bias=((7, 9.0),), repetition_penalty=1.3),
+)
+
+
+def test_penalties_and_logprobs_do_not_depend_on_when_the_host_learns_of_tokens() -> None:
+    """Nobody asks for rows until the end; only what a request's own history needs is taken earlier."""
+    on_cpu, deferred = SamplingState(), DeferredSampling(LateAccelerator(0))
+    fills = tuple(SlotFill(slot, 1, sampling) for slot, sampling in enumerate(SAMPLINGS))
+    expected, pending = [], []
+    for seq in range(6):
+        plan = plan_of(seq, len(SAMPLINGS), fills if seq == 0 else ())
+        logits = torch.randn(len(SAMPLINGS), VOCAB_SIZE, generator=torch.Generator().manual_seed(seq))
+        on_cpu.accept(plan)
+        deferred.accept(plan)
+        rows, feedback = on_cpu.sample(plan, logits.clone())
+        late, late_feedback = deferred.sample(plan, logits.clone())
+        assert late_feedback.tolist() == feedback.tolist()
+        expected.append(rows)
+        pending.append(late)
+    assert [rows.rows() for rows in pending] == expected
+
+
+def test_marks_of_the_device_tile_the_hosts_time() -> None:
+    """Three plans are queued at once; the state clock gets each state for as long as the device had it."""
+    now = [1_000]
+    clock = StateClock(lambda: now[0])
+    heard: list[tuple[object, int]] = []
+    clock._listener = lambda state, _operation, at: heard.append((state, at))
+    watchdog = Watchdog(float("inf"), lambda: False, _never)
+    accelerator = LateAccelerator(0)
+    marks = DeviceMarks(accelerator.main, watchdog)
+    in_flight = InFlight(accelerator, clock, watchdog, marks)
+    for seq in range(3):
+        marks.enter(BusyKind.DECODE, "forward")
+        marks.enter(WaitReason.HOST, "")
+        in_flight.add(plan_of(seq, 1), ())
+    done: list[int] = []
+    while in_flight:
+        now[0] += 100
+        done += [plan.seq for plan, _ in in_flight.finished()]
+    assert done == [0, 1, 2]
+    assert [state for state, _ in heard] == [BusyKind.DECODE, WaitReason.HOST] * 3
+    moments = [at for _, at in heard]
+    assert moments == sorted(moments)
+    assert moments[-1] <= now[0]
+    now[0] += 50
+    clock.enter(IDLE)
+    spent, wall = clock.reading()
+    assert sum(spent.values()) == pytest.approx(wall)
+
+
+def test_the_watchdog_is_told_where_the_oldest_plan_hangs() -> None:
+    clock = StateClock()
+    watchdog = Watchdog(0.0, lambda: False, _never)
+    accelerator = ImmediateAccelerator()
+    never = LateEvent(1 << 30, 1.0)
+    marks = DeviceMarks(accelerator.main, watchdog)
+    in_flight = InFlight(accelerator, clock, watchdog, marks)
+    marks.enter(WaitReason.RECV, "receive hidden")
+    marks.watch(7, "receive hidden", 2)
+    marks._marks += [mark._replace(event=never) for mark in marks._marks]
+    in_flight.add(plan_of(7, 1), ())
+    failure = watchdog.failure_at(float("inf"))
+    assert failure is not None
+    assert (failure.step, failure.operation, failure.peer) == (7, "receive hidden", 2)
+    assert "plan 7: receive hidden (stage 2) took longer" in failure.detail

@@ -1,0 +1,89 @@
+"""Real stage processes that compute on a device in disguise give the tokens of one CPU stage, captured and eager.
+
+Engine core, plan bus, handshake, plans in flight and the staged transport are real; only the device is not.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stageline_api.errors import UserError
+from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
+from stageline_runtime.bench.bench_group import GroupShape, bench_group
+from stageline_runtime.bench.workload import Workload
+from stageline_runtime.gpu_check.random_model import RandomModel, write_random_model
+
+MODEL = RandomModel(
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab_size=512,
+    dtype="float32",
+    context_length=128,
+)
+ROUND = Workload(name="device", requests=6, input_tokens=21, output_tokens=12)
+MAX_NUM_SEQS = 4
+"""Two slots per cohort: the plans that end prompts sample more rows than one cohort has slots."""
+SUPPORT = Path(__file__).parents[2] / "support"
+DEVICE_STAGE = (str(SUPPORT / "late_device_stage.py"),)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_model(tmp_path_factory.mktemp("random"), MODEL, torch.device("cpu"))
+
+
+def outputs(model_dir: Path, directory: Path, stages: int, **fields: object) -> tuple[tuple[int, ...], ...]:
+    shape = GroupShape(
+        name=f"{stages} stages {fields}",
+        stage_cores=(0,) * stages,
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=32,
+        **fields,  # type: ignore[arg-type]
+    )
+    with bench_group(shape, model_dir, directory) as group:
+        return group.run(ROUND).outputs
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, ...], ...]:
+    return outputs(model_dir, tmp_path_factory.mktemp("cpu"), 1)
+
+
+@pytest.fixture(autouse=True)
+def support_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(SUPPORT), *filter(None, sys.path)]))
+
+
+@pytest.mark.parametrize(("stages", "graphs"), [(2, "off"), (2, "auto"), (1, "piecewise")])
+def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
+    stages: int, graphs: str, expected: tuple[tuple[int, ...], ...], model_dir: Path, tmp_path: Path
+) -> None:
+    answers = outputs(model_dir, tmp_path, stages, stage_command=DEVICE_STAGE, graphs=graphs)
+    assert len(answers) == ROUND.requests
+    assert {len(answer) for answer in answers} == {ROUND.output_tokens}
+    assert answers == expected
+
+
+def test_a_stage_with_a_device_ends_when_its_peer_dies_and_says_so(model_dir: Path, tmp_path: Path) -> None:
+    """What the device has in flight must not keep the process. Which loss it sees first, the peer's or that of this
+    benchmark's engine, which ends at once, is a race; either is told."""
+    shape = GroupShape(name="dying", stage_cores=(0, 0), dtype="float32", max_model_len=64, stage_command=DEVICE_STAGE)
+    with pytest.raises(UserError), bench_group(shape, model_dir, tmp_path) as group:  # noqa: PT012
+        survivor, dying = (stage.process for stage in group.stages)
+        os.killpg(dying.pid, signal.SIGSTOP)  # or the round might be over before it dies
+        group.begin(ROUND)
+        os.killpg(dying.pid, signal.SIGKILL)
+        code = survivor.wait(timeout=120)
+        group.finish()
+    last_words = TerminationMessage.model_validate_json((tmp_path / "stage-0.termination").read_bytes())
+    codes = {FailureClass.PEER_LOST: ExitCode.PEER_LOST, FailureClass.ENGINE_LOST: ExitCode.ENGINE_LOST}
+    assert codes[last_words.failure_class] == code, last_words

@@ -1,0 +1,131 @@
+"""Tensors of a device cross by gloo through pinned memory, and the other end may be a plain gloo one."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from free_ports import free_port
+from simulated_accelerator import ImmediateAccelerator
+from stageline_runtime.accelerator.protocol import Event
+from stageline_runtime.messages import TransportKind
+from stageline_runtime.transport.point_to_point import FEEDBACK_RING, PointToPointTransport
+from stageline_runtime.transport.protocol import PeerLostError, Transport, WireSizes
+from stageline_runtime.transport.rendezvous import join
+from stageline_runtime.transport.staged import StagedTransport
+from transport_ends import transport_contract
+
+HIDDEN_SIZE = 3
+NUM_PLANS = 3 * FEEDBACK_RING
+
+
+KINDS = ("both staged", "the last is a CPU", "the first is a CPU")
+
+
+def meet(stage: int, port: int, accelerator: ImmediateAccelerator | None, step_seconds: float) -> Transport:
+    return join(
+        transport_contract(stage, port, step_seconds),
+        TransportKind.STAGED,
+        WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
+        accelerator=accelerator,
+    )
+
+
+@contextmanager
+def two_ends(kind: str, step_seconds: float = 60.0) -> Iterator[tuple[Transport, Transport]]:
+    port = free_port()
+    is_cpu = {"both staged": None, "the first is a CPU": 0, "the last is a CPU": 1}[kind]
+    with ThreadPoolExecutor(2) as pool:
+        first, last = pool.map(
+            lambda stage: meet(stage, port, None if stage == is_cpu else ImmediateAccelerator(), step_seconds), (0, 1)
+        )
+    kinds = [PointToPointTransport if stage == is_cpu else StagedTransport for stage in (0, 1)]
+    assert [type(first), type(last)] == kinds
+    yield first, last
+    first.close()
+    last.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_plan_arrives_although_the_sender_reuses_its_tensor(kind: str) -> None:
+    with two_ends(kind) as (first, last):
+        send_every_plan(first, last)
+
+
+def send_every_plan(first: Transport, last: Transport) -> None:
+    output, rows = torch.zeros(4, HIDDEN_SIZE), torch.zeros(2, 3, dtype=torch.int64)
+    for seq in range(NUM_PLANS):
+        num_tokens = 1 + seq % 4
+        last.post_hidden(seq, num_tokens)
+        first.post_feedback(seq, 2)
+        first.send_hidden(seq, output.fill_(seq)[:num_tokens].clone())
+        assert last.wait_hidden(seq).tolist() == [[float(seq)] * HIDDEN_SIZE] * num_tokens
+        last.send_feedback(seq, rows.fill_(seq).clone())
+        assert first.wait_feedback(seq).tolist() == [[seq] * 3] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_peer_that_left_is_told_by_a_later_call(kind: str) -> None:
+    """The sending thread meets the error; the stage's thread raises it. The limit of a step is what ends the wait."""
+    with two_ends(kind, step_seconds=3.0) as (first, last):
+        last.close()
+        with pytest.raises(PeerLostError) as lost:  # noqa: PT012 - which call it is depends on the thread
+            for seq in range(100):
+                first.send_hidden(seq, torch.zeros(1, HIDDEN_SIZE))
+    assert lost.value.peer == 1
+
+
+class _SlowCopies(ImmediateAccelerator):
+    """A copy arrives only when its event is waited for, and until then the buffer holds nonsense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.main = self  # type: ignore[assignment]
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.fill_(-1)
+        self.pending.append((target, source.clone()))
+
+    def record(self, *, timed: bool = False) -> Event:  # noqa: ARG002 - the protocol's
+        return _Arrival(*self.pending.pop())
+
+
+class _Arrival:
+    def __init__(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._target, self._source = target, source
+
+    def is_done(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        self._target.copy_(self._source)
+
+    def seconds_since(self, earlier: Event) -> float:
+        raise AssertionError(earlier)
+
+
+class _Recorder:
+    """A wire that notes what it is given to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[float]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return lambda seq, tensor: self.sent.append([float(seq), *tensor.flatten().tolist()])
+
+
+def test_nothing_is_sent_before_its_copy_is_there() -> None:
+    wire = _Recorder()
+    transport = StagedTransport(
+        wire,  # type: ignore[arg-type]
+        _SlowCopies(),
+        WireSizes(hidden_size=1, dtype=torch.float32, max_step_tokens=1, max_rows=1),
+    )
+    for seq in range(20):
+        transport.send_hidden(seq, torch.full((1, 1), float(seq)))
+    with transport._changed:
+        assert transport._changed.wait_for(lambda: transport._hidden.sent == 20, timeout=60)
+    assert wire.sent == [[float(seq)] * 2 for seq in range(20)]
