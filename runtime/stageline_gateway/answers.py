@@ -6,9 +6,10 @@ engine's stream is closed before the answer is over, however it ends.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import Response
@@ -16,15 +17,24 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished, TokenLogprob
 from stageline_gateway import sse
+from stageline_gateway.admission import Permit
 from stageline_gateway.choices import ChoiceEvent
-from stageline_gateway.connection import Ending, run_while_connected
-from stageline_gateway.errors import ApiError, answer_broken
-from stageline_gateway.metrics import RequestMeter
+from stageline_gateway.connection import Ending, SlowReaderError, abort_connection, patient_send, run_while_connected
+from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
+from stageline_gateway.request_meter import RequestMeter
 from stageline_gateway.responses import JsonAnswer, error_answer
-from stageline_gateway.translate import AnswerShape, Stamp, usage
+from stageline_gateway.shapes import AnswerShape, Stamp, usage
+from stageline_gateway.stream_events import Resumed, StreamEvent
+from stageline_gateway.tracing import PassedOn, RequestSpan
+
+logger = logging.getLogger(__name__)
 
 CUT_OFF = "The gateway is shutting down and could not wait for the end of this answer."
 CLIENT_GONE_CODE = 499
+SERVER_ERRORS = 500
+"""Statuses from here on are our fault."""
+RESUMED_HEADER = "x-stageline-resumed"
+"""How often a whole answer went on in another run. A stream says it in comments, and in `usage.stageline_resumes`."""
 
 
 @dataclass(slots=True)
@@ -36,9 +46,28 @@ class Exchange:
     """One for each choice."""
     stamp: Stamp
     meter: RequestMeter
+    permit: Permit
     cut: asyncio.Event
+    send_timeout_seconds: float
+    """How long the client may leave its end of the connection full."""
     with_logprobs: bool = False
     include_usage: bool = False
+    client_request_id: str | None = None
+    """What the client calls the request; its answer is called the same."""
+    span: RequestSpan = field(default_factory=PassedOn)
+
+    def see(self, event: StreamEvent, choice: int) -> None:
+        """Time and count an event."""
+        self.meter.see(event, choice)
+        self.permit.see(event, choice)
+        if not self.meter.choices:
+            # Before the last bytes go out: a client that sees its answer end may ask again at once.
+            self.permit.give_back()
+
+    def admitted(self, event: Admitted) -> None:
+        """Tell every choice's shape."""
+        for shape in self.shapes:
+            shape.admitted(event)
 
     def logprobs_of(self, delta: Delta) -> Sequence[TokenLogprob] | None:
         """What a piece reports of its tokens."""
@@ -46,8 +75,10 @@ class Exchange:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every answer: the id, so that a client can quote it."""
-        return {"x-request-id": self.stamp.id}
+        """Headers of every answer: the client's own id, or the answer's, so that it can be quoted; its key's limits."""
+        return {"x-request-id": self.client_request_id or self.stamp.id} | self.permit.admission.headers_for(
+            self.permit.caller
+        )
 
 
 class Answer(Response):
@@ -57,22 +88,42 @@ class Answer(Response):
         super().__init__()
         self.exchange = exchange
         self.started = False
+        self.resumes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; every end is counted once by its status."""
         meter = self.exchange.meter
         code = CLIENT_GONE_CODE
+        patient = patient_send(send, self.exchange.send_timeout_seconds)
         with meter.metrics.in_flight.labels(meter.model).track_inprogress():
             try:
-                ending = await run_while_connected(self._closing_events(send), receive, self.exchange.cut)
+                with self.exchange.permit:
+                    ending = await run_while_connected(self._closing_events(patient), receive, self.exchange.cut)
                 failure = answer_broken(CUT_OFF) if ending is Ending.CUT else None
                 code = CLIENT_GONE_CODE if ending is Ending.CLIENT_GONE and not self.started else 200
             except ApiError as error:
                 failure = error
+            except SlowReaderError:
+                failure = None
+                meter.metrics.slow_readers.labels(meter.model).inc()
+                await abort_connection(scope, receive)
+            except Exception as error:  # a bug; the client must be told of this end too
+                logger.exception("a bug in the gateway: %s request=%s", type(error).__name__, self.exchange.stamp.id)
+                failure = gateway_failed()
             if failure is not None:
                 code = 200 if self.started else failure.status
-                await self._fail(failure, scope, receive, send)
-        meter.metrics.requests.labels(meter.model, str(code)).inc()
+                try:
+                    await self._fail(failure, scope, receive, patient)
+                except SlowReaderError:
+                    await abort_connection(scope, receive)
+            # While it is in flight: where none is, every answer has been counted.
+            meter.metrics.requests.labels(meter.model, str(code)).inc()
+        names = {
+            "model": meter.model,
+            "request_id": self.exchange.stamp.id,
+            "key_name": self.exchange.permit.caller.name,
+        }
+        self.exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
 
     async def _closing_events(self, send: Send) -> None:
         async with aclosing(self.exchange.events):
@@ -85,7 +136,8 @@ class Answer(Response):
         if not self.started:
             await error_answer(failure, self.exchange.headers)(scope, receive, send)
             return
-        self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
+        if failure.status >= SERVER_ERRORS:
+            self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
         await send({"type": "http.response.body", "body": sse.event(failure.body()), "more_body": False})
 
 
@@ -97,14 +149,16 @@ class WholeAnswer(Answer):
         deltas: list[list[Delta]] = [[] for _ in exchange.shapes]
         ends: dict[int, Finished] = {}
         async for choice, event in exchange.events:
-            exchange.meter.see(event, choice)
+            exchange.see(event, choice)
             match event:
                 case Delta():
                     deltas[choice].append(event)
                 case Finished():
                     ends[choice] = event
                 case Admitted():
-                    pass
+                    exchange.admitted(event)
+                case Resumed():
+                    self.resumes += 1
         choices = [self._choice(shape, deltas[index], ends[index]) for index, shape in enumerate(exchange.shapes)]
         await self._send_whole(choices, usage(list(ends.values())), send)
 
@@ -116,7 +170,8 @@ class WholeAnswer(Answer):
     async def _send_whole(self, choices: list[dict[str, Any]], counts: dict[str, int], send: Send) -> None:
         exchange = self.exchange
         body = exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | {"usage": counts}
-        answer = JsonAnswer(body, headers=exchange.headers)
+        resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
+        answer = JsonAnswer(body, headers=exchange.headers | resumed)
         self.started = True
         await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -129,19 +184,22 @@ class StreamedAnswer(Answer):
         exchange = self.exchange
         ends: list[Finished] = []
         async for choice, event in exchange.events:
-            exchange.meter.see(event, choice)
+            exchange.see(event, choice)
             shape = exchange.shapes[choice]
             match event:
                 case Admitted():
+                    exchange.admitted(event)
                     await self._open(send)
                 case Delta():
                     # Log probabilities may come before their text, which waits for the rest of a character.
                     if event.text or (exchange.with_logprobs and event.logprobs):
-                        piece = shape.piece(event.text, exchange.logprobs_of(event))
-                        await self._send(sse.event(self._chunk(piece)), send)
+                        await self._send_choices([shape.piece(event.text, exchange.logprobs_of(event))], send)
+                case Resumed():
+                    self.resumes += 1
+                    await self._send(b": resumed\n\n", send)
                 case Finished():
                     ends.append(event)
-                    await self._send(sse.event(self._chunk(shape.closing(event.reason))), send)
+                    await self._send_choices([shape.held_back(), shape.closing(event.reason)], send)
         await self._close(ends, send)
 
     async def _open(self, send: Send) -> None:
@@ -157,8 +215,15 @@ class StreamedAnswer(Answer):
         body = b""
         if self.exchange.include_usage:
             counts = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [])
-            body = sse.event(counts | {"usage": usage(ends)})
+            resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
+            body = sse.event(counts | {"usage": usage(ends) | resumed})
         await self._send(body + sse.DONE, send, more=False)
+
+    async def _send_choices(self, choices: Sequence[dict[str, Any] | None], send: Send) -> None:
+        """One chunk for each choice that says something."""
+        chunks = b"".join(sse.event(self._chunk(choice)) for choice in choices if choice is not None)
+        if chunks:
+            await self._send(chunks, send)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [choice])

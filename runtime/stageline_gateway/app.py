@@ -1,64 +1,79 @@
 """The gateway as an ASGI application: routes, error forms, and what lives as long as the application."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_api.endpoints import Endpoints
+from stageline_gateway.admin import build_admin
+from stageline_gateway.admission import Admission
 from stageline_gateway.catalog import describe_model, why_unready
 from stageline_gateway.completions import Door, complete, prepare_chat, prepare_completion
-from stageline_gateway.discovery import EndpointsFile
-from stageline_gateway.dispatch import Dispatcher
-from stageline_gateway.errors import ApiError, model_not_found
+from stageline_gateway.engine_calls import EngineCalls
+from stageline_gateway.errors import model_not_found, not_supported
+from stageline_gateway.fleet import build_fleet
+from stageline_gateway.intake import Intake
+from stageline_gateway.keys_file import KeysFile
 from stageline_gateway.metrics import GatewayMetrics
-from stageline_gateway.responses import JsonAnswer, error_answer
-from stageline_gateway.routing import Ledger
+from stageline_gateway.openapi import document
+from stageline_gateway.page import add_page
+from stageline_gateway.pipeline_watch import PipelineWatch
+from stageline_gateway.responses import JsonAnswer, add_error_forms
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.upstream import EngineClient
-
-logger = logging.getLogger(__name__)
+from stageline_gateway.tokenize_routes import add_tokenize_routes
+from stageline_gateway.tracing import open_tracing
+from stageline_gateway.watching import kept_going
 
 
 def build_app(settings: GatewaySettings) -> FastAPI:
-    """A gateway. `app.state.cut` is an event that ends open answers with an error when it is set."""
+    """A gateway: the application for clients.
+
+    `app.state.admin` is the application for the admin port, `app.state.leave` says why clients should go elsewhere,
+    `app.state.cut` is an event that ends open answers with an error when it is set, and `app.state.gauges` shows what
+    the application can't see itself.
+    """
     metrics = GatewayMetrics()
-    ledger = Ledger()
-    endpoints = EndpointsFile(settings.endpoints_path, on_problem=metrics.show_stale)
-
-    def show(current: Endpoints) -> None:
-        metrics.show_endpoints(current)
-        ledger.keep({group.url for group in current.groups})
-
-    endpoints.on_change = show
-    engine = EngineClient(settings.connect_timeout_seconds, settings.idle_timeout_seconds)
-    dispatcher = Dispatcher(endpoints, engine, ledger, metrics, settings.retry_after_seconds)
-    door = Door(settings, metrics, dispatcher, asyncio.Event())
+    fleet = build_fleet(settings, metrics)
+    calls = EngineCalls(settings.connect_timeout_seconds, settings.call_timeout_seconds)
+    keys = None if settings.keys_path is None else KeysFile(settings.keys_path, metrics.state.keys_stale)
+    tracing = open_tracing(settings.otlp_endpoint)
+    intake = Intake(settings.body_room_bytes, settings.retry_after_seconds, metrics.body_bytes.set)
+    limits = (settings.queue_limit, settings.open_limit, settings.retry_after_seconds)
+    admission = Admission(metrics, keys, *limits, intake)
+    door = Door(settings, metrics, fleet.dispatcher, admission, asyncio.Event(), tracing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        endpoints.refresh()
-        watch = asyncio.create_task(endpoints.watch(settings.poll_seconds))
-        yield
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
-        await engine.aclose()
+        following = [] if keys is None else [asyncio.create_task(_followed(keys, settings.keys_poll_seconds))]
+        async with fleet.running():
+            yield
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+        await calls.aclose()
+        await asyncio.to_thread(tracing.close)
 
-    # No OpenAPI page yet: the bodies are checked by this package, and a page that says less would mislead.
+    # FastAPI's own document would know nothing of the bodies, which this package checks.
     app = FastAPI(title="Stageline gateway", lifespan=lifespan, openapi_url=None)
+    app.state.leave = door.admission.leave
     app.state.cut = door.cut
+    app.state.gauges = metrics.state
     _add_completions(app, door)
-    _add_models(app, endpoints)
-    _add_probes(app, endpoints, metrics)
-    _add_error_forms(app)
+    add_tokenize_routes(app, door, calls)
+    add_page(app, door, PipelineWatch(calls))
+    _add_models(app, door)
+    _add_probes(app, door)
+    _add_document(app, with_keys=keys is not None)
+    add_error_forms(app)
+    app.state.admin = build_admin(door)
     return app
+
+
+async def _followed(keys: KeysFile, poll_seconds: float) -> None:
+    await kept_going("API keys", lambda: keys.watch(poll_seconds))
 
 
 def _add_completions(app: FastAPI, door: Door) -> None:
@@ -70,50 +85,44 @@ def _add_completions(app: FastAPI, door: Door) -> None:
     async def completions(request: Request) -> Response:
         return await complete(door, prepare_completion, request)
 
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        door.caller_of(request)
+        raise not_supported("The models served here generate text; none of them makes embeddings.")
 
-def _add_models(app: FastAPI, endpoints: EndpointsFile) -> None:
+
+def _add_models(app: FastAPI, door: Door) -> None:
+    backends = door.dispatcher.backends
+
     @app.get("/v1/models")
-    async def models() -> Response:
-        return JsonAnswer({"object": "list", "data": [describe_model(endpoints, name) for name in endpoints.models()]})
+    async def models(request: Request) -> Response:
+        mine = filter(door.caller_of(request).may_use, backends.served.models())
+        return JsonAnswer({"object": "list", "data": [describe_model(backends, name) for name in mine]})
 
     @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> Response:
-        if model not in endpoints.models():
+    async def model(request: Request, model: str) -> Response:
+        door.caller_of(request).check_model(model)
+        if model not in backends.served.models():
             raise model_not_found(model)
-        return JsonAnswer(describe_model(endpoints, model))
+        return JsonAnswer(describe_model(backends, model))
 
 
-def _add_probes(app: FastAPI, endpoints: EndpointsFile, metrics: GatewayMetrics) -> None:
+def _add_probes(app: FastAPI, door: Door) -> None:
+    """Enough for a load balancer; the admin port tells why."""
+
     @app.get("/healthz")
     async def healthz() -> Response:
         return JsonAnswer({"status": "ok"})
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        reason = why_unready(endpoints)
-        body = {"status": "not ready", "message": reason} if reason else {"status": "ready"}
-        return JsonAnswer(body, status_code=503 if reason else 200)
-
-    @app.get("/metrics")
-    async def metrics_page() -> Response:
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        ready = not (door.admission.unwelcoming_because or why_unready(door.dispatcher.backends))
+        return JsonAnswer({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
 
 
-def _add_error_forms(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error_answer(error)
+def _add_document(app: FastAPI, with_keys: bool) -> None:
+    written = JsonAnswer(document(with_keys)).body
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path = request.url.path[:100]
-        message = f"{error.detail}: {request.method} {path}"
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return error_answer(ApiError(error.status_code, message, code=code), error.headers)
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
-        logger.error("a bug in the gateway: %s", type(error).__name__, exc_info=error)
-        return error_answer(ApiError(500, "The gateway failed; its log says why.", "server_error", code="internal"))
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(written, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded in bytes and in time, and strictly JSON.
+"""Reading a request's body: bounded in bytes, its own and those of all that are open, and in time; and strictly JSON.
 
 Anything a client can send ends in an `ApiError`: a wrong content type, too many bytes, a slow or broken upload,
 invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting deeper than the parser allows.
@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from stageline_gateway.errors import ApiError, shown
+from stageline_gateway.intake import BodyHold
 
 
 def _require_json(request: Request) -> None:
@@ -34,21 +35,27 @@ def _too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, f"The request's body is larger than {limit_bytes} bytes.", code="body_too_large")
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
+def _declared_bytes(request: Request) -> int:
+    """What the client says it will send; 0 when it doesn't say."""
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdecimal() and len(declared) < 20 and int(declared) > limit_bytes:
+    return int(declared) if declared.isascii() and declared.isdecimal() and len(declared) < 20 else 0
+
+
+async def _read(request: Request, limit_bytes: int, hold: BodyHold) -> bytearray:
+    if (declared_bytes := _declared_bytes(request)) > limit_bytes:
         raise _too_large(limit_bytes)
-    chunks: list[bytes] = []
-    total_bytes = 0
+    # Better now than after most of it was sent.
+    hold.intake.check_room(declared_bytes)
+    body = bytearray()
     async for chunk in request.stream():
-        total_bytes += len(chunk)
-        if total_bytes > limit_bytes:
+        if len(body) + len(chunk) > limit_bytes:
             raise _too_large(limit_bytes)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        hold.grow(len(chunk))
+        body += chunk
+    return body
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Parse strict JSON whose top level is an object; raises ApiError 400 otherwise."""
     try:
         value = from_json(raw, allow_inf_nan=False)
@@ -59,16 +66,17 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-async def read_object(request: Request, limit_bytes: int, timeout_seconds: float) -> dict[str, Any]:
-    """The request's body as an object.
+async def read_object(request: Request, limit_bytes: int, timeout_seconds: float, hold: BodyHold) -> dict[str, Any]:
+    """The request's body as an object; `hold` counts its bytes.
 
-    Raises ApiError (400, 408, 413, 415), and starlette's ClientDisconnect when the client left while sending.
+    Raises ApiError (400, 408, 413, 415, 503), and starlette's ClientDisconnect when the client left while sending.
     """
     _require_json(request)
     try:
         async with asyncio.timeout(timeout_seconds):
-            raw = await _read(request, limit_bytes)
+            raw = await _read(request, limit_bytes, hold)
     except TimeoutError:
         message = f"The request's body did not arrive within {timeout_seconds:g} s."
         raise ApiError(408, message, code="body_timeout") from None
+    hold.has_come()
     return parse_object(raw)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from stageline_api.engine_http import Admitted, GenerateRequest
-from stageline_gateway.upstream import StreamEvent
+from stageline_gateway.stream_events import StreamEvent
 
 ChoiceEvent = tuple[int, StreamEvent]
 EventStream = AsyncGenerator[StreamEvent, None]

@@ -4,60 +4,142 @@ What serves is imported only when the command runs, so that `stageline --help` s
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from stageline_api import ports
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
-def _configure_logging(access_log: bool) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for noisy in ("httpx", "httpcore", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO if access_log else logging.WARNING)
+def _option(name: str, kind: Any, default: object, text: str, in_env: bool = False) -> Callable[[_Command], _Command]:
+    """An option; with `in_env` the environment may set it too: `STAGELINE_GATEWAY_` and its name.
+
+    Never a port: Kubernetes sets STAGELINE_GATEWAY_PORT to something else where a Service is called stageline-gateway.
+    """
+    return click.option(
+        f"--{name}",
+        type=kind,
+        default=default,
+        show_default=default is not None,
+        show_envvar=in_env,
+        envvar=f"STAGELINE_GATEWAY_{name.replace('-', '_').upper()}" if in_env else None,
+        help=text,
+    )
+
+
+def _seconds(name: str, default: float | None, text: str, least: float = 0.0) -> Callable[[_Command], _Command]:
+    """So many seconds, `least` or more."""
+    return _option(name, click.FloatRange(min=least), default, text, in_env=True)
+
+
+def _count(name: str, default: int, text: str) -> Callable[[_Command], _Command]:
+    """How many of something, 1 or more."""
+    return _option(name, click.IntRange(min=1), default, text, in_env=True)
+
+
+def _port(name: str, default: int | None, text: str) -> Callable[[_Command], _Command]:
+    """A port, 0 for a free one."""
+    return _option(name, click.IntRange(0, 65535), default, text)
+
+
+def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Command], _Command]:
+    """A path that need not exist yet."""
+    return _option(name, click.Path(dir_okay=may_be_directory, path_type=Path), None, text)
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=ports.GATEWAY,
-    show_default=True,
-    help="Port to listen on; 0 picks a free one and logs it.",
+@_option("host", click.STRING, "127.0.0.1", "Address to listen on.")
+@_port("port", ports.GATEWAY, "Port to listen on; 0 picks a free one and logs it.")
+@_path("endpoints", "File that lists the groups to serve; re-read whenever it is replaced.")
+@click.option("--kubernetes", is_flag=True, help="Serve the PipelineModels of a cluster's namespace instead of a file.")
+@click.option("--namespace", help="The namespace, with --kubernetes. Default: that of the gateway's own pod.")
+@_option(
+    "admin-host", click.STRING, "127.0.0.1", "Address of the admin port (metrics, state, drain); it asks no key.", True
 )
+@_port("admin-port", None, "The admin port; without it the one after --port, or a free one if that is taken.")
+@_path("keys", "API keys: a file, or a directory of files as a Secret is mounted; re-read when changed.", True)
+@_count("queue-limit", 1024, "Requests of one model that may wait for their first token; each choice of `n` counts.")
+@_count("open-limit", 4096, "Requests that may be open at once; each choice of `n` counts.")
+@_count("body-room-bytes", 128 * 1024 * 1024, "Bytes that the bodies of all open requests may hold together.")
+@_count("connection-limit", 8192, "Clients' connections that may be open at once.")
+@_path("tls-certificate", "PEM certificate (chain) to serve HTTPS with; re-read when changed.")
+@_path("tls-key", "Its PEM key.")
+@_seconds("withdraw-seconds", 0.0, "How long requests are still taken after SIGTERM, while /accepting says no already.")
+@_seconds("drain-seconds", 30.0, "How long open answers may take to finish then.")
+@_seconds("idle-timeout-seconds", 120.0, "Longest silence of an engine before a request's first token.", 0.01)
+@_seconds("stall-timeout-seconds", 30.0, "Longest silence of an engine between two tokens of one answer.", 0.01)
+@_seconds("send-timeout-seconds", 60.0, "How long a client may stop reading before its answer is given up.", 0.01)
+@_seconds("hold-seconds", 30.0, "How long a new request waits while no group of its model is ready.")
+@_seconds("resume-window-seconds", None, "Sets `timeouts.resumeWindowSeconds` of every model aside, if given.")
+@_seconds("drain-patience-seconds", 10.0, "How long an answer stays on a group that drains if another could take it.")
+@_seconds("probe-seconds", 2.0, "Longest use of an engine that is gone: each is asked twice in this time.", 0.1)
 @click.option(
-    "--endpoints",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="File that lists the groups to serve; re-read whenever it is replaced.",
-)
-@click.option(
-    "--drain-seconds",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    show_default=True,
-    help="How long open answers may take to finish after SIGTERM.",
-)
-@click.option(
-    "--idle-timeout-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    help="Longest silence of an engine before its request counts as failed.",
+    "--otlp-endpoint",
+    default=None,
+    help="OpenTelemetry collector to send spans of requests to, as http://host:4318; needs stageline[tracing].",
 )
 @click.option("--access-log", is_flag=True, help="Log one line per request.")
 def gateway(
-    host: str, port: int, endpoints: Path, drain_seconds: float, idle_timeout_seconds: float, access_log: bool
+    host: str,
+    port: int,
+    endpoints: Path | None,
+    kubernetes: bool,
+    namespace: str | None,
+    admin_host: str,
+    admin_port: int | None,
+    keys: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    connection_limit: int,
+    withdraw_seconds: float,
+    drain_seconds: float,
+    probe_seconds: float,
+    access_log: bool,
+    **manners: Any,
 ) -> None:
-    """Serve OpenAI's API in front of the groups that an endpoints file lists."""
+    """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespace."""
     from stageline_gateway.app import build_app
-    from stageline_gateway.serve import bind, serve, url_of
+    from stageline_gateway.log_form import configure_logging
+    from stageline_gateway.serve import Ending, Sockets, bind, bind_near, serve, url_of
     from stageline_gateway.settings import GatewaySettings
+    from stageline_gateway.tls import TlsFiles
 
-    _configure_logging(access_log)
-    listener = bind(host, port)
-    settings = GatewaySettings(endpoints_path=endpoints, idle_timeout_seconds=idle_timeout_seconds)
-    logging.getLogger(__name__).info("gateway listening on %s endpoints=%s", url_of(listener), endpoints)
-    serve(build_app(settings), listener, drain_seconds, access_log)
+    configure_logging(access_log)
+    if (tls_certificate is None) != (tls_key is None):
+        raise click.UsageError("--tls-certificate and --tls-key go together.")
+    settings = GatewaySettings(
+        endpoints_path=endpoints,
+        namespace=_namespace(endpoints, kubernetes, namespace),
+        keys_path=keys,
+        probe_interval_seconds=probe_seconds / 2,
+        probe_timeout_seconds=probe_seconds / 2,
+        **manners,
+    )
+    tls = None if tls_certificate is None or tls_key is None else TlsFiles(tls_certificate, tls_key)
+    app = build_app(settings)
+    public = bind(host, port)
+    beside = (public.getsockname()[1] + 1) % 65536
+    admin = bind_near(admin_host, beside) if admin_port is None else bind(admin_host, admin_port)
+    logging.getLogger(__name__).info(
+        "gateway listening on %s admin on %s endpoints=%s",
+        url_of(public, "https" if tls else "http"), url_of(admin), endpoints or f"namespace {settings.namespace}",
+    )  # fmt: skip
+    serve(app, Sockets(public, admin, tls, connection_limit), Ending(withdraw_seconds, drain_seconds), access_log)
+
+
+def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) -> str:
+    """Whose PipelineModels are served; raises UserError when that isn't clear, or there is no way to log in."""
+    if kubernetes == (endpoints is not None) or (namespace is not None and not kubernetes):
+        message = "Give either --endpoints FILE or --kubernetes, and --namespace only with the latter."
+        raise UserError(message, USAGE_EXIT_CODE)
+    if not kubernetes:
+        return ""
+    from stageline_gateway.discovery_kubernetes import check_login, own_namespace
+
+    check_login()
+    return namespace or own_namespace()

@@ -1,94 +1,164 @@
-"""Runs a request on one group, and moves it to another while nothing of the answer has been relayed.
+"""Runs one choice of a request on a group, and on another when that one fails it, as one stream of events.
 
-The caller sees one stream of events whatever happens behind it: one Admitted, then Delta, then Finished. A request
-whose engine fails before the first Delta is simply sent to another ready group, each group at most once; after the
-first Delta the failure is the caller's to report. Every failure leaves as an `ApiError`.
+The caller sees one Admitted, then Delta, then Finished, and a Resumed where another engine went on. What was only
+queued is sent to any other group. What has begun is continued by a group of the same revision, since another revision
+may hold other weights; on the same group too, when it is back in time. Until then the request waits. What can't go on
+leaves as an `ApiError`.
 """
 
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest
-from stageline_gateway.discovery import EndpointsFile
-from stageline_gateway.errors import ApiError, answer_broken, model_not_found, not_ready, refused_by_engine
+from stageline_gateway.affinity import affinity_key
+from stageline_gateway.backends import Backends
+from stageline_gateway.errors import (
+    ApiError,
+    answer_broken,
+    answer_failed,
+    model_not_found,
+    not_ready,
+    refused_by_engine,
+)
 from stageline_gateway.metrics import GatewayMetrics
-from stageline_gateway.routing import Ledger, choose, why_not_ready
-from stageline_gateway.upstream import EngineClient, EngineLostError, EngineRefusedError, StreamEvent
+from stageline_gateway.placement import Persistence, Search
+from stageline_gateway.resume import Progress
+from stageline_gateway.routing import expected_tokens, identity
+from stageline_gateway.runs import Runs
+from stageline_gateway.stream_events import Resumed, StreamEvent
+from stageline_gateway.tracing import PassedOn, RequestSpan
+from stageline_gateway.upstream import AnswerFailedError, EngineClient, EngineLostError, EngineRefusedError, LossKind
 
 logger = logging.getLogger(__name__)
 
 ELSEWHERE: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.DRAINING, ErrorCode.QUEUE_FULL})
 """Refusals that say something about the engine, not about the request: another group may take it."""
 
+BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
+"""Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One choice to generate, and what goes with it."""
+
+    model: str
+    request: GenerateRequest
+    session: str = ""
+    """What the client named its session, if it did."""
+    span: RequestSpan = field(default_factory=PassedOn)
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Sends requests to groups and keeps count of them."""
 
-    endpoints: EndpointsFile
+    backends: Backends
     engine: EngineClient
-    ledger: Ledger
+    runs: Runs
     metrics: GatewayMetrics
-    retry_after_seconds: float
+    persistence: Persistence
 
     def check_model(self, model: str) -> None:
         """Raise ApiError 404 for a model that isn't served, 503 while it isn't known yet what is served."""
-        if self.endpoints.groups_of(model):
+        served = self.backends.served
+        if model in served.first_seen:
             return
-        if not self.endpoints.ever_read:
-            raise not_ready("The gateway has not learned yet which models are served.", self.retry_after_seconds)
+        if not served.ever_read:
+            message = "The gateway has not learned yet which models are served."
+            raise not_ready(message, self.persistence.retry_after_seconds)
         raise model_not_found(model)
 
-    async def events(self, model: str, request: GenerateRequest) -> AsyncGenerator[StreamEvent, None]:
-        """The events of `request` on some ready group of `model`; raises ApiError."""
-        tried: set[str] = set()
-        failure: ApiError | None = None
-        admitted = answering = False
-        while (group := choose(self.endpoints.groups_of(model), self.ledger.shares, tried)) is not None:
-            tried.add(group.url)
+    async def events(self, ask: Ask) -> AsyncGenerator[StreamEvent, None]:
+        """The events of `ask` on ready groups of its model; raises ApiError."""
+        progress = Progress(ask.request)
+        affinity = affinity_key(ask.request.prompt, ask.session)
+        search = Search(self.backends, ask.model, progress, affinity, self.persistence)
+        while True:
+            group = await self._next_group(search)
             try:
-                async with aclosing(self._on(group, request)) as events:
+                async with aclosing(self._on(group, progress, ask.span)) as events:
                     async for event in events:
-                        answering = answering or isinstance(event, Delta)
-                        if not (admitted and isinstance(event, Admitted)):
-                            yield event
-                        admitted = True
+                        yield event
                 return
-            except (EngineLostError, EngineRefusedError) as error:
-                failure = self._judge(error, group, request, answering)
-        if failure is None:
-            raise not_ready(why_not_ready(model, self.endpoints.groups_of(model)), self.retry_after_seconds)
-        raise failure
+            except EngineRefusedError as error:
+                failure = self._judge_refusal(error, ask, progress)
+                is_full = error.error.code is ErrorCode.QUEUE_FULL
+                if is_full:
+                    self.backends.refused_as_full(identity(group))
+                search.failed(group, failure, not is_full)
+            except EngineLostError as error:
+                search.failed(group, self._judge_loss(error, group, progress), True)
+            except AnswerFailedError as error:
+                raise answer_failed(error.message) from None
 
-    async def _on(self, group: GroupEndpoint, request: GenerateRequest) -> AsyncGenerator[StreamEvent, None]:
-        with self.ledger.lease(group.url):
-            async with aclosing(self.engine.events(group.url, request)) as events:
+    async def _next_group(self, search: Search) -> GroupEndpoint:
+        try:
+            return await search.next_group()
+        except ApiError:
+            self._gave_up(search.progress, search.model, "expired")
+            raise
+
+    async def _on(
+        self, group: GroupEndpoint, progress: Progress, span: RequestSpan
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """One run on one group: what the client hasn't seen of it."""
+        key = identity(group)
+        request = progress.next_request()
+        with (
+            self.backends.ledger.lease(key, expected_tokens(request)) as lease,
+            self.runs.under_way(group, progress) as run,
+            self.backends.trial(key),
+            span.run(group, progress.runs, request) as traced,
+        ):
+            async with aclosing(self.engine.events(group.url, traced, run.opened)) as events:
                 async for event in events:
-                    yield event
+                    if isinstance(event, Delta):
+                        self.backends.answered(key)
+                        lease.spend(len(event.token_ids))
+                    elif isinstance(event, Admitted) and progress.runs > 1:
+                        self.metrics.resumed(group.model, "resumed" if progress.has_output else "moved")
+                        if progress.has_output:
+                            yield Resumed()
+                    if progress.take(event, group.revision):
+                        yield event
 
-    def _judge(
-        self,
-        error: EngineLostError | EngineRefusedError,
-        group: GroupEndpoint,
-        request: GenerateRequest,
-        answering: bool,
-    ) -> ApiError:
+    def _judge_refusal(self, error: EngineRefusedError, ask: Ask, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when none may."""
-        if isinstance(error, EngineRefusedError):
-            param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-            refusal = refused_by_engine(error.error, param, self.retry_after_seconds)
-            if error.error.code in ELSEWHERE:
-                return refusal
+        param = "messages" if isinstance(ask.request.prompt, ChatPrompt) else "prompt"
+        refusal = refused_by_engine(error.error, param, self.persistence.retry_after_seconds)
+        if error.error.code in ELSEWHERE:
+            return refusal
+        if not progress.is_admitted:
             raise refusal
+        self._gave_up(progress, ask.model, "refused")
+        raise answer_broken(f"Another engine would not continue the answer: {refusal.message}")
+
+    def _judge_loss(self, error: EngineLostError, group: GroupEndpoint, progress: Progress) -> ApiError:
+        """The error to report if no other group takes the request; raises it when it has lost too many."""
         logger.warning(
-            "engine lost request=%s model=%s group=%d incarnation=%d kind=%s answering=%s: %s",
-            request.request_id, group.model, group.group, group.incarnation, error.kind, answering, error.message,
+            "engine lost request=%s model=%s group=%d incarnation=%d kind=%s tokens=%d: %s",
+            progress.request.request_id, group.model, group.group, group.incarnation, error.kind,
+            len(progress.token_ids), error.message,
         )  # fmt: skip
         self.metrics.engine_lost(group.model, error.kind)
-        if answering:
-            raise answer_broken(error.message)
-        return not_ready(f"{error.message} No other group could take the request.", self.retry_after_seconds)
+        message = f"{error.message} No other group could take the request."
+        if progress.has_output:
+            failure = answer_broken(error.message)
+        else:
+            failure = not_ready(message, self.persistence.retry_after_seconds)
+        if error.kind not in BLAMELESS:
+            progress.losses += 1
+        if progress.losses > self.persistence.most_losses:
+            self._gave_up(progress, group.model, "exhausted")
+            raise failure
+        return failure
+
+    def _gave_up(self, progress: Progress, model: str, outcome: str) -> None:
+        """Count an acknowledged request that is lost."""
+        if progress.is_admitted:
+            self.metrics.resumed(model, outcome)

@@ -5,7 +5,8 @@ status and one code. Messages are for the client: they name the field, the value
 address inside the cluster.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, assert_never
 
@@ -28,6 +29,7 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     retry_after_seconds: float | None = None
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
         """The JSON body of the response, also the data of an error event."""
@@ -35,9 +37,10 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers that go with the status."""
-        if self.retry_after_seconds is None:
-            return {}
-        return {"retry-after": str(max(1, ceil(self.retry_after_seconds)))}
+        headers = dict(self.extra_headers)
+        if self.retry_after_seconds is not None:
+            headers["retry-after"] = str(max(1, ceil(self.retry_after_seconds)))
+        return headers
 
 
 def shown(value: object) -> str:
@@ -56,6 +59,11 @@ def model_not_found(model: str) -> ApiError:
     return ApiError(404, f"The model {shown(model)} is not served here.", param="model", code="model_not_found")
 
 
+def not_supported(message: str) -> ApiError:
+    """400: an endpoint of OpenAI's that the models served here have no answer for."""
+    return ApiError(400, message, code="unsupported_endpoint")
+
+
 def not_ready(message: str, retry_after_seconds: float) -> ApiError:
     """503: the request is fine, and may succeed later."""
     return ApiError(503, message, "server_error", code="not_ready", retry_after_seconds=retry_after_seconds)
@@ -64,6 +72,25 @@ def not_ready(message: str, retry_after_seconds: float) -> ApiError:
 def answer_broken(message: str) -> ApiError:
     """502: the engine failed after it had begun to answer."""
     return ApiError(502, message, "server_error", code="engine_failed")
+
+
+def answer_failed(message: str) -> ApiError:
+    """400: what was asked can't be answered to its end, as shows only while it is; asking again would not help."""
+    return ApiError(400, message, code="answer_failed")
+
+
+def revision_replaced(window_seconds: float, retry_after_seconds: float) -> ApiError:
+    """503: an answer outlived the drain of the last group that could have gone on with it."""
+    message = (
+        "The model was replaced by another revision while it answered, and no group of the old one came back within "
+        f"{window_seconds:g} s. Ask again: the new revision answers from the beginning."
+    )
+    return ApiError(503, message, "server_error", code="revision_replaced", retry_after_seconds=retry_after_seconds)
+
+
+def gateway_failed() -> ApiError:
+    """500: a bug in the gateway."""
+    return ApiError(500, "The gateway failed; its log says why.", "server_error", code="internal")
 
 
 def refused_by_engine(error: EngineError, default_param: str, retry_after_seconds: float) -> ApiError:

@@ -1,110 +1,81 @@
-"""The gateway's metrics, on a registry of their own, and the meter that times one request.
+"""The gateway's metrics, each registered from its line in `metric_names`, on a registry of their own.
 
 Only names of models that are served become label values: a client can't grow the number of series.
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-from stageline_api.endpoints import Endpoints
-from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_api.metric_registry import MetricRegistry
 from stageline_gateway import metric_names as names
-from stageline_gateway.upstream import StreamEvent
+from stageline_gateway.state_gauges import StateGauges
+from stageline_gateway.upstream import LossKind
+
+RESUME_OUTCOMES: Final = ("resumed", "moved", "expired", "refused", "exhausted")
 
 
 class GatewayMetrics:
     """All collectors of one gateway."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.time_to_first_token = self._histogram(names.TIME_TO_FIRST_TOKEN)
-        self.time_per_output_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN)
-        self.inter_token_latency = self._histogram(names.INTER_TOKEN_LATENCY)
-        self.e2e_request_latency = self._histogram(names.E2E_REQUEST_LATENCY)
-        self.requests = self._counter(names.REQUESTS)
-        self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
-        self.generation_tokens = self._counter(names.GENERATION_TOKENS)
-        self.broken_answers = self._counter(names.BROKEN_ANSWERS)
-        self.in_flight = self._gauge(names.IN_FLIGHT)
-        self._losses = self._counter(names.ENGINE_LOSSES)
-        self._groups = self._gauge(names.GROUPS)
-        self._stale = self._gauge(names.ENDPOINTS_STALE)
+        self.registry = registry = MetricRegistry()
+        self.time_to_first_token = registry.histogram(names.TIME_TO_FIRST_TOKEN)
+        self.time_per_output_token = registry.histogram(names.TIME_PER_OUTPUT_TOKEN)
+        self.inter_token_latency = registry.histogram(names.INTER_TOKEN_LATENCY)
+        self.queue_time = registry.histogram(names.QUEUE_TIME)
+        self.e2e_request_latency = registry.histogram(names.E2E_REQUEST_LATENCY)
+        self.requests = registry.counter(names.REQUESTS)
+        self.prompt_tokens = registry.counter(names.PROMPT_TOKENS)
+        self.generation_tokens = registry.counter(names.GENERATION_TOKENS)
+        self.broken_answers = registry.counter(names.BROKEN_ANSWERS)
+        self.slow_readers = registry.counter(names.SLOW_READERS)
+        self.key_tokens = registry.counter(names.KEY_TOKENS)
+        self.queued = registry.gauge(names.QUEUED)
+        self.body_bytes = registry.gauge(names.BODY_BYTES)
+        self.in_flight = registry.gauge(names.IN_FLIGHT)
+        self._refusals = registry.counter(names.REFUSALS)
+        self._losses = registry.counter(names.ENGINE_LOSSES)
+        self._resumes = registry.counter(names.RESUMES)
+        self._circuits_open = registry.gauge(names.CIRCUITS_OPEN)
+        self._groups = registry.gauge(names.GROUPS)
+        self.state = StateGauges(registry)
+        self._begun: set[str] = set()
 
     def engine_lost(self, model: str, kind: str) -> None:
         """Count a request that an engine failed."""
         self._losses.labels(model, kind).inc()
 
-    def show_endpoints(self, endpoints: Endpoints) -> None:
-        """Replace the group gauges by what the endpoints file says now."""
+    def resumed(self, model: str, outcome: str) -> None:
+        """Count a request that went, or could not go, to another run."""
+        self._resumes.labels(model, outcome).inc()
+
+    def refused(self, key_name: str, reason: str) -> None:
+        """Count a request that a limit kept out."""
+        self._refusals.labels(key_name, reason).inc()
+
+    def show_groups(self, readiness: Mapping[str, Sequence[bool]], circuits_open: Mapping[str, int]) -> None:
+        """Replace the group gauges by what holds now, each by model."""
         self._groups.clear()
-        for model in {group.model for group in endpoints.groups}:
-            ready = [group.ready for group in endpoints.groups if group.model == model]
+        self._circuits_open.clear()
+        for model in readiness.keys() - self._begun:
+            self._begin(model)
+        for model, ready in readiness.items():
             self._groups.labels(model, "true").set(ready.count(True))
             self._groups.labels(model, "false").set(ready.count(False))
+        for model, count in circuits_open.items():
+            self._circuits_open.labels(model).set(count)
 
-    def show_stale(self, stale: bool) -> None:
-        """Say whether the endpoints file in force is an older version."""
-        self._stale.set(float(stale))
+    def _begin(self, model: str) -> None:
+        """Let a model's rare counters begin at 0: one that began at 1 would hide its first event from every rate."""
+        self._begun.add(model)
+        self.requests.labels(model, "200")
+        for counter in (self.prompt_tokens, self.generation_tokens, self.broken_answers, self.slow_readers):
+            counter.labels(model)
+        for kind in LossKind:
+            self._losses.labels(model, kind)
+        for outcome in RESUME_OUTCOMES:
+            self._resumes.labels(model, outcome)
 
-    def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-    def _histogram(self, spec: names.HistogramSpec) -> Histogram:
-        return Histogram(spec.name, spec.help, ("model_name",), buckets=spec.buckets, registry=self.registry)
-
-    def _counter(self, spec: names.MetricSpec) -> Counter:
-        return Counter(spec.name, spec.help, spec.labels, registry=self.registry)
-
-    def _gauge(self, spec: names.MetricSpec) -> Gauge:
-        return Gauge(spec.name, spec.help, spec.labels, registry=self.registry)
-
-
-@dataclass(slots=True)
-class RequestMeter:
-    """Times one request from its arrival; `see` is told every event as it is received from the engine."""
-
-    metrics: GatewayMetrics
-    model: str
-    clock: Callable[[], float] = time.monotonic
-    arrived: float = 0.0
-    first_token: float | None = None
-    last_token: float = 0.0
-    tokens: int = 0
-    choices: int = 1
-    """Choices not finished yet."""
-
-    def see(self, event: StreamEvent, choice: int = 0) -> None:
-        """Account for one event. Of several choices the first one's tokens are timed, and all are counted."""
-        match event:
-            case Admitted(prompt_tokens=prompt_tokens):
-                self.metrics.prompt_tokens.labels(self.model).inc(prompt_tokens)
-            case Delta(token_ids=token_ids) if choice:
-                self.metrics.generation_tokens.labels(self.model).inc(len(token_ids))
-            case Delta(token_ids=token_ids) if token_ids:
-                self._new_tokens(len(token_ids), self.clock())
-            case Finished():
-                self.choices -= 1
-                if not self.choices:
-                    self._finished(self.clock())
-            case _:
-                pass
-
-    def _new_tokens(self, count: int, now: float) -> None:
-        if self.first_token is None:
-            self.first_token = now
-            self.metrics.time_to_first_token.labels(self.model).observe(now - self.arrived)
-        else:
-            self.metrics.inter_token_latency.labels(self.model).observe(now - self.last_token)
-        self.last_token = now
-        self.tokens += count
-        self.metrics.generation_tokens.labels(self.model).inc(count)
-
-    def _finished(self, now: float) -> None:
-        self.metrics.e2e_request_latency.labels(self.model).observe(now - self.arrived)
-        if self.first_token is not None and self.tokens > 1:
-            per_token_seconds = (self.last_token - self.first_token) / (self.tokens - 1)
-            self.metrics.time_per_output_token.labels(self.model).observe(per_token_seconds)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Everything in the format that `accept` asks for, and its content type."""
+        return self.registry.exposition(accept)

@@ -8,14 +8,14 @@ without a word. Extensions to OpenAI's fields: `top_k`, `min_p`,
 import json
 from typing import Annotated, Any, Literal, assert_never
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from stageline_api.engine_http import MAX_TOP_LOGPROBS
+from stageline_gateway.call_schemas import schema_of_calls
+from stageline_gateway.chat_types import MAX_TOOLS, Message, Strict, Tool, ToolChoice, text_or_list
 
 INT32_MAX = 2**31 - 1
 """Token ids and counts travel as integers of fixed width behind the engine; this bounds them all."""
-UNION_TAGS = frozenset({"#text", "#list"})
-"""Names of the members of unions; they show up in an error's location and are no part of a field's path."""
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's documented default of `max_tokens` for `/v1/completions`."""
 
@@ -30,16 +30,6 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopString = Annotated[str, Field(min_length=1)]
 
 
-def _text_or_list(value: Any) -> str | None:
-    match value:
-        case str():
-            return "#text"
-        case list():
-            return "#list"
-        case _:
-            return None
-
-
 def _prompt_kind(value: Any) -> str | None:
     match value:
         case str():
@@ -50,29 +40,10 @@ def _prompt_kind(value: Any) -> str | None:
             return None
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class TextPart(_Strict):
-    """One part of a message's content; only text can be read by the models served here."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Tag("#list"), Field(min_length=1)],
-    Discriminator(
-        _text_or_list,
-        custom_error_type="content_type",
-        custom_error_message="must be a string or a list of text parts",
-    ),
-]
 Stop = Annotated[
     Annotated[StopString, Tag("#text")] | Annotated[list[StopString], Tag("#list"), Field(max_length=16)],
     Discriminator(
-        _text_or_list, custom_error_type="stop_type", custom_error_message="must be a string or a list of strings"
+        text_or_list, custom_error_type="stop_type", custom_error_message="must be a string or a list of strings"
     ),
 ]
 CompletionPrompt = Annotated[
@@ -85,32 +56,14 @@ CompletionPrompt = Annotated[
 ]
 
 
-class Message(_Strict):
-    """One turn. Fields that a client repeats from an earlier answer may be there as long as they are null."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: None = None
-    refusal: None = None
-    audio: None = None
-    annotations: None = None
-    function_call: None = None
-    tool_calls: None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string; parts are joined without a separator, as they would be read."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage` adds a last chunk with the token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(Strict):
     """A schema that the answer satisfies, whether or not `strict` is set; `name` and `description` change nothing."""
 
     name: str
@@ -119,7 +72,7 @@ class JsonSchemaFormat(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """What the answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -139,7 +92,7 @@ class ResponseFormat(_Strict):
                 assert_never(self.type)
 
 
-class _Request(_Strict):
+class _Request(Strict):
     model: str
     max_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -179,6 +132,11 @@ class _Request(_Strict):
         return "max_tokens"
 
     @property
+    def schema_field(self) -> str:
+        """The field that `schema_text` was made from."""
+        return "response_format"
+
+    @property
     def asked_top_logprobs(self) -> int | None:
         """How many alternatives to report with each token; None for no log probabilities."""
         raise NotImplementedError
@@ -195,13 +153,34 @@ class ChatRequest(_Request):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: TokenCount | None = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
+    def choice_of_tool(self) -> ToolChoice:
+        """What was asked for, or OpenAI's default: none without tools, auto with them."""
+        return self.tool_choice or ("auto" if self.tools else "none")
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the model is to see: none of them when it must not call any."""
+        return [] if self.choice_of_tool == "none" else self.tools
+
+    @property
     def schema_text(self) -> str | None:
-        """The schema of `response_format`."""
+        """The schema of the calls that the answer must make, or of `response_format`."""
+        calls = schema_of_calls(self.tools, self.choice_of_tool, self.parallel_tool_calls)
+        if calls is not None:
+            return calls
         return None if self.response_format is None else self.response_format.schema_text
+
+    @property
+    def schema_field(self) -> str:
+        """`tools` when a call of one is asked for."""
+        return "tools" if self.offered_tools else "response_format"
 
     @property
     def limit_name(self) -> str:

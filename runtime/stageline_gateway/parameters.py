@@ -20,9 +20,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 CHAT_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     _COMMON
     | {
-        "tools": ([],),
-        "tool_choice": ("none",),
-        "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none",),
         "modalities": (["text"],),

@@ -8,16 +8,50 @@ from pathlib import Path
 class GatewaySettings:
     """Where groups are found and how long each wait may last."""
 
-    endpoints_path: Path
-    """The endpoints file (`stageline_api.endpoints`); it may appear later than the gateway."""
+    endpoints_path: Path | None
+    """The endpoints file (`stageline_api.endpoints`); it may appear later than the gateway. None: a cluster's pods."""
+    namespace: str = "default"
+    """Whose PipelineModels are served, in a cluster."""
+    relist_seconds: int = 30
+    """How often pods and PipelineModels are listed anew, in a cluster; between they are watched."""
     poll_seconds: float = 0.25
     """How often the endpoints file is looked at, and so how long a group that is gone may still be tried."""
     connect_timeout_seconds: float = 2.0
     idle_timeout_seconds: float = 120.0
-    """Longest silence of an engine within one request: in its queue, in prefill, or between two tokens."""
+    """Longest silence of an engine before a request's first token: in its queue, in prefill."""
+    stall_timeout_seconds: float = 30.0
+    """Longest silence of an engine between two tokens of one answer."""
+    probe_interval_seconds: float = 1.0
+    """How often each engine is asked whether it takes requests. With the next: one probe period, which is how long an
+    engine that is gone may be used."""
+    probe_timeout_seconds: float = 1.0
+    """How long it may take to answer that."""
+    hold_seconds: float = 30.0
+    """How long a new request waits while no group of its model is ready."""
+    resume_window_seconds: float | None = None
+    """How long an answer that has begun waits for a group that continues it; None: as long as its model says."""
+    most_losses: int = 8
+    """Engines that had got one request and may be lost before it is given up: it might be what kills them."""
+    drain_patience_seconds: float = 10.0
+    """How long an answer stays on a group that drains, when another could continue it."""
+    call_timeout_seconds: float = 10.0
+    """How long an engine or a stage may take over a short question (tokenizing, state)."""
     body_timeout_seconds: float = 30.0
     """How long a client may take to send its request's body."""
+    send_timeout_seconds: float = 60.0
+    """How long a client may leave its end of a connection full before its answer is given up."""
+    otlp_endpoint: str | None = None
+    """Collector that spans of requests are sent to (`tracing`). None sends none."""
+    keys_path: Path | None = None
+    """API keys (`keys`): a file, or a directory as a Secret is mounted. None lets everyone in."""
+    keys_poll_seconds: float = 1.0
+    queue_limit: int = 1024
+    """Requests of one model that may wait for their first token; each choice of `n` counts, here and below."""
+    open_limit: int = 4096
+    """Requests that may be open at once."""
     body_limit_bytes: int = 4 * 1024 * 1024
     """Room for a prompt of 128k token ids several times over."""
+    body_room_bytes: int = 128 * 1024 * 1024
+    """Of the bodies of all open requests together (`intake`)."""
     retry_after_seconds: float = 2.0
     """What `Retry-After` says when no group is ready and the engine gave no better figure."""

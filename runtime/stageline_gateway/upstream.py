@@ -2,16 +2,17 @@
 
 A request has a connection of its own and the connection's end is the request's end: closing the iterator, for
 whatever reason, closes the connection, and that aborts the request in the engine. The iterator yields exactly one
-Admitted, any number of Delta and one Finished; everything else is an `EngineRefusedError` or an `EngineLostError`.
+Admitted, any number of Delta and one Finished; everything else is an `EngineRefusedError`, an `EngineLostError` or an
+`AnswerFailedError`.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
+from typing import Final, assert_never
+from urllib.parse import urlsplit
 
-import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from stageline_api.engine_http import (
@@ -24,12 +25,13 @@ from stageline_api.engine_http import (
     FinishReason,
     GenerateRequest,
 )
+from stageline_gateway.engine_connection import ConnectionBrokenError, EngineConnection, SilentEngineError
 
-GENERATE_PATH = "/v1/generate"
-LINE_LIMIT_BYTES = 8 * 1024 * 1024
+GENERATE_PATH: Final = "/v1/generate"
+HTTP_OK: Final = 200
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
-StreamEvent = Admitted | Delta | Finished
+EngineEvent = Admitted | Delta | Finished
 
 
 class LossKind(StrEnum):
@@ -41,6 +43,10 @@ class LossKind(StrEnum):
     PROTOCOL = "protocol"
     ENGINE_FAILED = "engine_failed"
     ABORTED = "aborted"
+    GONE = "gone"
+    """Discovery or the probe say that the engine is no more, and it is silent."""
+    LEFT = "left"
+    """It drains, and another group takes the request over: no failure."""
 
 
 @dataclass(eq=False)
@@ -58,6 +64,13 @@ class EngineRefusedError(Exception):
     error: EngineError
 
 
+@dataclass(eq=False)
+class AnswerFailedError(Exception):
+    """The engine is well, and no engine can finish the answer. `message` is one sentence for the client."""
+
+    message: str
+
+
 @dataclass(slots=True)
 class _Order:
     """Checks the order of a stream's events: Admitted first and once, nothing after the end."""
@@ -65,12 +78,14 @@ class _Order:
     admitted: bool = False
     finished: bool = False
 
-    def check(self, event: Event) -> StreamEvent:
+    def check(self, event: Event) -> EngineEvent:
         if self.finished or (isinstance(event, Admitted) == self.admitted and not isinstance(event, Failed)):
             raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{event.type}' out of order.")
         match event:
             case Admitted():
                 self.admitted = True
+            case Failed(is_final=True):
+                raise AnswerFailedError(event.message)
             case Failed():
                 raise EngineLostError(
                     LossKind.ENGINE_FAILED, f"The engine could not finish the answer: {event.message}"
@@ -86,54 +101,64 @@ class _Order:
         return event
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an engine may take."""
+
+    connect_seconds: float = 2.0
+    idle_seconds: float = 120.0
+    """Between two events before the first token: in its queue, in prefill."""
+    stall_seconds: float = 30.0
+    """Between two events after it."""
+
+
 class EngineClient:
-    """HTTP connections to engines. Never goes through a proxy from the environment."""
+    """Opens connections to engines. Never goes through a proxy from the environment."""
 
-    def __init__(self, connect_timeout_seconds: float, idle_timeout_seconds: float) -> None:
-        self._idle_timeout_seconds = idle_timeout_seconds
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(idle_timeout_seconds, connect=connect_timeout_seconds),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
 
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    async def events(self, url: str, request: GenerateRequest) -> AsyncGenerator[StreamEvent, None]:
-        """The events of `request` on the engine at `url`; raises EngineRefusedError or EngineLostError."""
-        body = request.model_dump_json().encode()
-        headers = {"content-type": "application/json"}
+    async def events(
+        self,
+        url: str,
+        request: GenerateRequest,
+        on_open: Callable[[EngineConnection], None] = lambda _: None,
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """The events of `request` on the engine at `url`; raises the three errors."""
+        limit_seconds = self._patience.idle_seconds
         order = _Order()
+        connection, host = await self._open(url)
         try:
-            async with self._http.stream("POST", url + GENERATE_PATH, content=body, headers=headers) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise _refusal(response.status_code, await response.aread())
-                async with aclosing(_lines(response)) as lines:
-                    async for line in lines:
-                        yield order.check(_parse(line))
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol):
-            raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
-        except httpx.TimeoutException:
-            message = f"The engine was silent for {self._idle_timeout_seconds:g} s."
-            raise EngineLostError(LossKind.STALLED, message) from None
-        except httpx.HTTPError:
-            raise EngineLostError(LossKind.CONNECTION_LOST, "The connection to the engine broke.") from None
+            on_open(connection)
+            connection.post(host, GENERATE_PATH, request.model_dump_json().encode())
+            if await connection.head(limit_seconds) != HTTP_OK:
+                raise _refusal(connection.status, await connection.body(limit_seconds))
+            while (line := await connection.line(limit_seconds)) is not None:
+                event = order.check(_parse(line))
+                if isinstance(event, Delta):
+                    limit_seconds = self._patience.stall_seconds
+                yield event
+        except ConnectionBrokenError as error:
+            raise EngineLostError(LossKind.CONNECTION_LOST, str(error)) from None
+        except SilentEngineError:
+            raise EngineLostError(LossKind.STALLED, f"The engine was silent for {limit_seconds:g} s.") from None
+        finally:
+            connection.close()
         if not order.finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 
-
-async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    # httpx's own aiter_lines splits at U+2028 and the like too, which JSON strings may hold unescaped.
-    rest = b""
-    async for chunk in response.aiter_bytes():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield line
-        if len(rest) > LINE_LIMIT_BYTES:
-            raise EngineLostError(LossKind.PROTOCOL, "The engine sent an event that is too long.")
+    async def _open(self, url: str) -> tuple[EngineConnection, str]:
+        """A connection and the host it goes to; raises EngineLostError."""
+        try:
+            parts = urlsplit(url)
+            if parts.scheme != "http" or not parts.hostname:
+                raise ValueError(url)
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(self._patience.connect_seconds):
+                _, connection = await loop.create_connection(EngineConnection, parts.hostname, parts.port or 80)
+        except (OSError, ValueError):  # TimeoutError is an OSError
+            raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
+        return connection, parts.netloc
 
 
 def _parse(line: bytes) -> Event:

@@ -7,8 +7,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stageline_api.engine_http import MAX_SCHEMA_CHARACTERS
+from stageline_gateway.chat_checks import check_messages, check_tools
+from stageline_gateway.chat_types import UNION_TAGS
 from stageline_gateway.errors import ApiError, bad_value, shown
-from stageline_gateway.openai_types import UNION_TAGS, ChatRequest, CompletionRequest
+from stageline_gateway.openai_types import ChatRequest, CompletionRequest
 from stageline_gateway.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, without_unsupported
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
@@ -42,7 +44,8 @@ def _as_api_error(detail: ErrorDetails) -> ApiError:
             return bad_value(param, f"Invalid value for '{param}': {rule}; got {shown(detail['input'])}.")
 
 
-def _checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
+def checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
+    """`fields` as a `model`; raises ApiError 400 naming the first field that is wrong."""
     # OpenAI's clients may send null for any optional field.
     optional = {name for name, field in model.model_fields.items() if not field.is_required()}
     given = {name: value for name, value in fields.items() if value is not None or name not in optional}
@@ -59,26 +62,33 @@ def _check_stream_options(request: ChatRequest | CompletionRequest) -> None:
 
 def _check_response_format(request: ChatRequest) -> None:
     wanted = request.response_format
+    param = "response_format.json_schema"
     if wanted is None:
         return
-    param = "response_format.json_schema"
     if wanted.type == "json_schema" and wanted.json_schema is None:
         raise bad_value(param, f"'{param}' is required when 'response_format.type' is 'json_schema'.")
     if wanted.type != "json_schema" and wanted.json_schema is not None:
         raise bad_value(param, f"'{param}' is only allowed when 'response_format.type' is 'json_schema'.")
-    length = len(wanted.schema_text or "")
+
+
+def _check_schema_length(request: ChatRequest) -> None:
+    length = len(request.schema_text or "")
     if length > MAX_SCHEMA_CHARACTERS:
-        message = f"'{param}.schema' has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed."
-        raise bad_value(f"{param}.schema", message)
+        param = "tools" if request.offered_tools else "response_format.json_schema.schema"
+        message = f"The schema of '{param}' has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed."
+        raise bad_value(param, message)
 
 
 def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check the body of a chat completion; raises ApiError 400 naming the first field that is wrong."""
-    request = _checked(ChatRequest, without_unsupported(fields, CHAT_NEUTRAL))
+    request = checked(ChatRequest, without_unsupported(fields, CHAT_NEUTRAL))
     _check_stream_options(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
+    check_messages(request.messages)
     _check_response_format(request)
+    check_tools(request)
+    _check_schema_length(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return request
@@ -86,6 +96,6 @@ def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 def parse_completion(fields: Mapping[str, Any]) -> CompletionRequest:
     """Check the body of a text completion; raises ApiError 400 naming the first field that is wrong."""
-    request = _checked(CompletionRequest, without_unsupported(fields, COMPLETION_NEUTRAL))
+    request = checked(CompletionRequest, without_unsupported(fields, COMPLETION_NEUTRAL))
     _check_stream_options(request)
     return request

@@ -7,6 +7,7 @@ import pytest
 
 from gateway_harness import RunningGateway, group, running_gateway
 from scripted_engine import ScriptedEngine
+from span_collector import SpanCollector, span_collector
 from stageline_gateway.settings import GatewaySettings
 
 
@@ -30,10 +31,24 @@ def other_engine() -> Iterator[ScriptedEngine]:
 
 @pytest.fixture
 def gateway(tmp_path: Path, engine: ScriptedEngine) -> Iterator[RunningGateway]:
-    """A gateway whose endpoints file lists `engine`."""
+    """A gateway whose endpoints file lists `engine`, and that waits for no group, but long for a busy machine."""
     settings = GatewaySettings(
-        endpoints_path=tmp_path / "endpoints.json", idle_timeout_seconds=2, retry_after_seconds=1
+        endpoints_path=tmp_path / "endpoints.json",
+        connect_timeout_seconds=60,
+        probe_interval_seconds=0.05,
+        probe_timeout_seconds=60,
+        hold_seconds=0,
+        resume_window_seconds=0,
+        retry_after_seconds=1,
     )
     with running_gateway(settings) as gateway:
         gateway.serve(group(engine.url))
         yield gateway
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[SpanCollector]:
+    """Where spans are sent."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with span_collector() as collector:
+        yield collector

@@ -1,5 +1,6 @@
 """The endpoints file decides what is served; a bad version of it never takes down what works."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ from stageline_gateway.settings import GatewaySettings
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}
 STALE = "stageline_gateway_endpoints_stale"
+AGE = "stageline_gateway_discovery_age_seconds"
+
+
+def replace_whole(path: Path, content: bytes) -> None:
+    """At once: a look at a file that is only half written would be one more malformed version."""
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
 def test_groups_come_go_and_change(
     gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine
 ) -> None:
+    other_engine.served_name = "other"
     gateway.serve(group(other_engine.url, model="other"))
     assert gateway.http.post("/v1/completions", json=BODY).status_code == 404
     assert gateway.http.post("/v1/completions", json=BODY | {"model": "other"}).status_code == 200
@@ -34,7 +44,7 @@ def test_groups_come_go_and_change(
 def test_a_malformed_file_keeps_the_last_good_version(
     gateway: RunningGateway, engine: ScriptedEngine, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway.endpoints.write_bytes(content)
+    replace_whole(gateway.endpoints, content)
     eventually(lambda: gateway.sample(STALE) == 1, "the metric never said so")
     assert gateway.http.post("/v1/completions", json=BODY).status_code == 200
     warnings = [record for record in caplog.records if "malformed" in record.message]
@@ -47,13 +57,29 @@ def test_a_file_that_vanishes_keeps_the_last_good_version(gateway: RunningGatewa
     gateway.endpoints.unlink()
     eventually(lambda: gateway.sample(STALE) == 1, "the metric never said so")
     assert gateway.http.post("/v1/completions", json=BODY).status_code == 200
+    eventually(lambda: gateway.sample(AGE) > 0.5, "its age does not grow")
+
+
+@pytest.mark.parametrize("content", [None, b"{"], ids=["unchanged", "malformed"])
+def test_the_age_of_what_is_served_grows_only_while_it_can_not_be_confirmed(
+    gateway: RunningGateway, content: bytes | None
+) -> None:
+    began = time.monotonic()
+    if content is not None:
+        replace_whole(gateway.endpoints, content)
+        eventually(lambda: gateway.sample(AGE) > 0.7, "a version that can't be used confirms nothing")
+        return
+    eventually(
+        lambda: time.monotonic() - began > 1.5 and gateway.sample(AGE) < 1, "a file that is as it was is no news"
+    )
 
 
 def test_a_gateway_may_start_before_its_file(tmp_path: Path, engine: ScriptedEngine) -> None:
     path = tmp_path / "later.json"
-    with running_gateway(GatewaySettings(endpoints_path=path)) as gateway:
+    with running_gateway(GatewaySettings(path, probe_timeout_seconds=60, hold_seconds=0)) as gateway:
         assert gateway.http.get("/healthz").status_code == 200
         assert gateway.http.get("/readyz").status_code == 503
+        assert gateway.admin.get("/accepting").status_code == 503
         assert gateway.http.get("/v1/models").json()["data"] == []
         assert gateway.http.post("/v1/completions", json=BODY).status_code == 503
         gateway.serve(group(engine.url))
@@ -63,8 +89,9 @@ def test_a_gateway_may_start_before_its_file(tmp_path: Path, engine: ScriptedEng
 
 def test_readiness_gives_the_reason(gateway: RunningGateway, engine: ScriptedEngine) -> None:
     gateway.serve(group(engine.url, ready=False, message="stage 1 is loading"))
-    answered = gateway.http.get("/readyz")
+    answered = gateway.admin.get("/readyz")
     assert answered.status_code == 503
     assert "stage 1 is loading" in answered.json()["message"]
+    assert gateway.admin.get("/accepting").json() == {"accepting": True, "message": ""}, "requests wait here"
     write_endpoints(gateway.endpoints)
-    eventually(lambda: "lists no group" in gateway.http.get("/readyz").text, lambda: gateway.http.get("/readyz").text)
+    eventually(lambda: "lists no group" in gateway.admin.get("/readyz").text, lambda: gateway.admin.get("/readyz").text)

@@ -1,14 +1,18 @@
 """What a client sees when an engine fails: another group, an honest status, or an error event, never a silent end."""
 
 import json
-import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway_harness import MODEL, RunningGateway, group
+from free_ports import free_port
+from gateway_harness import MODEL, RunningGateway, group, running_gateway
 from scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import Admitted, Delta, EngineError, ErrorCode, Failed, Finished, FinishReason
+from stageline_gateway.settings import GatewaySettings
+from stageline_gateway.shapes import CompletionShape
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}
 STREAM = BODY | {"stream": True}
@@ -35,14 +39,13 @@ BREAKS_AFTER_TEXT: dict[str, list[Step]] = {
     "aborts": [ADMITTED, PIECE, Say(Finished(reason=FinishReason.ABORT, prompt_tokens=1, completion_tokens=1))],
     "is admitted twice": [ADMITTED, PIECE, ADMITTED],
     "sends a broken line": [ADMITTED, PIECE, Raw(b'{"type": "delta"\n')],
-    "stalls": [ADMITTED, PIECE, Hold()],
 }
+STALL_SECONDS = 1.0
 
 
 def unused_url() -> str:
     """An address nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def events_of(text: str) -> list[Any]:
@@ -67,7 +70,10 @@ def test_another_group_takes_over_before_the_first_text(
     assert "Hello" in answered.text
     assert "error" not in answered.text
     assert len(engine.requests) == len(other_engine.requests) == 1
-    assert engine.requests == other_engine.requests, "the same request, seed included"
+    [first], [second] = engine.requests, other_engine.requests
+    assert first.sampling == second.sampling, "seed included"
+    assert (first.prompt, ()) == (second.prompt, second.generated_token_ids)
+    assert first.request_id != second.request_id, "the first engine may still hold the first"
 
 
 def test_a_group_that_can_not_be_reached_is_passed_over(gateway: RunningGateway, engine: ScriptedEngine) -> None:
@@ -103,16 +109,19 @@ def test_a_gateway_whose_only_group_is_gone_says_503(gateway: RunningGateway) ->
 
 @pytest.mark.parametrize("steps", BREAKS_AFTER_TEXT.values(), ids=BREAKS_AFTER_TEXT.keys())
 def test_a_stream_that_breaks_ends_with_an_error_event(
-    gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine, steps: list[Step]
+    gateway: RunningGateway, engine: ScriptedEngine, steps: list[Step]
 ) -> None:
     engine.script = lambda _: steps
-    gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
+    assert_stream_breaks(gateway)
+
+
+def assert_stream_breaks(gateway: RunningGateway) -> None:
+    """A stream ends with an error event after its first text."""
     answered = gateway.http.post("/v1/completions", json=STREAM)
     assert answered.status_code == 200
     first, last = events_of(answered.text)
     assert first["choices"][0]["text"] == "par"
     assert last["error"]["code"] == "engine_failed"
-    assert other_engine.requests == [], "text was relayed: starting again would repeat it"
     assert gateway.sample("stageline_gateway_broken_answers_total", model_name=MODEL) == 1
 
 
@@ -121,9 +130,24 @@ def test_a_whole_answer_that_breaks_is_a_502(
     gateway: RunningGateway, engine: ScriptedEngine, steps: list[Step]
 ) -> None:
     engine.script = lambda _: steps
+    assert_whole_answer_breaks(gateway)
+
+
+def assert_whole_answer_breaks(gateway: RunningGateway) -> None:
     answered = gateway.http.post("/v1/completions", json=BODY)
     assert answered.status_code == 502, answered.text
     assert answered.json()["error"]["code"] == "engine_failed"
+
+
+@pytest.mark.parametrize("breaks", [assert_stream_breaks, assert_whole_answer_breaks], ids=["streamed", "whole"])
+def test_an_engine_that_stalls_breaks_an_answer_too(
+    tmp_path: Path, engine: ScriptedEngine, breaks: Callable[[RunningGateway], None]
+) -> None:
+    engine.script = lambda _: [ADMITTED, PIECE, Hold()]
+    settings = GatewaySettings(tmp_path / "stall.json", stall_timeout_seconds=STALL_SECONDS, resume_window_seconds=0)
+    with running_gateway(settings) as gateway:
+        gateway.serve(group(engine.url))
+        breaks(gateway)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +174,27 @@ def test_a_refusal_of_the_request_itself_is_final(
     assert other_engine.requests == []
 
 
+TOO_COMPLEX = Failed(message="the grammar became too complex to follow", is_final=True)
+
+
+@pytest.mark.parametrize(
+    "steps", [[ADMITTED, Say(TOO_COMPLEX)], [ADMITTED, PIECE, Say(TOO_COMPLEX)]], ids=["at once", "later"]
+)
+def test_an_answer_that_no_engine_could_finish_is_tried_once_and_blames_nobody(
+    gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine, steps: list[Step]
+) -> None:
+    engine.script = other_engine.script = lambda _: steps
+    gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
+    for _ in range(4):
+        answered = gateway.http.post("/v1/completions", json=BODY)
+        assert (answered.status_code, answered.json()["error"]["code"]) == (400, "answer_failed"), answered.text
+        last = events_of(gateway.http.post("/v1/completions", json=STREAM).text)[-1]
+        assert (last["error"]["code"], last["error"]["message"]) == ("answer_failed", TOO_COMPLEX.message)
+    assert len(engine.requests) + len(other_engine.requests) == 8, "one run each"
+    assert gateway.sample("stageline_gateway_circuits_open", model_name=MODEL) == 0
+    assert gateway.sample("stageline_gateway_broken_answers_total", model_name=MODEL) == 0, "no fault of ours"
+
+
 def test_idle_groups_take_turns(gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine) -> None:
     gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
     for _ in range(6):
@@ -162,3 +207,22 @@ def test_an_answer_in_two_halves_of_a_line_is_read_whole(gateway: RunningGateway
     engine.script = lambda _: [Raw(lines[i : i + 7]) for i in range(0, len(lines), 7)]
     answered = gateway.http.post("/v1/completions", json=BODY)
     assert answered.json()["choices"][0]["text"] == "ab"
+
+
+def test_a_bug_in_the_gateway_ends_a_stream_with_an_error_event(
+    gateway: RunningGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    engine.script = lambda _: answer("a", "b")
+    gateway.serve(group(engine.url))
+    monkeypatch.setattr(CompletionShape, "closing", broken)
+    events = events_of(gateway.http.post("/v1/completions", json=STREAM).text)
+    assert events[-1]["error"]["code"] == "internal", events
+    monkeypatch.setattr(CompletionShape, "whole", broken)
+    assert gateway.http.post("/v1/completions", json=BODY).status_code == 500
+    gateway.settle()
+    assert gateway.sample("stageline_gateway_requests_total", model_name=MODEL, code="200") == 1
+    assert gateway.sample("stageline_gateway_requests_total", model_name=MODEL, code="500") == 1
+    assert gateway.admin.get("/status").json()["open_requests"] == 0

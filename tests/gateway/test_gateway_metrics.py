@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway_harness import MODEL, RunningGateway, eventually
+from gateway_harness import IN_FLIGHT, MODEL, RunningGateway
 from scripted_engine import Hold, Pause, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason
-from stageline_gateway.metrics import GatewayMetrics, RequestMeter
+from stageline_gateway.metrics import GatewayMetrics
+from stageline_gateway.request_meter import RequestMeter
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}
 
@@ -19,7 +20,7 @@ def value(registry: CollectorRegistry, name: str) -> float | None:
 
 
 def test_the_meter_computes_each_latency_from_its_definition() -> None:
-    times = iter([1.5, 2.0, 4.0, 4.25])
+    times = iter([1.25, 1.5, 2.0, 4.0, 4.25])
     metrics = GatewayMetrics()
     meter = RequestMeter(metrics, MODEL, clock=lambda: next(times), arrived=1.0)
     meter.see(Admitted(prompt_tokens=7))
@@ -28,7 +29,8 @@ def test_the_meter_computes_each_latency_from_its_definition() -> None:
     meter.see(Delta(text="b", token_ids=(2, 3)))
     meter.see(Delta(text="c", token_ids=(4,)))
     meter.see(Finished(reason=FinishReason.STOP, prompt_tokens=7, completion_tokens=4))
-    registry = metrics.registry
+    registry = metrics.registry.collectors
+    assert value(registry, "stageline_gateway_queue_time_seconds_sum") == 0.25
     assert value(registry, "stageline_time_to_first_token_seconds_sum") == 0.5
     assert value(registry, "stageline_inter_token_latency_seconds_count") == 2, "three messages, two gaps"
     assert value(registry, "stageline_inter_token_latency_seconds_sum") == 2.5
@@ -44,8 +46,8 @@ def test_one_token_has_no_time_per_output_token() -> None:
     meter.see(Admitted(prompt_tokens=1))
     meter.see(Delta(text="a", token_ids=(1,)))
     meter.see(Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1))
-    assert value(metrics.registry, "stageline_request_time_per_output_token_seconds_count") is None
-    assert value(metrics.registry, "stageline_e2e_request_latency_seconds_count") == 1
+    assert value(metrics.registry.collectors, "stageline_request_time_per_output_token_seconds_count") is None
+    assert value(metrics.registry.collectors, "stageline_e2e_request_latency_seconds_count") == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -53,6 +55,7 @@ def test_a_request_shows_on_the_page(gateway: RunningGateway, engine: ScriptedEn
     first, *rest = answer("a", "b", "c", prompt_tokens=5)
     engine.script = lambda _: [first, Pause(0.3), *rest]
     assert gateway.http.post("/v1/completions", json=BODY | {"stream": stream}).status_code == 200
+    gateway.settle()
     assert gateway.sample("stageline_prompt_tokens_total", model_name=MODEL) == 5
     assert gateway.sample("stageline_generation_tokens_total", model_name=MODEL) == 3
     assert gateway.sample("stageline_inter_token_latency_seconds_count", model_name=MODEL) == 2
@@ -65,10 +68,10 @@ def test_a_request_shows_on_the_page(gateway: RunningGateway, engine: ScriptedEn
 def test_requests_in_flight_are_counted(gateway: RunningGateway, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Hold(), *answer("a")[1:]]
     with gateway.http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as streaming:
-        assert gateway.sample("stageline_gateway_requests_in_flight", model_name=MODEL) == 1
+        assert gateway.sample(IN_FLIGHT, model_name=MODEL) == 1
         engine.release()
         streaming.read()
-    eventually(lambda: gateway.sample("stageline_gateway_requests_in_flight", model_name=MODEL) == 0, "still counted")
+    gateway.settle()
 
 
 def test_made_up_models_make_no_series(gateway: RunningGateway) -> None:

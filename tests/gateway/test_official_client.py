@@ -24,7 +24,7 @@ from stageline_api.engine_http import (
 @pytest.fixture
 def client(gateway: RunningGateway) -> Iterator[OpenAI]:
     """A client that does not retry, so that each error is seen."""
-    with OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=20) as client:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
         yield client
 
 

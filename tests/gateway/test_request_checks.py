@@ -14,6 +14,8 @@ from stageline_gateway.settings import GatewaySettings
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 JSON = {"content-type": "application/json"}
 
 
@@ -61,7 +63,26 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"logprobs": 1}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "no blanks"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [TOOL | {"type": "search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": 3}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": ["x" * 70000]}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -119,7 +140,15 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"messages": "Hi"}, "messages"),
         ({"messages": ["Hi"]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "["}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "name": "Bo"}]}, "messages[0].name"),
@@ -242,11 +271,11 @@ def test_a_body_of_unknown_length_is_bounded_too(gateway: RunningGateway) -> Non
     ("method", "path", "status"),
     [
         ("GET", "/v1/absent", 404),
-        ("GET", "/", 404),
+        ("GET", "/absent", 404),
         ("GET", "/v1/models/%ff%00", 404),
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/v1/models", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/embeddings", 400),
     ],
 )
 def test_unknown_paths_and_methods_use_the_same_form(

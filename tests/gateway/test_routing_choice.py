@@ -1,32 +1,144 @@
-"""The choice of a group, as a pure function."""
+"""The choice of a group and what it costs, as pure functions."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_harness import group
-from stageline_gateway.routing import Ledger, Share, choose
+from stageline_api.endpoints import GroupEndpoint
+from stageline_api.engine_http import ChatMessage, ChatPrompt, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
+from stageline_gateway.affinity import (
+    LOAD_FACTOR,
+    LOAD_SLACK_TOKENS,
+    PREFIX_CHARACTERS,
+    PREFIX_TOKENS,
+    affinity_key,
+    ranked,
+)
+from stageline_gateway.routing import EXPECTED_ANSWER_TOKENS, Ledger, Load, choose, expected_tokens, identity
 
-GROUPS = st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=6)
+LOADS = st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 5)), min_size=1, max_size=6)
+KEYS = st.text(min_size=1, max_size=8)
 
 
-@given(GROUPS)
-def test_the_choice_is_ready_allowed_and_least_loaded(rows: list[tuple[bool, int, int, bool]]) -> None:
-    groups = [group(f"http://{i}", i, ready=ready) for i, (ready, *_) in enumerate(rows)]
-    shares = {f"http://{i}": Share(outstanding, started) for i, (_, outstanding, started, _) in enumerate(rows)}
-    excluded = {f"http://{i}" for i, row in enumerate(rows) if row[3]}
-    chosen = choose(groups, shares, excluded)
-    allowed = [g for g in groups if g.ready and g.url not in excluded]
-    if chosen is None:
-        assert allowed == []
-    else:
-        assert chosen in allowed
-        assert shares[chosen.url].outstanding == min(shares[g.url].outstanding for g in allowed)
+def groups_of(count: int) -> list[GroupEndpoint]:
+    """Groups 0 to `count`, each at an address of its own."""
+    return [group(f"http://{index}", index) for index in range(count)]
+
+
+def loads_of(groups: list[GroupEndpoint], rows: list[tuple[int, int]]) -> dict[str, Load]:
+    """Outstanding tokens and requests started, in the groups' order."""
+    return {identity(one): Load(tokens, 1, started) for one, (tokens, started) in zip(groups, rows, strict=True)}
+
+
+@given(LOADS)
+def test_without_affinity_the_least_loaded_is_chosen(rows: list[tuple[int, int]]) -> None:
+    groups = groups_of(len(rows))
+    chosen = choose(groups, loads_of(groups, rows))
+    assert chosen is not None
+    assert rows[chosen.group] == min(rows)
+
+
+@given(LOADS, KEYS)
+def test_with_affinity_the_first_in_the_keys_order_that_is_not_overloaded(
+    rows: list[tuple[int, int]], key: str
+) -> None:
+    groups = groups_of(len(rows))
+    chosen = choose(groups, loads_of(groups, rows), key)
+    assert chosen is not None
+    bound = LOAD_FACTOR * sum(tokens for tokens, _ in rows) / len(rows) + LOAD_SLACK_TOKENS
+    assert rows[chosen.group][0] <= bound
+    for better in ranked(key, groups):
+        if better == chosen:
+            break
+        assert rows[better.group][0] > bound
+
+
+def test_no_candidate_no_choice() -> None:
+    assert choose([], {}) is None
+    assert choose([], {}, "key") is None
+
+
+@given(st.integers(2, 8), st.lists(KEYS, min_size=1, max_size=50, unique=True), st.data())
+def test_a_group_that_leaves_moves_its_own_keys_only(count: int, keys: list[str], data: st.DataObject) -> None:
+    groups = groups_of(count)
+    gone = data.draw(st.sampled_from(groups))
+    left = [one for one in groups if one is not gone]
+    for key in keys:
+        before, after = ranked(key, groups), ranked(key, left)
+        assert [one for one in before if one is not gone] == after
+
+
+def test_keys_spread_over_all_groups() -> None:
+    groups = groups_of(4)
+    firsts = [ranked(f"key {index}", groups)[0].group for index in range(4000)]
+    shares = [firsts.count(index) for index in range(4)]
+    assert all(850 < share < 1150 for share in shares), shares  # 1000 each; the deviation of one is 27
+
+
+def test_a_new_incarnation_keeps_its_groups_keys() -> None:
+    before, after = groups_of(3), groups_of(3)
+    assert [identity(one) for one in before] != [identity(one) for one in after]
+    for index in range(100):
+        key = str(index)
+        assert [one.group for one in ranked(key, before)] == [one.group for one in ranked(key, after)]
+
+
+def test_a_session_goes_before_the_prompt_and_short_prompts_have_no_preference() -> None:
+    long_text = TextPrompt(text="a" * PREFIX_CHARACTERS)
+    assert affinity_key(TextPrompt(text="a" * (PREFIX_CHARACTERS - 1))) == ""
+    assert affinity_key(long_text) == affinity_key(TextPrompt(text="a" * PREFIX_CHARACTERS + "b"))
+    assert affinity_key(long_text) != affinity_key(TextPrompt(text="b" * PREFIX_CHARACTERS))
+    assert affinity_key(long_text, "me") == affinity_key(TextPrompt(text="x"), "me") != affinity_key(long_text, "you")
+    ids = tuple(range(PREFIX_TOKENS))
+    assert affinity_key(TokenPrompt(token_ids=ids[:-1])) == ""
+    assert affinity_key(TokenPrompt(token_ids=ids)) == affinity_key(TokenPrompt(token_ids=(*ids, 5))) != ""
+
+
+def test_chats_with_the_same_beginning_share_a_preference() -> None:
+    system = ChatMessage(role="system", content="s" * PREFIX_CHARACTERS)
+    keys = {
+        affinity_key(ChatPrompt(messages=(system, ChatMessage(role="user", content=text)))) for text in ("a", "b" * 500)
+    }
+    assert len(keys) == 1
+    other = ChatPrompt(messages=(ChatMessage(role="user", content=system.content),))
+    assert affinity_key(other) not in keys
+
+
+def request(max_tokens: int | None, generated: int = 0) -> GenerateRequest:
+    """A request of ten prompt tokens."""
+    return GenerateRequest(
+        request_id="r",
+        prompt=TokenPrompt(token_ids=tuple(range(10))),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        generated_token_ids=tuple(range(generated)),
+    )
+
+
+def test_a_request_is_expected_to_cost_its_prompt_what_it_has_and_what_it_may_add() -> None:
+    assert expected_tokens(request(7)) == 17
+    assert expected_tokens(request(7, generated=5)) == 17
+    assert expected_tokens(request(7, generated=7)) == 18, "an engine that only ends it is asked, too"
+    assert expected_tokens(request(None)) == 10 + EXPECTED_ANSWER_TOKENS
+    assert expected_tokens(request(100_000)) == 10 + EXPECTED_ANSWER_TOKENS
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.lists(st.integers(0, 60), max_size=5)), max_size=5))
+def test_a_lease_leaves_nothing_behind(leases: list[tuple[int, list[int]]]) -> None:
+    ledger = Ledger()
+    for tokens, steps in leases:
+        with ledger.lease("a", tokens) as lease:
+            for step in steps:
+                lease.spend(step)
+                assert ledger.loads["a"].tokens == lease.tokens >= 0
+        assert ledger.loads["a"].tokens == ledger.loads["a"].requests == 0
+    ledger.keep(())
+    assert ledger.loads == {}
 
 
 def test_a_lease_survives_the_group_it_was_taken_on() -> None:
     ledger = Ledger()
-    with ledger.lease("http://a"):
+    with ledger.lease("a", 5):
         ledger.keep(())
-        assert ledger.shares["http://a"].outstanding == 1
+        assert ledger.loads["a"].tokens == 5
     ledger.keep(())
-    assert ledger.shares == {}
+    assert ledger.loads == {}

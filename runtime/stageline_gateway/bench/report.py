@@ -1,0 +1,120 @@
+"""The benchmark's result: a JSON file, and a table in docs/benchmarks.md between its markers."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any, Final
+
+from stageline_api.errors import UserError
+
+BEGIN: Final = "<!-- begin gateway -->\n"
+END: Final = "<!-- end gateway -->"
+TARGET_P50_MS: Final = 2.0
+TARGET_P99_MS: Final = 10.0
+TARGET_CONCURRENT: Final = 64
+
+
+def result_of(paced: list[dict[str, Any]], saturated: list[dict[str, Any]], load_average: float) -> dict[str, Any]:
+    """Everything measured, and the targets."""
+    added = {quantile: added_ms(paced, TARGET_CONCURRENT, quantile) for quantile in ("p50", "p99")}
+    return {
+        "program": "gateway",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": {
+            "cpu": _cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "uvicorn": importlib.metadata.version("uvicorn"),
+            "load_average": round(load_average, 2),
+        },
+        "paced": paced,
+        "saturated": saturated,
+        "targets": [
+            _target(f"added TTFT at {TARGET_CONCURRENT} streams, p50, ms", added["p50"], TARGET_P50_MS),
+            _target(f"added TTFT at {TARGET_CONCURRENT} streams, p99, ms", added["p99"], TARGET_P99_MS),
+        ],
+    }
+
+
+def added_ms(paced: list[dict[str, Any]], concurrent: int, quantile: str, what: str = "ttft_ms") -> float:
+    """What the gateway adds at one quantile: its own less that of clients who talk to the engine."""
+    of = {one["relay"]: one for one in paced if one["concurrent"] == concurrent}
+    return float(round(of["gateway"][what][quantile] - of["direct"][what][quantile], 3))
+
+
+def _target(name: str, measured: float, at_most: float) -> dict[str, Any]:
+    return {"name": name, "measured": measured, "at_most": at_most, "met": measured <= at_most}
+
+
+def write_result(result: dict[str, Any], directory: Path) -> Path:
+    """Write `<date>-gateway.json`; a later run of the same day replaces it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{result['date']}-gateway.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def update_page(page: Path, result: dict[str, Any]) -> None:
+    """Replace the page's section; raises UserError when it has none."""
+    text = page.read_text(encoding="utf-8")
+    before, found, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise UserError(f"{page} has no section {BEGIN.strip()} … {END}")
+    page.write_text(before + BEGIN + render(result) + END + after, encoding="utf-8")
+
+
+def render(result: dict[str, Any]) -> str:
+    """The section."""
+    machine = result["machine"]
+    lines = [
+        f"{result['date']}, {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"uvicorn {machine['uvicorn']}; load average before {machine['load_average']}.",
+        "",
+        "| Streams | Through | TTFT p50 / p99 ms | Added p50 / p99 ms | Gap beyond 40 ms p50 / p99 ms | Core busy | "
+        "KiB per stream |",
+        "|---|---|---|---|---|---|---|",
+        *(_paced_row(one, result["paced"]) for one in result["paced"]),
+        "",
+        "| Saturated, 50 tokens a stream | Streams/s | Tokens/s | CPU ms per stream | Core busy |",
+        "|---|---|---|---|---|",
+        *(_saturated_row(one) for one in result["saturated"]),
+        "",
+        "| Target | Wanted | Measured | Met |",
+        "|---|---|---|---|",
+        *(
+            f"| {one['name']} | ≤ {one['at_most']:g} | {one['measured']:.3g} | {'yes' if one['met'] else '**no**'} |"
+            for one in result["targets"]
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _paced_row(one: dict[str, Any], paced: list[dict[str, Any]]) -> str:
+    ttft, gap, streams = one["ttft_ms"], one["gap_beyond_period_ms"], one["concurrent"]
+    has_added = one["relay"] == "gateway"
+    added = f"{added_ms(paced, streams, 'p50'):.2f} / {added_ms(paced, streams, 'p99'):.2f}" if has_added else "-"
+    busy = f"{one['cpu_share']:.0%}" if "cpu_share" in one else "-"
+    memory = f"{one['memory_bytes_per_stream'] / 1024:.0f}" if "memory_bytes_per_stream" in one else "-"
+    return (
+        f"| {streams} | {one['relay']} | {ttft['p50']:.2f} / {ttft['p99']:.2f} | {added} | "
+        f"{gap['p50']:.2f} / {gap['p99']:.2f} | {busy} | {memory} |"
+    )
+
+
+def _saturated_row(one: dict[str, Any]) -> str:
+    tokens = one["streams_per_second"] * one["tokens"]
+    return (
+        f"| {one['relay']} | {one['streams_per_second']:.0f} | {tokens:.0f} | {one['cpu_ms_per_stream']:.2f} | "
+        f"{one['cpu_share']:.0%} |"
+    )
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    return platform.machine()

@@ -1,0 +1,135 @@
+"""The parts of a chat's body: messages with their content, tools and the choice among them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+UNION_TAGS = frozenset({"#text", "#list", "#word", "#named"})
+"""Names of the members of unions; they show up in an error's location and are no part of a field's path."""
+MAX_TOOLS = 128
+"""OpenAI's bound."""
+MAX_ID_CHARACTERS = 128
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def text_or_list(value: Any) -> str | None:
+    """Which of two members of a union `value` is for."""
+    match value:
+        case str():
+            return "#text"
+        case list():
+            return "#list"
+        case _:
+            return None
+
+
+class Strict(BaseModel):
+    """Frozen; no coercion between types, no unknown field."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class CalledFunction(Strict):
+    """What an earlier turn called; `arguments` is a JSON object, written as a string."""
+
+    name: ToolName
+    arguments: str
+
+
+class MadeCall(Strict):
+    """A call in an earlier turn of the assistant."""
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Function(Strict):
+    """A function that may be called. `strict` holds its arguments to `parameters`, which a forced call always does."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; only functions exist here."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """The function to call."""
+
+    name: ToolName
+
+
+class NamedTool(Strict):
+    """A choice of one tool."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _word_or_named(value: Any) -> str | None:
+    match value:
+        case str():
+            return "#word"
+        case dict():
+            return "#named"
+        case _:
+            return None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[NamedTool, Tag("#named")],
+    Discriminator(
+        _word_or_named,
+        custom_error_type="tool_choice_type",
+        custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
+    ),
+]
+
+
+class TextPart(Strict):
+    """One part of a message's content; only text can be read by the models served here."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Tag("#list"), Field(min_length=1)],
+    Discriminator(
+        text_or_list,
+        custom_error_type="content_type",
+        custom_error_message="must be a string or a list of text parts",
+    ),
+]
+
+
+class Message(Strict):
+    """One turn. Fields that a client repeats from an earlier answer may be there as long as they are null.
+
+    Which fields a role takes is checked in `validation`, so that the error can name the one that is wrong.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    tool_calls: Annotated[list[MadeCall], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = None
+    name: ToolName | None = None
+    refusal: None = None
+    audio: None = None
+    annotations: None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string; parts are joined without a separator, as they would be read."""
+        if self.content is None:
+            return ""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)

@@ -1,0 +1,105 @@
+"""The gateway's side towards the groups: discovery feeds backends, probes check them, runs are looked over.
+
+`running` starts what keeps watch and ends it again; requests go through `dispatcher`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stageline_api.endpoints import Endpoints
+from stageline_gateway.backends import Backends
+from stageline_gateway.discovery import EndpointsFile
+from stageline_gateway.dispatch import Dispatcher
+from stageline_gateway.metrics import GatewayMetrics
+from stageline_gateway.placement import Persistence
+from stageline_gateway.probing import Prober
+from stageline_gateway.runs import Runs
+from stageline_gateway.served import Served
+from stageline_gateway.settings import GatewaySettings
+from stageline_gateway.upstream import EngineClient, Patience
+from stageline_gateway.watching import kept_going
+
+
+class Discovery(Protocol):
+    """Feeds `Served`."""
+
+    def age_seconds(self) -> float:
+        """How long ago what is served was last seen to be so."""
+
+    def refresh(self) -> None:
+        """A first look, if that can be had without waiting."""
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Keep watch until cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All groups, and the way to them."""
+
+    backends: Backends
+    dispatcher: Dispatcher
+    discovery: Discovery
+    prober: Prober
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep watch over the groups while the context lasts."""
+        self.discovery.refresh()
+        watches = {"what is served": self.discovery.run, "engines": self.prober.run}
+        tasks = [asyncio.create_task(kept_going(name, watch)) for name, watch in watches.items()]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
+    """The fleet that `settings` describe. Call it where an event loop will run it."""
+    path = settings.endpoints_path
+    source = f"namespace {settings.namespace}" if path is None else f"endpoints file {path}"
+    served = Served(source, on_problem=metrics.state.endpoints_stale)
+    backends = Backends(served)
+    period_seconds = settings.probe_interval_seconds + settings.probe_timeout_seconds
+    runs = Runs(backends, silent_probe_seconds=period_seconds, drain_patience_seconds=settings.drain_patience_seconds)
+
+    def changed(endpoints: Endpoints) -> None:
+        backends.take(endpoints)
+        look_over()
+
+    def look_over() -> None:
+        models = served.models()
+        metrics.show_groups(
+            {model: [group.ready for group in backends.groups_of(model)] for model in models},
+            {model: backends.open_circuits(model) for model in models},
+        )
+        runs.review()
+
+    served.on_change = changed
+    patience = Patience(settings.connect_timeout_seconds, settings.idle_timeout_seconds, settings.stall_timeout_seconds)
+    persistence = Persistence(
+        hold_seconds=settings.hold_seconds,
+        resume_window_seconds=settings.resume_window_seconds,
+        most_losses=settings.most_losses,
+        retry_after_seconds=settings.retry_after_seconds,
+    )
+    dispatcher = Dispatcher(backends, EngineClient(patience), runs, metrics, persistence)
+    intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
+    prober = Prober(backends, *intervals, runs.heard_since, look_over)
+    discovery = _discovery(settings, served)
+    metrics.state.follow_discovery(discovery.age_seconds)
+    return Fleet(backends, dispatcher, discovery, prober)
+
+
+def _discovery(settings: GatewaySettings, served: Served) -> Discovery:
+    if settings.endpoints_path is not None:
+        return EndpointsFile(settings.endpoints_path, served, settings.poll_seconds)
+    # Imported only where it is used: on one machine no Kubernetes client is needed.
+    from stageline_gateway.discovery_kubernetes import KubernetesDiscovery
+
+    return KubernetesDiscovery(settings.namespace, served, settings.relist_seconds)

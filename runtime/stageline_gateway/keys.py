@@ -1,0 +1,151 @@
+"""API keys: what a keys file holds, and who a request comes from. Pure.
+
+Only SHA-256 digests of keys are kept, and a presented key is compared with every one of them in constant time. A key
+is random, so that a plain digest of it tells nothing. No message made here holds a key or a digest.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from stageline_api.engine_http import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from stageline_gateway.errors import ApiError
+
+SHORTEST_KEY_CHARACTERS: Final = 16
+_AUTHENTICATE: Final = {"www-authenticate": 'Bearer realm="stageline"'}
+
+
+class KeysError(Exception):
+    """Keys that can't be used, with a sentence that names the field and the rule and never the key."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, hide_input_in_errors=True)
+
+
+class Limits(_Entry):
+    """What one key may ask for; None is without a bound."""
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Of prompts and answers together."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Requests being answered at once; each choice of `n` counts."""
+
+
+class KeyEntry(Limits):
+    """One key of a keys file: its digest, or the key itself."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+    """Stands for the key in metrics and logs."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    key: Annotated[str, Field(min_length=SHORTEST_KEY_CHARACTERS, max_length=1024)] | None = Field(None, repr=False)
+    models: tuple[str, ...] | None = None
+    """Served names it may use; None is all of them."""
+    priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] = 0
+    """Lower runs first."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.sha256 is None) == (self.key is None):
+            raise ValueError("give either 'sha256' or 'key'")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        return hashlib.sha256(self.key.encode()).digest() if self.key else bytes.fromhex(self.sha256 or "")
+
+
+class KeysDocument(_Entry):
+    """A keys file."""
+
+    keys: tuple[KeyEntry, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a request comes from, and what it may do."""
+
+    name: str = ""
+    """Empty where the gateway has no keys."""
+    limits: Limits = field(default_factory=Limits)
+    models: frozenset[str] | None = None
+    priority: int = 0
+
+    def may_use(self, model: str) -> bool:
+        """Whether `model` is among its own."""
+        return self.models is None or model in self.models
+
+    def check_model(self, model: str) -> None:
+        """Raise ApiError 403 for a model of others, whether or not it exists."""
+        if not self.may_use(model):
+            message = "This API key may not use the model asked for; GET /v1/models lists those it may."
+            raise ApiError(403, message, "permission_error", param="model", code="model_not_allowed")
+
+
+ANYONE: Final = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """All keys of one version of the keys."""
+
+    callers: Mapping[bytes, Caller]
+    """By digest of the key."""
+
+    def caller_of(self, authorization: str | None) -> Caller:
+        """Who sent the header `Authorization`; raises ApiError 401."""
+        scheme, _, key = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _unauthorized("Send an API key in the header 'Authorization: Bearer <key>'.")
+        presented = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        found = [caller for digest, caller in self.callers.items() if hmac.compare_digest(digest, presented)]
+        if not found:
+            raise _unauthorized("The API key is not known here.")
+        return found[0]
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, "authentication_error", code="invalid_api_key", extra_headers=_AUTHENTICATE)
+
+
+def key_ring(documents: Mapping[str, bytes]) -> KeyRing:
+    """The keys in `documents`, by their files' names.
+
+    Raises:
+        KeysError: a document is malformed, or a name or a key is there twice.
+    """
+    callers: dict[bytes, Caller] = {}
+    names: set[str] = set()
+    for file_name, content in documents.items():
+        for entry in _parsed(file_name, content).keys:
+            if entry.name in names:
+                raise KeysError(f"{file_name}: the name {entry.name!r} is given to two keys")
+            if entry.digest in callers:
+                raise KeysError(f"{file_name}: key {entry.name!r} is the same as {callers[entry.digest].name!r}")
+            names.add(entry.name)
+            models = None if entry.models is None else frozenset(entry.models)
+            limits = Limits.model_validate(entry.model_dump(include=set(Limits.model_fields)), by_name=True)
+            callers[entry.digest] = Caller(entry.name, limits, models, entry.priority)
+    return KeyRing(callers)
+
+
+def _parsed(file_name: str, content: bytes) -> KeysDocument:
+    try:
+        document: Any = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeDecodeError):
+        # The parser's own words quote the line, which may hold a key.
+        raise KeysError(f"{file_name} is not YAML") from None
+    try:
+        return KeysDocument.model_validate(document)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(step) for step in fault["loc"]) or "top level"
+        raise KeysError(f"{file_name}: {place}: {fault['msg']}") from None

@@ -1,0 +1,83 @@
+"""Groups as a cluster's objects show them: the pods of stages 0, and the PipelineModels they belong to. Pure.
+
+A group's engine runs in the pod of its stage 0, which is Ready only when all stages are; a pod that is being deleted
+drains. Everything is read from labels and status, nothing from names.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from stageline_api import labels, ports
+from stageline_api.endpoints import Endpoints, GroupEndpoint
+
+STAGE_0_SELECTOR: Final = f"{labels.STAGE}=0,{labels.MODEL}"
+
+Manifest = Mapping[str, Any]
+
+
+def endpoints_of(pods: Iterable[Manifest], models: Collection[Manifest]) -> Endpoints:
+    """What one namespace serves. A pod whose PipelineModel isn't there serves nothing."""
+    served_names = {model["metadata"]["name"]: _served_name(model) for model in models}
+    groups = [
+        _group(pod, served_names[name])
+        for pod in pods
+        if (name := _labels(pod).get(labels.MODEL)) in served_names and _is_numbered(pod)
+    ]
+    groups.sort(key=lambda group: (group.model, group.group, group.incarnation))
+    names = tuple(sorted(set(served_names.values())))
+    return Endpoints(groups=tuple(groups), models=names, resume_window_seconds=_resume_windows(models))
+
+
+def _served_name(model: Manifest) -> str:
+    return str(model.get("spec", {}).get("model", {}).get("servedName") or model["metadata"]["name"])
+
+
+def _resume_windows(models: Iterable[Manifest]) -> dict[str, float]:
+    """By served name; of PipelineModels that share one, the longest. A window that is no number is left out."""
+    windows: dict[str, float] = {}
+    for model in models:
+        seconds = (model.get("spec", {}).get("timeouts") or {}).get("resumeWindowSeconds")
+        if isinstance(seconds, int | float):
+            name = _served_name(model)
+            windows[name] = max(float(seconds), windows.get(name, 0.0))
+    return windows
+
+
+def _labels(pod: Manifest) -> Mapping[str, str]:
+    return pod["metadata"].get("labels") or {}
+
+
+def _is_numbered(pod: Manifest) -> bool:
+    return all(_labels(pod).get(key, "").isdecimal() for key in (labels.GROUP, labels.INCARNATION))
+
+
+def _group(pod: Manifest, model: str) -> GroupEndpoint:
+    own, status = _labels(pod), pod.get("status") or {}
+    address = status.get("podIP", "")
+    draining = "deletionTimestamp" in pod["metadata"]
+    ready = bool(address) and not draining and _condition(status, "Ready").get("status") == "True"
+    return GroupEndpoint(
+        model=model,
+        group=int(own[labels.GROUP]),
+        incarnation=int(own[labels.INCARNATION]),
+        url=f"http://{f'[{address}]' if ':' in address else address}:{ports.ENGINE_HTTP}" if address else "",
+        ready=ready,
+        revision=own.get(labels.REVISION, ""),
+        draining=draining and bool(address),
+        message="" if ready else _why_not(status, draining),
+    )
+
+
+def _condition(status: Manifest, kind: str) -> Manifest:
+    return next((each for each in status.get("conditions") or () if each.get("type") == kind), {})
+
+
+def _why_not(status: Manifest, draining: bool) -> str:
+    if draining:
+        return "draining"
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return f"waiting for a node: {scheduled.get('message', '')}".rstrip(": ")
+    return (
+        "starting" if status.get("phase") in ("Pending", "Running", None) else f"its pod has {status['phase'].lower()}"
+    )

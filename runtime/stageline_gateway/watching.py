@@ -1,0 +1,28 @@
+"""Keeps a watch going that must never end: without it the gateway would go on with what it knew last, and not say so.
+
+A watch ends only when it is cancelled. One that fails, by a bug or by something nobody thought of, is put in the log
+and begun again after a pause.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 1.0
+
+
+async def kept_going(
+    name: str, watch: Callable[[], Coroutine[Any, Any, None]], pause_seconds: float = PAUSE_SECONDS
+) -> None:
+    """Run `watch` again and again until cancelled. `name` is what the log calls it."""
+    while True:
+        try:
+            await watch()
+        except Exception:
+            logger.exception("the watch over %s failed, and begins again in %g s", name, pause_seconds)
+        else:
+            logger.error("the watch over %s ended, and begins again in %g s", name, pause_seconds)
+        await asyncio.sleep(pause_seconds)

@@ -1,0 +1,213 @@
+"""The gateway's connection to an engine: what it gives out, how long it waits, and what it never keeps in memory."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stageline_gateway.engine_connection import (
+    MOST_WAITING_LINES,
+    ConnectionBrokenError,
+    EngineConnection,
+    SilentEngineError,
+)
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunk(content: bytes) -> bytes:
+    """One chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+def converse(answer: Answer, use: Callable[[EngineConnection], Awaitable[None]]) -> None:
+    """Serve `answer` to one request and `use` the connection that asks."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            with suppress(ConnectionError):
+                await answer(writer)
+                await writer.drain()
+        except asyncio.CancelledError:
+            pass  # the test is over
+        finally:
+            writer.close()
+
+    async def both() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        _, connection = await asyncio.get_running_loop().create_connection(EngineConnection, "127.0.0.1", port)
+        connection.post("engine", "/", b"")
+        try:
+            async with asyncio.timeout(120):
+                await use(connection)
+        finally:
+            connection.close()
+            server.close()
+            handlers = asyncio.all_tasks() - {asyncio.current_task()}
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)
+            await asyncio.sleep(0.01)  # closed sockets are let go of in the loop's next turns
+
+    asyncio.run(both())
+
+
+async def all_lines(connection: EngineConnection) -> list[bytes]:
+    """Every line up to the end."""
+    lines: list[bytes] = []
+    while (line := await connection.line(60)) is not None:
+        lines.append(line)
+    return lines
+
+
+LINES = st.lists(st.binary(min_size=1, max_size=8).filter(lambda line: b"\n" not in line and line.strip()), max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LINES, st.integers(1, 7), st.booleans())
+def test_lines_are_whole_however_they_are_cut(lines: list[bytes], piece: int, ends_in_newline: bool) -> None:
+    body = b"\n".join(lines) + (b"\n" if ends_in_newline else b"")
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        for start in range(0, len(body), piece):
+            writer.write(chunk(body[start : start + piece]))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async def use(connection: EngineConnection) -> None:
+        assert await connection.head(60) == 200
+        assert await all_lines(connection) == lines
+
+    converse(answer, use)
+
+
+def test_silence_is_measured_from_the_last_line_and_by_the_limit_of_the_wait() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + chunk(b"one\n"))
+        await asyncio.sleep(600)
+
+    async def use(connection: EngineConnection) -> None:
+        assert await connection.line(60) == b"one"
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(SilentEngineError):
+            await connection.line(0.2)  # the timer of the first wait was set for much later
+        assert asyncio.get_running_loop().time() - began >= 0.2
+
+    converse(answer, use)
+
+
+def test_what_came_while_the_gateway_stood_still_is_not_silence() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(HEAD + chunk(b"one\n"))
+        await asyncio.sleep(600)
+
+    def stand_still() -> None:
+        """The line is here and the wait's time over when the loop looks at both again."""
+        writers[0].write(chunk(b"two\n"))
+        time.sleep(0.4)
+
+    async def use(connection: EngineConnection) -> None:
+        assert await connection.line(60) == b"one"
+        asyncio.get_running_loop().call_soon(stand_still)
+        assert await connection.line(0.2) == b"two"
+        writers[0].write(chunk(b"three\n"))
+        assert await connection.line(60) == b"three"
+
+    converse(answer, use)
+
+
+def test_a_blank_line_is_no_event_and_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it an engine says that a request is queued still: however long that takes, it isn't lost. By a clock of the
+    test's own, which no busy machine moves."""
+
+    async def run() -> None:
+        loop, now = asyncio.get_running_loop(), [1000.0]
+        monkeypatch.setattr(loop, "time", lambda: now[0])
+        connection = EngineConnection()
+        connection.data_received(HEAD)
+        waiting = asyncio.create_task(connection.line(30.0))
+
+        async def turn(seconds: float, content: bytes) -> None:
+            await asyncio.sleep(0)
+            now[0] += seconds
+            if content:
+                connection.data_received(chunk(content))
+            for _ in range(4):
+                await asyncio.sleep(0)
+
+        for _ in range(10):
+            await turn(29.0, b"\n")
+            assert not waiting.done(), waiting
+        await turn(29.0, b"one\n")
+        assert waiting.result() == b"one"
+        waiting = asyncio.create_task(connection.line(30.0))
+        await turn(29.0, b"\n")
+        await turn(30.0, b"")
+        assert isinstance(waiting.exception(), SilentEngineError)
+
+    asyncio.run(run())
+
+
+def test_an_interrupt_ends_the_wait_after_what_has_come() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + chunk(b"one\ntwo\n"))
+        await asyncio.sleep(600)
+
+    async def use(connection: EngineConnection) -> None:
+        assert await connection.line(60) == b"one"
+        connection.interrupt(LookupError("gone"))
+        assert await connection.line(60) == b"two"
+        with pytest.raises(LookupError):
+            await connection.line(60)
+
+    converse(answer, use)
+
+
+def test_a_reader_that_stops_reading_stops_the_engine() -> None:
+    written = 0
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        writer.write(HEAD)
+        for _ in range(10_000):
+            writer.write(chunk(b"x" * 10_000 + b"\n"))
+            await writer.drain()
+            written += 1
+        writer.write(b"0\r\n\r\n")
+
+    async def use(connection: EngineConnection) -> None:
+        assert await connection.line(60)
+        before, looks_alike = written, 0
+        while looks_alike < 50:  # until the engine is stopped: it goes on in every turn of the loop that it can
+            await asyncio.sleep(0.01)
+            looks_alike = looks_alike + 1 if before == written else 0
+            before = written
+        assert MOST_WAITING_LINES <= written < 5_000, written
+        assert len(await all_lines(connection)) == 9_999
+
+    converse(answer, use)
+
+
+@pytest.mark.parametrize(
+    "answered", [b"not HTTP\r\n\r\n", HEAD + b"zz\r\n", b""], ids=["no HTTP", "no chunk", "nothing"]
+)
+def test_what_is_no_answer_breaks_the_connection(answered: bytes) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(answered)
+
+    async def use(connection: EngineConnection) -> None:
+        with pytest.raises(ConnectionBrokenError):
+            await all_lines(connection)
+
+    converse(answer, use)
