@@ -35,6 +35,7 @@ _KEPT: Final = (
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
+    "x-kubernetes-preserve-unknown-fields",
     CEL_RULES,
 )
 _DROPPED: Final = frozenset({"title", "$defs", "propertyNames"})
@@ -110,9 +111,8 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def write_crd() -> list[Path]:
     """Write the package's copy, and the chart's when this is a checkout. Returns the files written."""
-    chart_files = (
-        [CHART_DIR / "crds" / FILE_NAME] if CHART_DIR.parent.parent.joinpath("pyproject.toml").exists() else []
-    )
+    in_checkout = CHART_DIR.parent.parent.joinpath("pyproject.toml").exists()
+    chart_files = [CHART_DIR / "files" / "crds" / FILE_NAME] if in_checkout else []
     for file in (files := [PACKAGED_FILE, *chart_files]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(render_crd(), encoding="utf-8")

@@ -3,7 +3,11 @@
 The writer replaces the file by atomic rename; the reader re-reads it when its identity changes.
 """
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict
+
+DEFAULT_RESUME_WINDOW_SECONDS: Final = 60
 
 
 class GroupEndpoint(BaseModel):
@@ -18,6 +22,10 @@ class GroupEndpoint(BaseModel):
     url: str
     """Base URL of the group's engine, `http://<address>:8000`."""
     ready: bool
+    revision: str = ""
+    """Hash of the template its pods were made from: groups of one revision answer alike."""
+    draining: bool = False
+    """It takes no new request and will end; answers that run on it may go on until then."""
     message: str = ""
     """When not ready, one sentence that says why (starting, failed, backing off)."""
 
@@ -28,3 +36,8 @@ class Endpoints(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     groups: tuple[GroupEndpoint, ...] = ()
+    models: tuple[str, ...] = ()
+    """Served names of models that are there, whether or not any group of theirs is."""
+    resume_window_seconds: dict[str, float] = {}
+    """By served name: how long an answer that has begun waits for a group that continues it
+    (`spec.timeouts.resumeWindowSeconds`). A model that is left out has the default."""

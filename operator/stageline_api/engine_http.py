@@ -1,8 +1,10 @@
 """The engine's HTTP interface towards the gateway: request, events, errors.
 
 `POST /v1/generate` takes a `GenerateRequest` and answers with newline-delimited JSON, one `Event` per line: exactly
-one `Admitted`, any number of `Delta`, then exactly one `Finished` or `Failed`. A request that is refused before it is
-admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request.
+one `Admitted`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank line, every few seconds, says
+that the request still waits for its turn while the group works; readers skip it. A request that is refused before it
+is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request.
+`POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
 """
 
@@ -16,18 +18,54 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ToolCall(_Frozen):
+    """A call of a tool in an earlier turn of the assistant."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
 class ChatMessage(_Frozen):
     """One turn of a chat; rendered by the model's own chat template."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """In a turn of role `tool`: the call that this is the result of."""
+    name: str | None = None
+
+
+class ToolFunction(_Frozen):
+    """A function that the model may ask to be called; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+
+
+class ToolCallFormat(StrEnum):
+    """How a model writes the calls it makes, after its chat template."""
+
+    TAGGED = "tagged"
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once per call, text before it allowed."""
+    OBJECT = "object"
+    """The whole answer is `{"name": …, "parameters": {…}}`."""
+    ARRAY = "array"
+    """The whole answer is `[{"name": …, "arguments": {…}}, …]`."""
 
 
 class ChatPrompt(_Frozen):
-    """Messages to render with the chat template, generation prompt added."""
+    """Messages to render with the chat template, generation prompt added unless said otherwise."""
 
     kind: Literal["chat"] = "chat"
     messages: tuple[ChatMessage, ...] = Field(min_length=1)
+    tools: tuple[ToolFunction, ...] = ()
+    """Shown to the model by its template."""
+    tools_guided: bool = False
+    """The answer is held to a schema of calls, so it needs no format of the model's own, nor a template with tools."""
+    add_generation_prompt: bool = True
 
 
 class TextPrompt(_Frozen):
@@ -82,12 +120,35 @@ class SamplingParams(_Frozen):
     ignore_eos: bool = False
 
 
+LOWEST_PRIORITY = 1000
+HIGHEST_PRIORITY = -1000
+
+
 class GenerateRequest(_Frozen):
-    """One completion to generate."""
+    """One completion to generate, from its beginning or from where another engine left it.
+
+    To continue, `generated_token_ids` holds the ids of all `Delta`s relayed so far, and `prompt`, `sampling` and `seed`
+    are those of the first time. Limits, stop conditions, penalties, grammar and usage count these ids as output;
+    `Delta`s carry what comes after them and `Finished.completion_tokens` counts them too. When they end the output
+    already, `Finished` follows `Admitted` at once.
+    """
 
     request_id: str = Field(min_length=1, max_length=128)
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
+    generated_token_ids: tuple[int, ...] = ()
+    """Tokens of this choice generated before, in order, no more than `sampling.max_tokens`."""
+    generated_characters: int | None = Field(default=None, ge=0)
+    """Characters (code points) of all text relayed before; the new text continues there. Best always given: None stands
+    for the text released with these ids, and the `Delta`s relayed may end with more, which the end set free."""
+    priority: int = Field(default=0, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)
+    """Lower runs first; among equals, who came first."""
+    client_request_id: str | None = Field(default=None, max_length=128)
+    """What the client calls it (`X-Request-Id`); not unique."""
+    traceparent: str | None = Field(default=None, max_length=55)
+    """W3C trace context of the request, for logs and spans; it changes nothing else."""
+    tracestate: str | None = Field(default=None, max_length=512)
+    """What tracing systems add to it, as it came."""
 
 
 class FinishReason(StrEnum):
@@ -103,6 +164,8 @@ class Admitted(_Frozen):
 
     type: Literal["admitted"] = "admitted"
     prompt_tokens: int
+    tool_call_format: ToolCallFormat | None = None
+    """How calls are written in this answer; None when it was given no tools, or is held to a schema."""
 
 
 class TopLogprob(_Frozen):
@@ -138,6 +201,8 @@ class Finished(_Frozen):
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens that were in the KV cache from an earlier request and were not computed again."""
 
 
 class Failed(_Frozen):
@@ -145,6 +210,8 @@ class Failed(_Frozen):
 
     type: Literal["failed"] = "failed"
     message: str
+    is_final: bool = False
+    """Whether what was asked is the reason, so that no other engine would finish it either."""
 
 
 Event = Annotated[Admitted | Delta | Finished | Failed, Field(discriminator="type")]
@@ -170,6 +237,34 @@ class EngineError(_Frozen):
     message: str
     param: str | None = None
     retry_after_seconds: float | None = None
+
+
+class TokenizeRequest(_Frozen):
+    """`POST /v1/tokenize`. `add_special_tokens` None does what generation does with such a prompt."""
+
+    prompt: Prompt
+    add_special_tokens: bool | None = None
+    with_texts: bool = False
+
+
+class Tokenized(_Frozen):
+    """The ids of a prompt; `texts` are the tokens by themselves, as the vocabulary writes them."""
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+    texts: tuple[str, ...] | None = None
+
+
+class DetokenizeRequest(_Frozen):
+    """`POST /v1/detokenize`."""
+
+    token_ids: tuple[int, ...]
+
+
+class Detokenized(_Frozen):
+    """Text of some token ids, control tokens written out."""
+
+    text: str
 
 
 class ModelInfo(_Frozen):

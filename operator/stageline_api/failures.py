@@ -1,7 +1,8 @@
 """Exit codes, failure classes and the termination message: how a container tells why it ended.
 
 A failing container writes one `TerminationMessage` as JSON to its termination path and exits with the code of its
-class. The group's cause is the failure that no other explains: a lost peer names its peer, so follow it.
+class. The group's cause is the failure that no other explains: a lost peer names its peer, so follow it. One that was
+told to drain writes so too, as class `Evicted`, and exits with 0: by that it is known from one that ended unasked.
 """
 
 from enum import IntEnum, StrEnum
@@ -38,6 +39,8 @@ class FailureClass(StrEnum):
     OOM_KILLED = "OOMKilled"
     IMAGE_PULL = "ImagePull"
     UNSCHEDULABLE = "Unschedulable"
+    NOT_STARTED = "NotStarted"
+    """The kubelet can't make its containers: a volume that won't mount, a Secret that is not there, no sandbox."""
     NODE_LOST = "NodeLost"
     EVICTED = "Evicted"
     CRASH_LOOP = "CrashLoop"

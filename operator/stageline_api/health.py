@@ -45,9 +45,14 @@ class EngineStatus(BaseModel):
 
     phase: Phase
     served_name: str
+    group: int | None = None
+    """Index of its group. None, here and below: an engine outside of any, or of a version that doesn't say."""
+    incarnation: int | None = None
     max_model_len: int = 0
     requests_running: int = 0
     requests_waiting: int = 0
+    queue_room: int | None = None
+    """How many more requests may wait; None where the engine doesn't know yet, or is of a version that doesn't say."""
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     stages_connected: int = 0

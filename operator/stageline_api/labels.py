@@ -8,6 +8,11 @@ STAGE: Final = "stageline.dev/stage"
 REVISION: Final = "stageline.dev/revision"
 INCARNATION: Final = "stageline.dev/incarnation"
 
+RESTART: Final = "stageline.dev/restart"
+"""Annotation of a PipelineModel: a new value tries its failed groups again."""
+APPLIED_HASH: Final = "stageline.dev/applied-hash"
+"""Annotation of an object that the operator made: hash of the manifest it was made from."""
+
 APP_NAME: Final = "app.kubernetes.io/name"
 APP_INSTANCE: Final = "app.kubernetes.io/instance"
 APP_COMPONENT: Final = "app.kubernetes.io/component"

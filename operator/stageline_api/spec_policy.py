@@ -1,34 +1,19 @@
-"""`spec.network`, `spec.restart` and `spec.timeouts`: how stages meet, how long they may take, how often they retry."""
+"""`spec.restart` and `spec.timeouts`: how often a group is tried again, and how long each phase may take."""
 
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from stageline_api.endpoints import DEFAULT_RESUME_WINDOW_SECONDS
 from stageline_api.runtime_config import Timeouts
-from stageline_api.spec_base import SpecBase, check_pattern
+from stageline_api.spec_base import SpecBase
 
-INTERFACE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,15}$"
 LONGEST_BACKOFF_SECONDS: Final = 60
 """Back-off doubles with each restart up to this."""
 
 
-def _interface(name: str) -> str:
-    return check_pattern(name, INTERFACE_PATTERN, "must be the name of a network interface, at most 15 characters")
-
-
 def _default(field: str) -> int:
     return int(getattr(Timeouts(), field))
-
-
-class NetworkSpec(SpecBase):
-    """The network between stages."""
-
-    interface: Annotated[str | None, AfterValidator(_interface)] = Field(
-        default=None,
-        max_length=15,
-        json_schema_extra={"pattern": INTERFACE_PATTERN},
-        description="Network interface that activations take, such as `eth1`. Default: the one with the pod's address.",
-    )
 
 
 class RestartSpec(SpecBase):
@@ -63,6 +48,15 @@ class RestartSpec(SpecBase):
 class TimeoutsSpec(SpecBase):
     """How long each phase may take before it counts as failed."""
 
+    scheduling_seconds: int = Field(
+        default=300,
+        ge=1,
+        le=86_400,
+        description=(
+            "How long a group may hold nodes for some of its stages while others find none, in seconds; then it gives "
+            "them all back and tries again later, without using up restarts. Default 300, between 1 and 86400."
+        ),
+    )
     rendezvous_seconds: int = Field(
         default=_default("rendezvous_seconds"),
         ge=1,
@@ -76,7 +70,10 @@ class TimeoutsSpec(SpecBase):
         default=_default("load_seconds"),
         ge=1,
         le=86_400,
-        description="How long a stage may take to load its layers, in seconds. Default 1800, between 1 and 86400.",
+        description=(
+            "How long a stage may take to load its layers, in seconds; with an `hf://` source in shards this includes "
+            "downloading them. Default 1800, between 1 and 86400."
+        ),
     )
     step_seconds: int = Field(
         default=_default("step_seconds"),
@@ -94,6 +91,17 @@ class TimeoutsSpec(SpecBase):
         description=(
             "How long running answers may go on once a group is told to end, in seconds. Default 30, between 0 and "
             "3600; at most `template.terminationGracePeriodSeconds`."
+        ),
+    )
+    resume_window_seconds: int = Field(
+        default=DEFAULT_RESUME_WINDOW_SECONDS,
+        ge=0,
+        le=3600,
+        description=(
+            "How long the gateway keeps an answer whose group died, until another group of its revision, or the same "
+            "one when it is back, can continue it, in seconds; then the answer ends with an error. Groups are not "
+            "replaced when it changes. Default 60, between 0 (an answer is continued only where that is possible at "
+            "once) and 3600."
         ),
     )
 

@@ -50,7 +50,9 @@ class StageObserved(StatusBase):
     node: str = Field(default="", description="Node the pod runs on; empty until it is scheduled.")
     layers: str = Field(default="", description="Layers it holds, as first-last; empty until the engine has cut.")
     ready: bool = Field(default=False, description="Whether it has loaded and the whole pipeline has answered.")
-    message: str = Field(default="", description="What it is doing, or why it is not ready.")
+    reason: str = Field(default="", description="Why it is not ready, as one CamelCase word.")
+    message: str = Field(default="", description="What it is doing, or why it is not ready: the scheduler's own words.")
+    since: Timestamp | None = Field(default=None, description="Since when it has been waiting, where that is known.")
 
 
 class GroupStatus(StatusBase):
@@ -60,6 +62,9 @@ class GroupStatus(StatusBase):
     incarnation: int = Field(description="How often its pods have been made anew; every pod carries it as a label.")
     revision: str = Field(default="", description="Hash of the template its pods were made from.")
     phase: str = Field(default="", description="Where the group is in its life.")
+    since: Timestamp | None = Field(default=None, description="When it entered this phase.")
+    image: str = Field(default="", description="Image of its pods where the template names none.")
+    attempts: int = Field(default=0, description="Incarnations in a row that ended before they were ready.")
     restarts: tuple[Timestamp, ...] = Field(default=(), description="When it was restarted, within the restart window.")
     backoff_until: Timestamp | None = Field(default=None, description="Its next restart does not start before this.")
     stages: tuple[StageObserved, ...] = Field(
@@ -91,7 +96,17 @@ class PipelineModelStatus(StatusBase):
     ready_replicas: int = Field(default=0, description="Groups that answer requests.")
     updated_replicas: int = Field(default=0, description="Groups made from the current template.")
     selector: str = Field(default="", description="Label selector of stage 0 pods, one for each group.")
-    url: str = Field(default="", description="Base URL of the endpoint.")
+    url: str = Field(default="", description="Base URL at which a gateway serves it; empty where none is known.")
+    retired_incarnation: int = Field(
+        default=0, description="Highest incarnation of a group that was removed; later groups start above it."
+    )
+    restart_request: str = Field(
+        default="", description="Value of the annotation stageline.dev/restart that was last acted on."
+    )
+    progressed_at: Timestamp | None = Field(
+        default=None,
+        description="When the spec was changed or a group became ready last; the progress deadline's start.",
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

@@ -25,9 +25,20 @@ COMMANDS: Final = {
         extra="runtime,prepare,gateway",
     ),
     "down": LazyCommand(target="stageline_cli.down:down", help="End what `up --detach` started."),
-    "trace": LazyCommand(
-        target="stageline_cli.trace:trace", help="Write a timeline of all stages of a running group, for Perfetto."
+    "status": LazyCommand(
+        target="stageline_cli.status:status",
+        help="Show how models, groups and stages are, and why.",
+        extra="cluster",
     ),
+    "top": LazyCommand(
+        target="stageline_cli.top:top", help="Watch what every stage does, and what users get.", extra="cluster"
+    ),
+    "debug-bundle": LazyCommand(
+        target="stageline_cli.debug_bundle:debug_bundle",
+        help="Pack what is known of a model, without its secrets.",
+        extra="cluster",
+    ),
+    "trace": LazyCommand(target="stageline_cli.trace:trace", help="Write a timeline of a running group, for Perfetto."),
     "validate": LazyCommand(
         target="stageline_cli.validate:validate", help="Check PipelineModel files; exit status 2 when one is refused."
     ),
@@ -35,6 +46,11 @@ COMMANDS: Final = {
         target="stageline_cli.plan:plan",
         help="Show a model's cut, whether it fits, and its predicted speed.",
         extra="runtime",
+    ),
+    "bench": LazyCommand(
+        target="stageline_runtime.bench.command:bench",
+        help="Measure the runtime on this machine.",
+        extra="runtime,prepare",
     ),
     "crd": LazyCommand(target="stageline_cli.crd_command:crd", help="Print the CustomResourceDefinition."),
     "prepare": LazyCommand(
@@ -56,6 +72,11 @@ COMMANDS: Final = {
         target="stageline_gateway.command:gateway",
         help="Serve the OpenAI API before the groups.",
         extra="gateway",
+    ),
+    "operator": LazyCommand(
+        target="stageline_operator.controller.command:operator",
+        help="Reconcile the PipelineModels of a cluster.",
+        extra="operator",
     ),
 }
 

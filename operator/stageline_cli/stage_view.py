@@ -33,6 +33,14 @@ class StageRow:
         return (self.group, self.stage, self.phase, self.layers, quarter, self.message)
 
 
+_WITHOUT_STAGES: Final = (GroupPhase.TERMINATING, GroupPhase.BACKING_OFF, GroupPhase.FAILED, GroupPhase.WAITING)
+_SHOWN_AS: Final[Mapping[str, str]] = {
+    GroupPhase.BACKING_OFF: "Waiting to restart",
+    GroupPhase.TERMINATING: "Ending",
+    GroupPhase.WAITING: "Waiting for room",
+}
+
+
 def stage_rows(
     status: PipelineModelStatus,
     pods: Sequence[Mapping[str, Any]],
@@ -45,7 +53,7 @@ def stage_rows(
     for group in status.groups:
         for observed in group.stages:
             pod = pod_of.get(observed.pod)
-            if pod is None or group.phase in (GroupPhase.TERMINATING, GroupPhase.BACKING_OFF, GroupPhase.FAILED):
+            if pod is None or group.phase in _WITHOUT_STAGES:
                 rows.append(StageRow(group.index, observed.index, _group_phase(group.phase)))
             else:
                 spoken = readings.stages.get(observed.pod)
@@ -55,9 +63,7 @@ def stage_rows(
 
 
 def _group_phase(phase: str) -> str:
-    return {GroupPhase.BACKING_OFF: "Waiting to restart", GroupPhase.TERMINATING: "Ending"}.get(
-        GroupPhase(phase), phase
-    )
+    return _SHOWN_AS.get(phase, phase)
 
 
 def _row(

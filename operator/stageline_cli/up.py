@@ -20,6 +20,7 @@ from stageline_cli.validate import local_config_problems
 from stageline_local.addresses import can_bind
 from stageline_local.instance import Instance, default_cache_dir, default_state_root
 from stageline_local.local_model import token_secret, with_cache
+from stageline_local.monitoring.options import DEFAULT_PORT, MonitorOptions, find_plotly, find_prometheus
 from stageline_local.session import SessionOptions
 
 
@@ -33,6 +34,23 @@ from stageline_local.session import SessionOptions
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer of --once, in tokens.")
 @click.option("--detach", is_flag=True, help="Go to the background once ready; `stageline down` ends it.")
 @click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="Give up when not ready by then.")
+@click.option(
+    "--monitor", is_flag=True, help="Also run Prometheus with the shipped rules, and a page that draws the boards."
+)
+@click.option(
+    "--monitor-port",
+    type=click.IntRange(1, 65534),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port of the boards, on loopback; Prometheus has the next one.",
+)
+@click.option(
+    "--alert-speed",
+    type=click.FloatRange(1, 1000),
+    default=1.0,
+    show_default=True,
+    help="For drills: alerts hold for so many times shorter before they fire.",
+)
 @click.option("--plain", is_flag=True, help="Plain lines, also on a terminal.")
 def up(
     file: Path,
@@ -44,6 +62,9 @@ def up(
     max_tokens: int | None,
     detach: bool,
     timeout_seconds: float | None,
+    monitor: bool,
+    monitor_port: int,
+    alert_speed: float,
     plain: bool,
 ) -> int:
     """Serve the PipelineModel in FILE on this machine.
@@ -55,7 +76,10 @@ def up(
     model = load_one_model(file)
     refuse([*missing_directory(model), *local_config_problems(model, cache or default_cache_dir())])
     token_secret(model)
-    options = SessionOptions(((state_dir or default_state_root()) / model.name).absolute(), host, port)
+    watched = MonitorOptions.with_shipped(monitor_port, alert_speed) if monitor else None
+    state = ((state_dir or default_state_root()) / model.name).absolute()
+    options = SessionOptions(state, host, port, monitor=watched)
+    check_monitor(options)
     if detach:
         return start_detached(model, file, options, cache, state_dir, timeout_seconds)
     model = with_cache(model, cache or default_cache_dir())
@@ -65,7 +89,7 @@ def up(
 def _serve(model: PipelineModel, session_options: SessionOptions, options: UpOptions, plain: bool) -> int:
     instance = Instance.claim(session_options.state_dir, model.name, session_options.url)
     try:
-        check_port(session_options.host, session_options.port)
+        check_ports(session_options)
         _set_old_logs_aside(session_options.state_dir)
         console = Console(stderr=True)
         display: Display = LiveDisplay(console) if console.is_terminal and not plain else PlainDisplay(console)
@@ -92,10 +116,29 @@ def missing_directory(model: PipelineModel) -> list[FieldProblem]:
     return [FieldProblem(path="spec.model.source", value=value, rule="there is no such directory on this machine")]
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise `UserError` when the gateway could not listen."""
-    if not can_bind(host, port):
-        raise UserError(f"can't listen on {host}:{port}: the port is in use or not allowed; choose another with --port")
+def check_monitor(options: SessionOptions) -> None:
+    """Raise `UserError` when what watches the model is not installed, or would take the gateway's port."""
+    if options.monitor is None:
+        return
+    find_prometheus()
+    find_plotly()
+    if options.port in (options.monitor.port, options.monitor.prometheus_port):
+        raise UserError(
+            f"--port {options.port} is one of the two that --monitor takes; choose others with --monitor-port"
+        )
+
+
+def check_ports(options: SessionOptions) -> None:
+    """Raise `UserError` when gateway, boards or Prometheus could not listen."""
+    wanted = [(options.host, options.port, "--port")]
+    if options.monitor is not None:
+        ports_taken = (options.monitor.port, options.monitor.prometheus_port)
+        wanted += [("127.0.0.1", port, "--monitor-port") for port in ports_taken]
+    for host, port, option in wanted:
+        if not can_bind(host, port):
+            raise UserError(
+                f"can't listen on {host}:{port}: the port is in use or not allowed; choose another with {option}"
+            )
 
 
 def _set_old_logs_aside(state_dir: Path) -> None:

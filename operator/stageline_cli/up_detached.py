@@ -30,6 +30,9 @@ def start_detached(
     command += ["--host", options.host, "--port", str(options.port)]
     for name, value in (("--cache", cache), ("--state-dir", state_dir)):
         command += [name, str(value.absolute())] if value is not None else []
+    if options.monitor is not None:
+        command += ["--monitor", "--monitor-port", str(options.monitor.port)]
+        command += ["--alert-speed", str(options.monitor.alert_speed)]
     command += ["--timeout-seconds", str(timeout_seconds)] if timeout_seconds is not None else []
     running = read_record(options.state_dir)
     if running is not None and running.is_running():

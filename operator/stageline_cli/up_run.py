@@ -6,21 +6,20 @@ The outcome is an exit status: 0 when a person ended it or `--once` was answered
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
-from stageline_api.conditions import ConditionType, Reason
 from stageline_api.errors import UserError
-from stageline_api.failures import ExitCode
 from stageline_api.pipeline_model import PipelineModel
-from stageline_api.spec_status import PipelineModelStatus
 from stageline_cli.one_prompt import answer_prompt
 from stageline_cli.stage_view import StageRow, is_preparing, stage_rows, unschedulable_message, unstartable_message
 from stageline_cli.up_display import Display
-from stageline_local.instance import Instance
+from stageline_cli.up_lines import hopeless_cause, monitor_lines, ready_lines, restart_lines
+from stageline_local.container_command import pod_directory_name
+from stageline_local.instance import Instance, default_state_root
 from stageline_local.local_model import token_secret
 from stageline_local.pod_status import Terminated
 from stageline_local.session import LocalSession, SessionOptions
@@ -29,7 +28,7 @@ from stageline_operator.plan import GroupPhase, PlannedEvent
 
 _RATES_WINDOW_SECONDS: Final = 2.0
 _INTERRUPTED: Final = 130
-_GATEWAY_TRIES: Final = 3
+_TRIES: Final = 3
 _NOTE_BYTES: Final = 4096
 
 
@@ -63,6 +62,7 @@ class UpRun:
         self._window_start = Readings()
         self._rates_shown: Rates | None = None
         self._gateway_ends = 0
+        self._prometheus_ends = 0
         self._was_killed = False
 
     async def run(self) -> int:
@@ -75,6 +75,7 @@ class UpRun:
             on_change=self._changed.set,
             on_event=self._say_event,
             on_gateway_end=self._say_gateway_end,
+            on_prometheus_end=self._say_prometheus_end,
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -116,6 +117,8 @@ class UpRun:
             return 0
         for line in ready_lines(self._session_options.url, self._model.served_name, self._model.name):
             self._display.say(line)
+        for line in monitor_lines(self._session_options.monitor):
+            self._display.say(line)
         await self._until(self._stop.is_set)
         return 0
 
@@ -124,6 +127,7 @@ class UpRun:
             async with asyncio.timeout(seconds):
                 await self._until(self._is_ready)
                 await self._wait_for_gateway()
+                await self._wait_for_monitor()
         except TimeoutError:
             waiting = [row for row in self._rows() if row.phase != "Ready"]
             where = "; ".join(f"stage {row.stage}: {row.phase} {row.message}".strip() for row in waiting)
@@ -148,9 +152,15 @@ class UpRun:
                         return
                 except httpx.HTTPError:
                     pass
-                if self._gateway_ends >= _GATEWAY_TRIES:
+                if self._gateway_ends >= _TRIES:
                     raise UserError(f"the gateway does not start; see {self._logs_hint()}")
                 await asyncio.sleep(0.1)
+
+    async def _wait_for_monitor(self) -> None:
+        while not await self._session.watcher.is_ready():
+            if self._prometheus_ends >= _TRIES:
+                raise UserError(f"Prometheus does not start; see {self._logs_hint()}")
+            await asyncio.sleep(0.1)
 
     def _raise_if_hopeless(self) -> None:
         pods = self._session.node.pods()
@@ -161,13 +171,13 @@ class UpRun:
         hopeless = hopeless_cause(self._session.status)
         if hopeless is not None:
             message, exit_code = hopeless
-            raise UserError(f"{message}\nsee {self._logs_hint()}", exit_code)
+            raise UserError(
+                f"{message}\nsee {self._logs_hint()}, or pack all of it: {self._bundle_command()}", exit_code
+            )
 
     def _rows(self) -> list[StageRow]:
         pods = self._session.node.pods()
-        notes = {
-            pod["metadata"]["name"]: self._prepare_note(pod["metadata"]["name"]) for pod in pods if is_preparing(pod)
-        }
+        notes = {pod["metadata"]["name"]: self._prepare_note(pod) for pod in pods if is_preparing(pod)}
         return stage_rows(self._session.status, pods, self._session.readings, notes)
 
     def _show(self) -> None:
@@ -177,8 +187,8 @@ class UpRun:
             self._window_start = latest
         self._display.show(self._rows(), self._rates_shown)
 
-    def _prepare_note(self, pod_name: str) -> str:
-        path = self._session_options.state_dir / "logs" / pod_name / "prepare.log"
+    def _prepare_note(self, pod: Mapping[str, Any]) -> str:
+        path = self._session_options.state_dir / "logs" / pod_directory_name(pod) / "prepare.log"
         if not path.exists():
             return ""
         lines = path.read_bytes()[-_NOTE_BYTES:].decode(errors="replace").split("\n")
@@ -195,49 +205,19 @@ class UpRun:
         log = self._session_options.state_dir / "logs" / "gateway.log"
         self._display.say(f"the gateway ended with exit status {ended.exit_code} and is started again; see {log}")
 
+    def _say_prometheus_end(self, ended: Terminated) -> None:
+        self._prometheus_ends += 1
+        log = self._session_options.state_dir / "logs" / "prometheus.log"
+        self._display.say(f"Prometheus ended with exit status {ended.exit_code} and is started again; see {log}")
+
+    def _bundle_command(self) -> str:
+        """What packs the logs, last words and objects, also after the end."""
+        root = self._session_options.state_dir.parent
+        where = "" if root == default_state_root() else f" --state-dir {root}"
+        return f"stageline debug-bundle {self._model.name}{where}"
+
     def _logs_hint(self) -> str:
         return f"the logs in {self._session_options.state_dir / 'logs'}"
-
-
-def restart_lines(status: PipelineModelStatus) -> list[str]:
-    """When each failed group will be restarted."""
-    return [
-        f"group {group.index} restarts at {group.backoff_until.astimezone():%H:%M:%S} "
-        f"(restart {len(group.restarts) + 1} in the window)"
-        for group in status.groups
-        if group.phase == GroupPhase.TERMINATING and group.backoff_until is not None
-    ]
-
-
-def hopeless_cause(status: PipelineModelStatus) -> tuple[str, int] | None:
-    """Sentence and exit status when every group is down for good; None while there is hope."""
-    conditions = {condition.type: condition for condition in status.conditions}
-    degraded = conditions.get(ConditionType.DEGRADED)
-    if degraded is None or degraded.status != "True":
-        return None
-    if any(group.phase != GroupPhase.FAILED for group in status.groups):
-        return None
-    is_bad = degraded.reason == Reason.BAD_CONFIGURATION
-    return degraded.message, int(ExitCode.BAD_CONFIG if is_bad else ExitCode.INTERNAL)
-
-
-def ready_lines(url: str, served_name: str, name: str) -> list[str]:
-    """What a person can do with a running endpoint, ready to be pasted."""
-    body = f'{{"model": "{served_name}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
-    return [
-        "",
-        f"{served_name} is ready at {url}/v1",
-        "",
-        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        "",
-        "  from openai import OpenAI",
-        f'  client = OpenAI(base_url="{url}/v1", api_key="none")',
-        f'  reply = client.chat.completions.create(model="{served_name}", '
-        'messages=[{"role": "user", "content": "Hello!"}])',
-        "  print(reply.choices[0].message.content)",
-        "",
-        f"End it with Ctrl-C, or from elsewhere with: stageline down {name}",
-    ]
 
 
 def _write(text: str) -> None:

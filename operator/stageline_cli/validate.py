@@ -47,7 +47,9 @@ def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldPr
     from stageline_runtime.model_config import UnsupportedModelError, read_model_config
     from stageline_runtime.prepare.cache import prepared_model_dir
 
-    directory = prepared_model_dir(model.spec.model.source, Path(model.spec.model.cache.host_path or cache_dir))
+    directory = prepared_model_dir(
+        model.spec.model.parsed_source.canonical, Path(model.spec.model.cache.host_path or cache_dir)
+    )
     if not directory.joinpath("config.json").is_file():
         return []
     try:

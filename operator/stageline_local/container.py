@@ -44,6 +44,7 @@ class ContainerProcess:
         self._command = command
         self.started_at = started_at
         self._node_message = ""
+        self._is_over_memory = False
 
     @classmethod
     async def start(cls, command: ContainerCommand) -> "ContainerProcess":
@@ -82,6 +83,8 @@ class ContainerProcess:
         self._signal_group(signal.SIGKILL)
         exit_code = 128 - status if status < 0 else status
         reason = "Completed" if exit_code == 0 else "Error"
+        if self._is_over_memory and status == -signal.SIGKILL:
+            reason = "OOMKilled"
         message = tail_of(self._command.termination_file, TERMINATION_MESSAGE_LIMIT_BYTES) or self._node_message
         if not message and exit_code != 0 and self._command.falls_back_to_logs:
             message = tail_of(self._command.log_file, LOG_FALLBACK_LIMIT_BYTES)
@@ -106,6 +109,12 @@ class ContainerProcess:
     def kill_now(self) -> None:
         """SIGKILL the whole group without waiting."""
         self._signal_group(signal.SIGKILL)
+
+    def kill_over_memory(self) -> None:
+        """SIGKILL the whole group, as the kernel does when a container's cgroup is full."""
+        if not self.has_ended:
+            self._is_over_memory = True
+            self.kill_now()
 
     def _signal_group(self, number: signal.Signals) -> None:
         try:

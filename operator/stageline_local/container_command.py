@@ -8,7 +8,7 @@ from typing import Any, Final
 from stageline_local.container import ContainerCommand
 from stageline_local.container_env import container_env, expand, resolve_service_names
 from stageline_local.images import LocalImages
-from stageline_local.mounts import ObjectLookup, PathRewriter, project_config_maps, realise_mounts
+from stageline_local.mounts import ObjectLookup, PathRewriter, project_objects, realise_mounts
 
 _DEFAULT_TERMINATION_PATH: Final = "/dev/termination-log"
 
@@ -28,15 +28,15 @@ def build_command(
     pod: Mapping[str, Any], container: Mapping[str, Any], address: str, setting: ContainerSetting
 ) -> ContainerCommand:
     """Resolve everything a container needs; raises `MissingObjectError` when something is not there yet."""
-    pod_name, name = pod["metadata"]["name"], container["name"]
-    pod_dir = setting.pods_dir / pod_name
+    name, directory = container["name"], pod_directory_name(pod)
+    pod_dir = setting.pods_dir / directory
     termination_file = pod_dir / "termination" / name
     local_path_of = realise_mounts(pod, container, pod_dir)
     local_path_of[container.get("terminationMessagePath", _DEFAULT_TERMINATION_PATH)] = termination_file
     rewriter = PathRewriter(local_path_of)
     addresses = setting.addresses()
     given = container_env(pod, container, address, setting.objects, addresses, rewriter)
-    project_config_maps(pod, container, pod_dir, setting.objects, rewriter)
+    project_objects(pod, container, pod_dir, setting.objects, rewriter)
     words = [*container["command"], *container.get("args", [])]
     argv = tuple(rewriter.rewrite(resolve_service_names(expand(word, given), addresses)) for word in words)
     working_dir = container.get("workingDir")
@@ -44,10 +44,16 @@ def build_command(
         argv=argv,
         env=dict(setting.images.env) | given,
         working_dir=Path(rewriter.rewrite(working_dir)) if working_dir else pod_dir,
-        log_file=setting.logs_dir / pod_name / f"{name}.log",
+        log_file=setting.logs_dir / directory / f"{name}.log",
         termination_file=termination_file,
         falls_back_to_logs=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
     )
+
+
+def pod_directory_name(pod: Mapping[str, Any]) -> str:
+    """Directory of a pod's files and logs: its name, with its namespace before it unless that is the default one."""
+    namespace, name = pod["metadata"].get("namespace", "default"), pod["metadata"]["name"]
+    return str(name) if namespace == "default" else f"{namespace}.{name}"
 
 
 def named_ports(container: Mapping[str, Any]) -> dict[str, int]:

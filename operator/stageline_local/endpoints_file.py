@@ -1,15 +1,18 @@
 """Tells the gateway which groups may take requests: a file replaced by atomic rename, only when it changes."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stageline_api import labels, ports
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.pipeline_model import PipelineModel
 from stageline_api.spec_status import GroupStatus, PipelineModelStatus
+from stageline_local.replaced_file import replace_file
 from stageline_operator.plan import GroupPhase
+
+_LEFT_SOON: Final = frozenset({GroupPhase.REPLACING, GroupPhase.DRAINING})
+"""Its pods finish what they have and take no more."""
 
 
 def group_endpoints(
@@ -32,10 +35,13 @@ def group_endpoints(
                 incarnation=group.incarnation,
                 url=f"http://{address}:{ports.ENGINE_HTTP}" if address else "",
                 ready=ready,
+                revision=group.revision,
+                draining=bool(address) and (draining or group.phase in _LEFT_SOON),
                 message="" if ready else _why_not(group, status, draining),
             )
         )
-    return Endpoints(groups=tuple(groups))
+    window = {model.served_name: float(model.spec.timeouts.resume_window_seconds)}
+    return Endpoints(groups=tuple(groups), resume_window_seconds=window)
 
 
 def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) -> str:
@@ -48,6 +54,10 @@ def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) ->
             return f"down{cause}"
         case GroupPhase.TERMINATING | GroupPhase.BACKING_OFF:
             return f"restarting{cause}"
+        case GroupPhase.WAITING:
+            return "waiting for nodes"
+        case GroupPhase.DRAINING:
+            return "being removed"
         case _:
             return f"starting{cause}"
 
@@ -60,7 +70,5 @@ def write_endpoints(path: Path, endpoints: Endpoints) -> bool:
             return False
     except FileNotFoundError:
         pass
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    replace_file(path, text)
     return True

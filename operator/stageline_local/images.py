@@ -9,7 +9,9 @@ from typing import Final
 
 _PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTP_PROXY")
 _PASSED_ON_LOWER: Final = ("HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-_PASSED_ON_PREFIXES: Final = ("PIP_", "SSL_CERT_", "REQUESTS_CA_", "CURL_CA_", "CUDA_", "OMP_", "MKL_", "UV_")
+_PASSED_ON_PREFIXES: Final = (
+    "PIP_", "SSL_CERT_", "REQUESTS_CA_", "CURL_CA_", "CUDA_", "OMP_", "MKL_", "UV_", "OTEL_", "STAGELINE_GATEWAY_",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ def machine_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     """What a Stageline image would provide, taken from this machine.
 
     The interpreter's own script directory leads `PATH`, so that `stageline` is the installed one. Only settings that
-    concern the machine are passed on (locale, proxies, package index, certificates, thread counts); the rest of the
-    caller's environment stays out, tokens above all.
+    concern the machine are passed on (locale, proxies, package index, certificates, thread counts), those of the
+    gateway, and where spans are sent; the rest of the caller's environment stays out, tokens above all.
     """
     environ = os.environ if environ is None else environ
     passed = {

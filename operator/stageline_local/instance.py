@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stageline_api.errors import UserError
+from stageline_local.replaced_file import replace_file
 
 _LOCK: Final = "lock"
 _RECORD: Final = "instance.json"
@@ -101,6 +102,4 @@ class Instance:
         os.close(self._lock_fd)
 
     def _write(self) -> None:
-        draft = self.state_dir / f".{_RECORD}"
-        draft.write_text(json.dumps(asdict(self.record)) + "\n", encoding="utf-8")
-        draft.replace(self.state_dir / _RECORD)
+        replace_file(self.state_dir / _RECORD, json.dumps(asdict(self.record)) + "\n")

@@ -7,6 +7,7 @@ looked at again. The termination message path is treated like a mount of one fil
 are not seen, so manifests must name their paths (`TMPDIR=/tmp`, `STAGELINE_CONFIG=/etc/stageline/...`).
 """
 
+import base64
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,8 +58,8 @@ def _volume_root(volume: Mapping[str, Any], container_name: str, pod_dir: Path) 
             return _host_path(Path(path), source.get("type", ""))
         case {"emptyDir": _}:
             root = pod_dir / "volumes" / volume["name"]
-        case {"configMap": _}:
-            # One copy per container: its text is rewritten for that container's mounts.
+        case {"configMap": _} | {"secret": _}:
+            # One copy per container: a ConfigMap's text is rewritten for that container's mounts.
             root = pod_dir / "volumes" / container_name / volume["name"]
         case _:
             raise ValueError(f"volume {volume['name']!r} has a source that this node does not know")
@@ -74,19 +75,39 @@ def _host_path(path: Path, kind: str) -> Path:
     return path
 
 
-def project_config_maps(
+def project_objects(
     pod: Mapping[str, Any], container: Mapping[str, Any], pod_dir: Path, objects: ObjectLookup, rewriter: PathRewriter
 ) -> None:
-    """Write the files of a container's ConfigMap mounts; raises `MissingObjectError` naming the ConfigMap."""
+    """Write the files of a container's ConfigMap and Secret mounts; raises `MissingObjectError` naming the object."""
     mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
     namespace = pod["metadata"].get("namespace", "default")
+
+    def _object(kind: str, name: str) -> dict[str, Any]:
+        found = objects.get(kind, namespace, name)
+        if found is None:
+            raise MissingObjectError(f"{kind} {name!r} does not exist in namespace {namespace!r}")
+        return found
+
     for volume in pod["spec"].get("volumes", []):
-        if volume["name"] not in mounted or "configMap" not in volume:
+        if volume["name"] not in mounted:
             continue
-        name = volume["configMap"]["name"]
-        config_map = objects.get("ConfigMap", namespace, name)
-        if config_map is None:
-            raise MissingObjectError(f"ConfigMap {name!r} does not exist in namespace {namespace!r}")
-        root = _volume_root(volume, container["name"], pod_dir)
-        for file_name, text in config_map.get("data", {}).items():
-            (root / file_name).write_text(rewriter.rewrite(text))
+        match volume:
+            case {"configMap": {"name": name}}:
+                root = _volume_root(volume, container["name"], pod_dir)
+                for file_name, text in _object("ConfigMap", name).get("data", {}).items():
+                    (root / file_name).write_text(rewriter.rewrite(text))
+            case {"secret": {"secretName": name}}:
+                root = _volume_root(volume, container["name"], pod_dir)
+                for file_name, content in _secret_files(_object("Secret", name)).items():
+                    _write_private(root / file_name, content)
+
+
+def _secret_files(secret: Mapping[str, Any]) -> dict[str, bytes]:
+    """Contents by file name; `stringData` is what a manifest on one machine still has."""
+    encoded = {name: base64.b64decode(text) for name, text in secret.get("data", {}).items()}
+    return encoded | {name: str(text).encode() for name, text in secret.get("stringData", {}).items()}
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    file.touch(mode=0o600)
+    file.write_bytes(content)

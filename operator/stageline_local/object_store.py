@@ -32,3 +32,7 @@ class ObjectStore:
             for (kind, own_namespace, name), each in self._objects.items()
             if own_namespace == namespace and each["metadata"].get("labels", {}).get(key) == value
         ]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """All objects of a kind."""
+        return [each for (own_kind, _, _), each in self._objects.items() if own_kind == kind]

@@ -14,15 +14,18 @@ ISOLATION_NOT_PROVIDED: Final[Mapping[str, str]] = {
     "securityContext.runAsNonRoot": "the process runs as the user who started the node",
     "securityContext.runAsUser": "the process runs as the user who started the node",
     "securityContext.runAsGroup": "the process runs with that user's group",
+    "securityContext.supplementalGroups": "the process has that user's groups",
     "securityContext.fsGroup": "files belong to the user who started the node",
     "securityContext.readOnlyRootFilesystem": "the process sees the machine's file system",
     "securityContext.allowPrivilegeEscalation": "no_new_privs is not set",
     "securityContext.capabilities": "the process keeps the user's capabilities",
     "securityContext.seccompProfile": "no system call filter is installed",
-    "resources.limits": "there is no cgroup, so no CPU throttling and no OOM kill at the limit",
+    "resources.limits.cpu": "there is no cgroup, so no CPU throttling",
+    "resources.limits.ephemeral-storage": "the directories can grow as far as the disk allows",
     "resources.requests.cpu": "the machine's cores are shared as the kernel sees fit",
     "volumeMounts.readOnly": "the directory can be written with the user's own permissions",
     "volumes.emptyDir.sizeLimit": "the directory can grow as far as the disk allows",
+    "volumes.emptyDir.medium": "the directory is on disk; a program that opens /dev/shm sees the machine's own",
     "tolerations": "one machine has no taints",
     "affinity.preferred": "a preference among nodes; there is one",
     "topologySpreadConstraints.ScheduleAnyway": "a preference among nodes; there is one",
@@ -45,7 +48,7 @@ _POD_SPEC: Final = {
     "topologySpreadConstraints",
     "nodeSelector",
 }
-_POD_SECURITY: Final = {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "seccompProfile"}
+_POD_SECURITY: Final = {"runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seccompProfile"}
 _CONTAINER_SECURITY: Final = {
     "runAsNonRoot",
     "runAsUser",
@@ -84,9 +87,10 @@ _PROBE: Final = {
     "failureThreshold",
 }
 _VOLUME_SOURCES: Final[Mapping[str, set[str]]] = {
-    "emptyDir": {"sizeLimit"},
+    "emptyDir": {"sizeLimit", "medium"},
     "hostPath": {"path", "type"},
     "configMap": {"name"},
+    "secret": {"secretName"},
 }
 _ENV_SOURCES: Final[Mapping[str, set[str]]] = {
     "fieldRef": {"fieldPath", "apiVersion"},
@@ -122,7 +126,7 @@ def _pod_problems(pod: Mapping[str, Any]) -> Iterator[str]:
     spec = pod["spec"]
     yield from _unknown("", pod, _POD)
     yield from _unknown("spec", spec, _POD_SPEC)
-    yield from _must_be("spec.restartPolicy", spec.get("restartPolicy", "Always"), ["Never"])
+    yield from _must_be("spec.restartPolicy", spec.get("restartPolicy", "Always"), ["Never", "Always"])
     yield from _must_be("spec.automountServiceAccountToken", spec.get("automountServiceAccountToken", True), [False])
     yield from _must_be("spec.enableServiceLinks", spec.get("enableServiceLinks", True), [False])
     yield from _unknown("spec.securityContext", spec.get("securityContext", {}), _POD_SECURITY)

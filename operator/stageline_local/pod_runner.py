@@ -1,21 +1,28 @@
 """One pod's life on the node: init containers in order, then all containers at once, probes, end.
 
-The restart policy is always Never: an ended container stays ended and the others run on, as under the kubelet; it is
-for the operator to replace the group. Every change is reported through `on_change`.
+Under the restart policy Never an ended container stays ended and the others run on, as under the kubelet: it is for the
+operator to replace the group. Under Always (a Deployment's pods) it is started again, with the kubelet's back-off.
+Every change is reported through `on_change`.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from stageline_local.container import ContainerCommand, ContainerProcess
 from stageline_local.container_command import ContainerSetting, build_command, named_ports
+from stageline_local.memory_limit import keep_to_limit
 from stageline_local.mounts import MissingObjectError
 from stageline_local.pod_status import Admission, ContainerRecord, Running, Terminated, Waiting, pod_status
 from stageline_local.probes import attempt, run_probe
 
 _RETRY_MISSING_OBJECT_SECONDS: Final = 1.0
+_FIRST_BACKOFF_SECONDS: Final = 10.0
+_LONGEST_BACKOFF_SECONDS: Final = 300.0
+_STEADY_SECONDS: Final = 600.0
+"""A container that ran so long starts again at once, whatever happened before."""
 
 
 class PodRunner:
@@ -85,7 +92,20 @@ class PodRunner:
         containers = self.pod["spec"]["containers"]
         async with asyncio.TaskGroup() as group:
             for container in containers:
-                group.create_task(self._run_container(container, self._main))
+                group.create_task(self._run_main(container))
+
+    async def _run_main(self, container: Mapping[str, Any]) -> None:
+        restarts_in_a_row = 0
+        while True:
+            await self._run_container(container, self._main)
+            record = self._main[container["name"]]
+            if self.pod["spec"].get("restartPolicy") != "Always" or not isinstance(record.state, Terminated):
+                return
+            ran_seconds = (record.state.finished_at - record.state.started_at).total_seconds()
+            restarts_in_a_row = 0 if ran_seconds >= _STEADY_SECONDS else restarts_in_a_row + 1
+            wait_seconds = restart_wait_seconds(restarts_in_a_row)
+            self._set(self._main, record.restarting(record.state, f"starts again in {wait_seconds:g} s"))
+            await asyncio.sleep(wait_seconds)
 
     async def _run_container(self, container: Mapping[str, Any], records: dict[str, ContainerRecord]) -> bool:
         """Run a container to its end; returns whether it succeeded."""
@@ -97,12 +117,16 @@ class PodRunner:
         process = await self._start_process(container, records)
         if process is None:
             return False
-        probes = asyncio.create_task(self._probe(container, process, records))
+        guards = [
+            asyncio.create_task(self._probe(container, process, records)),
+            asyncio.create_task(keep_to_limit(container, process)),
+        ]
         try:
             ended: Terminated = await process.wait()
         finally:
-            probes.cancel()
-            await asyncio.gather(probes, return_exceptions=True)
+            for guard in guards:
+                guard.cancel()
+            await asyncio.gather(*guards, return_exceptions=True)
             if not process.has_ended:
                 process.kill_now()
                 await process.wait()
@@ -127,9 +151,7 @@ class PodRunner:
         has_no_startup_probe = "startupProbe" not in container
         is_ready = has_no_startup_probe and "readinessProbe" not in container
         state = Running(process.started_at, process.pid)
-        self._set(
-            records, ContainerRecord(name, container["image"], state, started=has_no_startup_probe, ready=is_ready)
-        )
+        self._set(records, replace(records[name], state=state, started=has_no_startup_probe, ready=is_ready))
         return process
 
     async def _wait_for_command(
@@ -193,4 +215,11 @@ def _initial_record(container: Mapping[str, Any]) -> ContainerRecord:
 
 def _replace_flags(record: ContainerRecord, started: bool, ready: bool) -> ContainerRecord:
     runs = isinstance(record.state, Running)
-    return ContainerRecord(record.name, record.image, record.state, started and runs, ready and runs)
+    return replace(record, started=started and runs, ready=ready and runs)
+
+
+def restart_wait_seconds(restarts_in_a_row: int) -> float:
+    """Back-off before a restart: none before the first, then 10 s, doubling up to 5 min."""
+    if restarts_in_a_row <= 1:
+        return 0.0
+    return float(min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** (restarts_in_a_row - 2)))

@@ -46,6 +46,13 @@ class ContainerRecord:
     state: ContainerState
     started: bool = False
     ready: bool = False
+    restarts: int = 0
+    last_end: Terminated | None = None
+
+    def restarting(self, ended: Terminated, message: str) -> "ContainerRecord":
+        """The record of a container that ended and waits to be started again."""
+        state = Waiting("CrashLoopBackOff", message)
+        return ContainerRecord(self.name, self.image, state, restarts=self.restarts + 1, last_end=ended)
 
     def with_state(self, state: ContainerState) -> "ContainerRecord":
         """The record in another state; a container that does not run is neither started nor ready."""
@@ -73,7 +80,7 @@ def pod_status(
     pod_ip: str,
     started_at: datetime,
 ) -> dict[str, Any]:
-    """`status` of a pod whose restart policy is Never."""
+    """`status` of a pod. Under any restart policy a container that will start again is never in state Terminated."""
     initialized = all(_succeeded(record) for record in init)
     ready = initialized and all(record.ready for record in main)
     return {
@@ -100,9 +107,9 @@ def _succeeded(record: ContainerRecord) -> bool:
 def _phase(init: Sequence[ContainerRecord], main: Sequence[ContainerRecord]) -> str:
     if any(isinstance(record.state, Terminated) and record.state.exit_code != 0 for record in init):
         return "Failed"
-    if any(isinstance(record.state, Waiting) for record in (*init, *main)):
+    if any(isinstance(record.state, Waiting) and record.restarts == 0 for record in (*init, *main)):
         return "Pending"
-    if any(isinstance(record.state, Running) for record in main):
+    if any(isinstance(record.state, (Running, Waiting)) for record in main):
         return "Running"
     return "Succeeded" if all(_succeeded(record) for record in main) else "Failed"
 
@@ -118,11 +125,11 @@ def _container_status(record: ContainerRecord, ready: bool) -> dict[str, Any]:
         "name": record.name,
         "image": record.image,
         "imageID": "",
-        "restartCount": 0,
+        "restartCount": record.restarts,
         "ready": ready,
         "started": record.started,
         "state": _state(record.state),
-        "lastState": {},
+        "lastState": {} if record.last_end is None else _state(record.last_end),
     }
 
 

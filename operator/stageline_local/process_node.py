@@ -1,8 +1,7 @@
 """The kubelet's stand-in: runs pod manifests as local processes and reports pod statuses.
 
 Invariants: a manifest it can't honour is refused before anything starts; every pod has an address of its own; when
-the node ends, by whatever means, its containers end too. It never restarts a container and never decides anything
-about groups.
+the node ends, by whatever means, its containers end too. It never decides anything about groups.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from typing import Any
 
 from stageline_api.errors import UserError
 from stageline_local.addresses import AddressLease, AddressPool
-from stageline_local.container_command import ContainerSetting
+from stageline_local.container_command import ContainerSetting, pod_directory_name
 from stageline_local.images import LocalImages
 from stageline_local.mounts import ObjectLookup
 from stageline_local.pod_fields import check_pod
@@ -50,12 +49,15 @@ class ProcessNode:
         on_change: Callable[[], None] = lambda: None,
         memory_bytes: Callable[[], int] = available_memory_bytes,
         addresses: AddressPool | None = None,
+        other_names: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """`other_names` gives the addresses of pods on other nodes, by `<hostname>.<subdomain>.<namespace>`."""
         self._pods: dict[PodKey, _HeldPod] = {}
         self._on_change = on_change
         self._memory_bytes = memory_bytes
         self._initial_memory_bytes = memory_bytes()
         self._addresses = addresses or AddressPool()
+        self._other_names = other_names
         self._pods_dir = state_dir / "pods"
         self._setting = ContainerSetting(self._pods_dir, state_dir / "logs", objects, images, self._names)
 
@@ -127,7 +129,7 @@ class ProcessNode:
         finally:
             del self._pods[key]
             held.lease.release()
-            shutil.rmtree(self._pods_dir / key[1], ignore_errors=True)
+            shutil.rmtree(self._pods_dir / pod_directory_name(held.runner.pod), ignore_errors=True)
             _log.info("pod %s is gone", key[1])
         for waiting in self._pods.values():
             if not waiting.runner.is_admitted and waiting.deletion is None:
@@ -136,7 +138,7 @@ class ProcessNode:
 
     def _names(self) -> dict[str, str]:
         """Addresses by `<hostname>.<subdomain>.<namespace>`, as headless services would answer."""
-        names = {}
+        names = dict(self._other_names())
         for (namespace, name), held in self._pods.items():
             spec = held.runner.pod["spec"]
             if spec.get("subdomain"):

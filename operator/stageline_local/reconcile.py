@@ -5,6 +5,7 @@ Every pass starts from what is observed. The order of applying is the plan's con
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from stageline_api.spec_status import PipelineModelStatus
 from stageline_local.object_store import ObjectStore
 from stageline_local.process_node import ProcessNode
 from stageline_operator.lifecycle import plan
+from stageline_operator.observed_objects import applied_hashes, revision_specs
 from stageline_operator.plan import Observed, Plan, PlannedEvent, Setting
 
 
@@ -28,13 +30,16 @@ class Reconciler:
         setting: Setting,
         on_status: Callable[[PipelineModelStatus], None] = lambda _: None,
         on_event: Callable[[PlannedEvent], None] = lambda _: None,
+        on_pass: Callable[[float], None] = lambda _: None,
     ) -> None:
+        """`on_pass` hears how many seconds each pass took."""
         self._model = model
         self._store = store
         self._node = node
         self._setting = setting
         self._on_status = on_status
         self._on_event = on_event
+        self._on_pass = on_pass
         self._changed = asyncio.Event()
         self.status = PipelineModelStatus()
         self.layers_of_pod: dict[str, str] = {}
@@ -48,9 +53,11 @@ class Reconciler:
         """Reconcile until cancelled. Raises `UserError` for a pod that the node refuses."""
         while True:
             self._changed.clear()
+            began = time.monotonic()
             observed = self._observe()
             step = plan(self._model, observed, datetime.now(UTC), secrets.token_urlsafe(32), self._setting)
             changed_something = self._apply(step)
+            self._on_pass(time.monotonic() - began)
             if changed_something:
                 continue
             try:
@@ -67,8 +74,18 @@ class Reconciler:
             if pod["metadata"].get("namespace", "default") == namespace
             and pod["metadata"].get("labels", {}).get(labels.MODEL) == name
         ]
-        objects = frozenset(self._store.labelled(namespace, labels.MODEL, name))
-        return Observed(self.status, tuple(pods), objects, dict(self.layers_of_pod))
+        objects = {
+            key: self._store.get(key[0], namespace, key[1]) or {}
+            for key in self._store.labelled(namespace, labels.MODEL, name)
+        }
+        return Observed(
+            self.status,
+            tuple(pods),
+            frozenset(objects),
+            dict(self.layers_of_pod),
+            applied_hashes=applied_hashes(objects),
+            revision_specs=revision_specs(objects.values()),
+        )
 
     def _apply(self, step: Plan) -> bool:
         """Carry out a step; returns whether objects were made or deleted, so that it pays to look again at once."""

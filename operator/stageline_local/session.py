@@ -6,6 +6,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,18 @@ import httpx
 
 from stageline_api.pipeline_model import PipelineModel
 from stageline_api.spec_status import PipelineModelStatus
+from stageline_local.addresses import can_bind
 from stageline_local.container import ContainerCommand
 from stageline_local.endpoints_file import group_endpoints, write_endpoints
 from stageline_local.images import LocalImages, machine_environment
 from stageline_local.local_model import LOCAL_IMAGE
+from stageline_local.monitoring.options import MonitorOptions
+from stageline_local.monitoring.watcher import watcher_of
 from stageline_local.object_store import ObjectStore
 from stageline_local.pod_status import Terminated
 from stageline_local.process_node import ProcessNode
 from stageline_local.reconcile import Reconciler
+from stageline_local.state_file import STATE_FILE, StateRecorder
 from stageline_local.supervised_process import SupervisedProcess
 from stageline_local.telemetry import Readings, poll
 from stageline_operator.plan import PlannedEvent, Setting
@@ -43,6 +48,8 @@ class SessionOptions:
     port: int
     gateway_argv: tuple[str, ...] = ("stageline", "gateway")
     images: LocalImages = field(default_factory=lambda: LocalImages(frozenset({LOCAL_IMAGE}), machine_environment()))
+    monitor: MonitorOptions | None = None
+    """None: no Prometheus, no boards."""
 
     @property
     def url(self) -> str:
@@ -67,20 +74,32 @@ class LocalSession:
         on_change: Callable[[], None] = lambda: None,
         on_event: Callable[[PlannedEvent], None] = lambda _: None,
         on_gateway_end: Callable[[Terminated], None] = lambda _: None,
+        on_prometheus_end: Callable[[Terminated], None] = lambda _: None,
     ) -> None:
+        """Raises `UserError` when it is to be monitored and what that needs is not installed."""
         self.model = model
         self.options = options
         self.readings = Readings()
         self._on_change = on_change
         self._draining = False
-        store = ObjectStore()
+        self._on_event = on_event
+        self._recorder = StateRecorder(options.state_dir / STATE_FILE, model)
+        self._store = store = ObjectStore()
         for secret in secrets:
             store.apply(secret)
         self.node = ProcessNode(options.state_dir, store, options.images, self._pods_changed)
+        admin_port = None if options.monitor is None else _port_for_metrics(options)
+        self.watcher = watcher_of(model, options.monitor, options.state_dir, admin_port, on_prometheus_end)
         self._reconciler = Reconciler(
-            model, store, self.node, Setting(LOCAL_IMAGE), lambda _: self._publish(), on_event
+            model,
+            store,
+            self.node,
+            Setting(LOCAL_IMAGE),
+            self._status_changed,
+            self._take_event,
+            self.watcher.pass_done,
         )
-        self._gateway = SupervisedProcess("gateway", self._gateway_command(), on_gateway_end)
+        self._gateway = SupervisedProcess("gateway", self._gateway_command(admin_port), on_gateway_end)
 
     @property
     def status(self) -> PipelineModelStatus:
@@ -94,6 +113,7 @@ class LocalSession:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then drain and end everything. Raises `UserError` for a pod the node refuses."""
+        await self.watcher.start()
         self._publish()
         self._gateway.start()
         reconciling = asyncio.create_task(self._reconciler.run())
@@ -119,11 +139,13 @@ class LocalSession:
         """SIGKILL everything at once."""
         self.node.kill_now()
         self._gateway.kill_now()
+        self.watcher.kill_now()
 
     async def _end(self) -> None:
         self._draining = True
         self._publish()
-        await asyncio.gather(self._gateway.stop(_GATEWAY_GRACE_SECONDS), self.node.close())
+        # The watcher hears of it first, or it would keep on record that everything is down.
+        await asyncio.gather(self.watcher.stop(), self._gateway.stop(_GATEWAY_GRACE_SECONDS), self.node.close())
         self.options.endpoints_path.unlink(missing_ok=True)
 
     async def _drain(self) -> None:
@@ -143,9 +165,20 @@ class LocalSession:
         self._reconciler.wake()
         self._publish()
 
+    def _take_event(self, event: PlannedEvent) -> None:
+        self._recorder.add_event(event)
+        self._publish()
+        self._on_event(event)
+
+    def _status_changed(self, status: PipelineModelStatus) -> None:
+        self.watcher.set_status(status, self.node.pods())
+        self._publish()
+
     def _publish(self) -> None:
-        endpoints = group_endpoints(self.model, self.status, self.node.pods(), self._draining)
-        write_endpoints(self.options.endpoints_path, endpoints)
+        pods = self.node.pods()
+        write_endpoints(self.options.endpoints_path, group_endpoints(self.model, self.status, pods, self._draining))
+        self._recorder.write(self.status, pods, self._store.of_kind("ConfigMap"))
+        self.watcher.set_pods(pods)
         self._on_change()
 
     async def _poll(self) -> None:
@@ -157,9 +190,10 @@ class LocalSession:
             self._on_change()
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _gateway_command(self) -> ContainerCommand:
+    def _gateway_command(self, admin_port: int | None) -> ContainerCommand:
         options = self.options
-        address = ("--host", options.host, "--port", str(options.port))
+        address = ["--host", options.host, "--port", str(options.port)]
+        address += [] if admin_port is None else ["--admin-port", str(admin_port)]
         manners = ("--endpoints", str(options.endpoints_path), "--drain-seconds", f"{_GATEWAY_DRAIN_SECONDS:g}")
         return ContainerCommand(
             argv=(*options.gateway_argv, *address, *manners),
@@ -168,6 +202,15 @@ class LocalSession:
             log_file=options.state_dir / "logs" / "gateway.log",
             termination_file=options.state_dir / "gateway-termination",
         )
+
+
+def _port_for_metrics(options: SessionOptions) -> int:
+    """The gateway's admin port, which Prometheus must know: the one beside the gateway's, or any that is free."""
+    beside = options.port % 65535 + 1
+    if can_bind(options.host, beside):
+        return beside
+    with socket.create_server((options.host, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

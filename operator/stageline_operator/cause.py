@@ -14,11 +14,22 @@ from typing import Final
 from pydantic import ValidationError
 
 from stageline_api.failures import CLASS_OF_EXIT_CODE, CONSEQUENCES, FailureClass, TerminationMessage
-from stageline_operator.observed_pod import ContainerEnd
+from stageline_operator.container_end import ContainerEnd
 
 SETTLE_SECONDS: Final = 2.0
 _ENGINE: Final = "engine"
 _LONGEST_DETAIL: Final = 1000
+_CLASS_OF_POD_REASON: Final = {
+    "Evicted": FailureClass.EVICTED,
+    "Preempting": FailureClass.EVICTED,
+    "Terminated": FailureClass.EVICTED,
+    "NodeShutdown": FailureClass.EVICTED,
+    "NodeLost": FailureClass.NODE_LOST,
+    # The kubelet refuses a pod that the scheduler placed on stale knowledge.
+    "NodeAffinity": FailureClass.UNSCHEDULABLE,
+    "UnexpectedAdmissionError": FailureClass.UNSCHEDULABLE,
+}
+"""What a kubelet says of a pod that failed as a whole; `OutOfcpu` and its like are refusals too."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +43,13 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it points at another failure, or (having drained in peace) explains nothing."""
+        """Whether it points at another failure, or (having drained in peace) explains none."""
         return self.failure_class in CONSEQUENCES or self.end.exit_code == 0
+
+    @property
+    def is_waiting_in_vain(self) -> bool:
+        """Whether it only says that others did not come, which a stage without a node or an image explains."""
+        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,8 @@ def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settlin
 
 def _follow(failures: Sequence[Failure]) -> Failure:
     """Walk from the earliest failure that blames or stands alone to the one at the end of its chain."""
-    current = next((failure for failure in failures if failure.end.exit_code != 0), failures[0])
+    drained = next((failure for failure in failures if failure.failure_class is FailureClass.EVICTED), failures[0])
+    current = next((failure for failure in failures if failure.end.exit_code != 0), drained)
     seen: list[Failure] = []
     while current.is_consequence and current not in seen:
         seen.append(current)
@@ -111,15 +128,16 @@ def _last_line(text: str) -> str:
 
 
 def _seen_from_outside(end: ContainerEnd) -> tuple[FailureClass, str]:
-    if end.reason in (FailureClass.EVICTED, FailureClass.NODE_LOST):
-        return FailureClass(end.reason), end.reason
+    if end.reason in _CLASS_OF_POD_REASON:
+        return _CLASS_OF_POD_REASON[end.reason], end.reason
     if end.exit_code is None:
-        is_pull = "Image" in end.reason
-        return (FailureClass.IMAGE_PULL if is_pull else FailureClass.INTERNAL), end.reason
+        refused = end.reason.startswith("OutOf")
+        unstarted = FailureClass.IMAGE_PULL if "Image" in end.reason else FailureClass.INTERNAL
+        return (FailureClass.UNSCHEDULABLE if refused else unstarted), end.reason
     if end.signal or end.exit_code > 128:
         return FailureClass.KILLED, f"killed by {signal_name(end.signal or end.exit_code - 128)}"
     if end.exit_code == 0:
-        return FailureClass.INTERNAL, "ended with exit status 0 although nobody asked it to"
+        return FailureClass.INTERNAL, "ended with exit status 0 and does not say that it was told to"
     failure_class = CLASS_OF_EXIT_CODE.get(end.exit_code, FailureClass.INTERNAL)
     return failure_class, f"ended with exit status {end.exit_code} without a message"
 

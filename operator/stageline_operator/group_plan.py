@@ -1,210 +1,192 @@
 """One group's next step: a ladder of states, one rung per pass.
 
     Creating -> Starting <-> Ready -> (a container ends) -> Terminating -> BackingOff -> Creating, incarnation + 1
-                                   -> (budget spent or bad configuration) -> Failed -> (spec changes) -> Replacing
-                                   -> (template changes) -> Replacing -> Creating, incarnation + 1
+                          |        -> (budget spent or bad configuration) -> Failed -> (spec changes) -> Replacing
+                          |        -> (its turn in a rollout) -> Replacing -> Creating, incarnation + 1
+                          -> (only some stages find a node) -> Waiting -> Creating, incarnation + 1
+    any of them -> (not wanted any more) -> Draining -> gone
 
 Invariants: no pod of an incarnation is made while a pod of another one exists; an incarnation is on record before its
 pods are made; incarnations only rise.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
 
-from stageline_api.conditions import Reason
+from stageline_api.conditions import EventReason
 from stageline_api.failures import FailureClass
-from stageline_api.spec_status import FailureRecord, GroupStatus
-from stageline_operator.cause import Failure, Settling, find_cause
+from stageline_api.spec_status import GroupStatus
+from stageline_operator.cause import Settling, find_cause
+from stageline_operator.context import Context
+from stageline_operator.gang import held_until, keeps_its_place
+from stageline_operator.group_failure import Refusal, fail, give_back, name_lost_node, refusal
+from stageline_operator.group_losses import losses, missing_stages
+from stageline_operator.group_step import (
+    FAILED_GROUP_GRACE_SECONDS,
+    STRAY_GRACE_SECONDS,
+    GroupStep,
+    begin,
+    delete_pods,
+    enter,
+    phase_of,
+    remove,
+)
 from stageline_operator.objects import GroupIncarnation, build_stage_pod
-from stageline_operator.objects.identity import pod_name
-from stageline_operator.observed_pod import ContainerEnd, ObservedPod
-from stageline_operator.plan import Context, Deletion, GroupPhase, PlannedEvent
-from stageline_operator.restart_policy import decide_restart, recent_restarts
-from stageline_operator.stage_rows import stage_rows
+from stageline_operator.observed_pod import ObservedPod
+from stageline_operator.plan import GroupPhase, PlannedEvent
+from stageline_operator.restart_policy import recent_restarts
+from stageline_operator.roster import Turn
 
-FAILED_GROUP_GRACE_SECONDS: Final = 3.0
-"""A failed group has lost its answers already; a short grace only lets processes say their last words."""
-
-
-@dataclass(frozen=True)
-class GroupStep:
-    """What one pass does about one group. `status` None: the group is gone."""
-
-    status: GroupStatus | None
-    apply: tuple[dict[str, Any], ...] = ()
-    delete: tuple[Deletion, ...] = ()
-    failure: FailureRecord | None = None
-    requeue_after_seconds: float | None = None
-    events: tuple[PlannedEvent, ...] = ()
+_SETTLED: frozenset[GroupPhase] = frozenset({GroupPhase.TERMINATING, GroupPhase.REPLACING, GroupPhase.DRAINING})
+"""Phases whose pods are ending already: they run to their end before anything else."""
 
 
 def plan_group(
-    context: Context, index: int, status: GroupStatus | None, pods: Sequence[ObservedPod], may_be_replaced: bool = True
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], turn: Turn, first_unplaced: int | None
 ) -> GroupStep:
-    """Next step of group `index`; `pods` are all pods of the group, of any incarnation.
+    """Next step of a group on record; `pods` are all of its pods, of any incarnation.
 
-    `may_be_replaced` says whether an outdated group may be drained now, or must wait its turn.
+    `first_unplaced` is the lowest index of a group that has no node for some of its stages.
     """
-    if status is None:
-        # Pods without a record are of a life that nobody remembers: the next one starts above them.
-        highest = max((pod.incarnation for pod in pods), default=0)
-        return _begin(context, GroupStatus(index=index, incarnation=highest))
+    phase = phase_of(status)
+    if turn is Turn.REMOVE or phase is GroupPhase.DRAINING:
+        return remove(context, status, pods)
     strays = [pod for pod in pods if pod.incarnation != status.incarnation]
     if strays:
-        return GroupStep(_with_rows(context, status, pods), delete=_delete(strays, grace_seconds=0.0))
+        return GroupStep(status, delete=delete_pods(strays, STRAY_GRACE_SECONDS)).seen(context, pods)
+    if turn is Turn.REPLACE and phase not in _SETTLED:
+        return _start_replacing(context, status, pods)
+    step = _climb(context, status, pods, first_unplaced)
+    # A new incarnation has rows of its own already, and none of its pods is here.
+    return step if step.status is None or step.status.incarnation != status.incarnation else step.seen(context, pods)
+
+
+def _climb(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
+    """The rung that the phase on record stands for."""
     match phase_of(status):
         case GroupPhase.CREATING | GroupPhase.STARTING | GroupPhase.READY:
-            if status.revision != context.revision and may_be_replaced:
-                return GroupStep(_phase(status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
-            return _run(context, status, pods)
+            return _run(context, status, pods, first_unplaced)
         case GroupPhase.REPLACING:
-            return _after_pods_are_gone(context, status, pods, grace_seconds=None)
+            return _after_pods_are_gone(context, status, pods)
         case GroupPhase.TERMINATING:
             return _terminate(context, status, pods)
         case GroupPhase.BACKING_OFF:
             return _back_off(context, status, pods)
+        case GroupPhase.WAITING:
+            return _wait(context, status, pods, first_unplaced)
         case GroupPhase.FAILED:
             return _stay_failed(context, status, pods)
+        case GroupPhase.DRAINING:
+            return remove(context, status, pods)
 
 
-def phase_of(status: GroupStatus) -> GroupPhase:
-    """The phase on record; one that this version does not know is judged anew from the pods."""
-    try:
-        return GroupPhase(status.phase)
-    except ValueError:
-        return GroupPhase.STARTING
+def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    message = f"group {status.index} (incarnation {status.incarnation}) is drained: the template has changed"
+    event = PlannedEvent("Normal", EventReason.GROUP_REPLACED, message)
+    replacing = enter(context, status, GroupPhase.REPLACING)
+    deletions = delete_pods(pods, grace_seconds=None)
+    return GroupStep(replacing, delete=deletions, requeue_after_seconds=0.0, events=(event,)).seen(context, pods)
 
 
-def remove_group(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    """Next step of a group that is not wanted any more."""
-    if not pods:
-        return GroupStep(None)
-    ending = _with_rows(context, _phase(status, GroupPhase.REPLACING), pods)
-    return GroupStep(ending, delete=_delete(pods, grace_seconds=None))
-
-
-def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    cause = find_cause([end for pod in pods for end in pod.ends] + _vanished(context, status, pods), context.now)
+def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
+    ends = [end for pod in pods for end in pod.ends] + losses(context, status, pods)
+    cause = find_cause(ends, context.now)
+    blocked = next((pod for pod in pods if pod.blocked is not None), None)
     if isinstance(cause, Settling):
-        return GroupStep(_with_rows(context, status, pods), requeue_after_seconds=cause.seconds)
+        return GroupStep(status, requeue_after_seconds=cause.seconds)
     if cause is not None:
-        return _fail(context, status, pods, cause)
-    missing = _missing_stages(context, pods)
+        never_started = status.phase != GroupPhase.READY
+        if never_started and blocked is not None and (cause.is_consequence or cause.is_waiting_in_vain):
+            return give_back(context, status, pods, blocked)
+        if never_started and cause.failure_class is FailureClass.UNSCHEDULABLE:
+            return give_back(context, status, pods, next(pod for pod in pods if pod.stage == cause.end.stage))
+        return fail(context, status, pods, cause)
+    missing = missing_stages(context, status, pods)
     if missing:
-        life = GroupIncarnation(status.index, status.incarnation)
-        image = context.setting.default_image
-        made = tuple(build_stage_pod(context.model, life, stage, context.revision, image) for stage in missing)
-        return GroupStep(_with_rows(context, status, pods), apply=made)
-    phase = GroupPhase.READY if all(pod.ready for pod in pods) else GroupPhase.STARTING
-    events: tuple[PlannedEvent, ...] = ()
-    if phase is GroupPhase.READY and status.phase != GroupPhase.READY:
-        message = f"group {status.index} (incarnation {status.incarnation}) is ready"
-        events = (PlannedEvent("Normal", "GroupReady", message),)
-    return GroupStep(_with_rows(context, _phase(status, phase), pods), events=events)
+        return _make(context, status, missing)
+    return _stand_by(context, status, pods, blocked, is_first=first_unplaced == status.index)
 
 
-def _missing_stages(context: Context, pods: Sequence[ObservedPod]) -> list[int]:
-    present = {pod.stage for pod in pods}
-    return [stage for stage in range(context.model.spec.parallelism.pipeline) if stage not in present]
+def _stand_by(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], blocked: ObservedPod | None, is_first: bool
+) -> GroupStep:
+    """All pods are there and none has failed: wait for their nodes and containers, but not for ever."""
+    limit = held_until(context, status, pods, is_first)
+    if limit is not None and context.now >= limit:
+        return give_back(context, status, pods, next(pod for pod in pods if not pod.placed))
+    refused = None if blocked is None else refusal(context, status, blocked)
+    waits = [] if limit is None else [(limit - context.now).total_seconds()]
+    waits += [refused.seconds] if isinstance(refused, Settling) else []
+    step = replace(_watch(context, status, pods), requeue_after_seconds=min(waits, default=None))
+    if not isinstance(refused, Refusal):
+        return step
+    return replace(step, failure=refused.record, events=(*step.events, refused.event))
 
 
-def _vanished(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
-    """Pods that were there and are not, or are being deleted by someone else."""
-    leaving = {pod.stage: pod.name for pod in pods if pod.deleting}
-    if status.phase != GroupPhase.CREATING:
-        life = GroupIncarnation(status.index, status.incarnation)
-        leaving |= {stage: pod_name(context.model, life, stage) for stage in _missing_stages(context, pods)}
-    return [
-        ContainerEnd(stage, "", None, 0, FailureClass.NODE_LOST, f"pod {name} was deleted or lost", context.now)
-        for stage, name in leaving.items()
-    ]
-
-
-def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure) -> GroupStep:
-    record = FailureRecord(
-        time=cause.end.finished_at,
-        group=status.index,
-        incarnation=status.incarnation,
-        stage=cause.end.stage,
-        container=cause.end.container,
-        reason=cause.end.reason,
-        failure_class=cause.failure_class,
-        exit_code=cause.end.exit_code,
-        message=cause.detail,
+def _make(context: Context, status: GroupStatus, missing: Sequence[int]) -> GroupStep:
+    model = context.model_at(status.revision)
+    if model is None:
+        # Its revision is not known any more, so that its missing pods can't be made: only the current one can.
+        return GroupStep(enter(context, status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
+    life = GroupIncarnation(status.index, status.incarnation)
+    image = status.image or context.setting.default_image
+    tracing = context.setting.tracing_env
+    return GroupStep(
+        status, apply=tuple(build_stage_pod(model, life, stage, status.revision, image, tracing) for stage in missing)
     )
-    decision = decide_restart(status.restarts, context.model.spec.restart, context.now)
-    is_final = cause.failure_class is FailureClass.BAD_CONFIG or decision.at is None
-    failed = status.model_copy(
-        update={
-            "phase": GroupPhase.FAILED if is_final else GroupPhase.TERMINATING,
-            "restarts": decision.recent,
-            "backoff_until": None if is_final else decision.at,
-        }
-    )
-    event = PlannedEvent("Warning", Reason.GROUP_FAILED, failure_sentence(record))
-    return GroupStep(_with_rows(context, failed, pods), failure=record, delete=_delete_failed(pods), events=(event,))
 
 
-def failure_sentence(record: FailureRecord) -> str:
-    """One failure as a sentence: where, what class, last words."""
-    where = f"stage {record.stage}" + (f" ({record.container})" if record.container not in ("", "stage") else "")
-    return f"{where} of group {record.group} failed: {record.failure_class}: {record.message}"
+def _watch(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    if not all(pod.ready for pod in pods):
+        return GroupStep(enter(context, status, GroupPhase.STARTING))
+    if status.phase == GroupPhase.READY:
+        return GroupStep(status)
+    message = f"group {status.index} (incarnation {status.incarnation}) is ready"
+    event = PlannedEvent("Normal", EventReason.GROUP_READY, message)
+    return GroupStep(enter(context, status, GroupPhase.READY, attempts=0), events=(event,))
 
 
 def _terminate(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
     if pods:
-        return GroupStep(_with_rows(context, status, pods), delete=_delete_failed(pods))
-    return GroupStep(_with_rows(context, _phase(status, GroupPhase.BACKING_OFF), pods), requeue_after_seconds=0.0)
+        failure = name_lost_node(context, status, pods)
+        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS), failure=failure)
+    return GroupStep(enter(context, status, GroupPhase.BACKING_OFF), requeue_after_seconds=0.0)
 
 
 def _back_off(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
     if pods:
-        return GroupStep(_with_rows(context, status, pods), delete=_delete_failed(pods))
-    if status.backoff_until is not None and context.now < status.backoff_until and not context.spec_changed:
-        wait_seconds = (status.backoff_until - context.now).total_seconds()
-        return GroupStep(_with_rows(context, status, pods), requeue_after_seconds=wait_seconds)
+        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
+    until = status.backoff_until
+    if until is not None and context.now < until and not context.tries_again:
+        return GroupStep(status, requeue_after_seconds=(until - context.now).total_seconds())
     restarts = (*recent_restarts(status.restarts, context.model.spec.restart, context.now), context.now)
-    return _begin(context, status.model_copy(update={"restarts": restarts}))
+    return begin(context, status.model_copy(update={"restarts": restarts}), _own_revision(context, status))
+
+
+def _wait(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
+    if pods:
+        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
+    until = status.backoff_until
+    if until is not None and context.now < until and not context.tries_again:
+        return GroupStep(status, requeue_after_seconds=(until - context.now).total_seconds())
+    if not keeps_its_place(status, first_unplaced):
+        return GroupStep(status)  # woken when the group before it finds its nodes or changes its state
+    return begin(context, status, _own_revision(context, status))
 
 
 def _stay_failed(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    if context.spec_changed or status.revision != context.revision:
-        fresh = status.model_copy(update={"restarts": (), "phase": GroupPhase.REPLACING})
+    if context.tries_again:
+        fresh = enter(context, status, GroupPhase.REPLACING, restarts=(), attempts=0)
         return GroupStep(fresh, requeue_after_seconds=0.0)
-    return GroupStep(_with_rows(context, status, pods), delete=_delete_failed(pods))
+    return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
 
 
-def _after_pods_are_gone(
-    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], grace_seconds: float | None
-) -> GroupStep:
+def _after_pods_are_gone(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
     if pods:
-        return GroupStep(_with_rows(context, status, pods), delete=_delete(pods, grace_seconds))
-    return _begin(context, status)
+        return GroupStep(status, delete=delete_pods(pods, grace_seconds=None))
+    return begin(context, status, context.revision)
 
 
-def _begin(context: Context, status: GroupStatus) -> GroupStep:
-    """Put the next incarnation on record; its pods are made in the next pass."""
-    update = {
-        "incarnation": status.incarnation + 1,
-        "revision": context.revision,
-        "phase": GroupPhase.CREATING,
-        "backoff_until": None,
-    }
-    return GroupStep(_with_rows(context, status.model_copy(update=update), ()), requeue_after_seconds=0.0)
-
-
-def _with_rows(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStatus:
-    return status.model_copy(update={"stages": stage_rows(context, status, pods)})
-
-
-def _phase(status: GroupStatus, phase: GroupPhase) -> GroupStatus:
-    return status.model_copy(update={"phase": phase})
-
-
-def _delete_failed(pods: Sequence[ObservedPod]) -> tuple[Deletion, ...]:
-    return _delete(pods, FAILED_GROUP_GRACE_SECONDS)
-
-
-def _delete(pods: Sequence[ObservedPod], grace_seconds: float | None) -> tuple[Deletion, ...]:
-    return tuple(Deletion("Pod", pod.name, grace_seconds) for pod in pods if not pod.deleting)
+def _own_revision(context: Context, status: GroupStatus) -> str:
+    """The revision a group is made again at: its own, where that is still known; its turn for another comes later."""
+    return status.revision if context.model_at(status.revision) is not None else context.revision

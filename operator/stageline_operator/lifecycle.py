@@ -4,138 +4,115 @@ Nothing is remembered between passes: the status carries what must survive, and 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
-from stageline_api import labels
+from stageline_api.failures import FailureClass
 from stageline_api.pipeline_model import PipelineModel
-from stageline_api.spec_status import FailureRecord, GroupStatus, PipelineModelStatus
-from stageline_operator.group_plan import GroupStep, plan_group, remove_group
-from stageline_operator.model_conditions import model_conditions
-from stageline_operator.objects import (
-    build_bus_secret,
-    build_config_map,
-    build_engine_service,
-    build_headless_service,
-    revision_of,
-)
-from stageline_operator.objects.identity import config_map_name
+from stageline_api.spec_status import FailureRecord, GroupStatus
+from stageline_operator.context import Context
+from stageline_operator.gang import find_first_unplaced
+from stageline_operator.group_plan import plan_group
+from stageline_operator.group_step import GroupStep, begin
+from stageline_operator.model_status import KEPT_FAILURES, model_events, next_status, progress_deadline
 from stageline_operator.observed_pod import ObservedPod, read_pod
-from stageline_operator.plan import Context, Deletion, GroupPhase, Observed, Plan, Setting
+from stageline_operator.plan import Deletion, GroupPhase, Observed, Plan, Setting
+from stageline_operator.roster import Roster, call_roster
+from stageline_operator.shared_objects import plan_shared_objects
+from stageline_operator.silent_kubelet import given_up_at, next_look_seconds
 
-KEPT_FAILURES: Final = 5
+_COSTS_NO_RESTART = (FailureClass.UNSCHEDULABLE, FailureClass.IMAGE_PULL, FailureClass.NOT_STARTED)
+_RUNNING = (GroupPhase.CREATING, GroupPhase.STARTING, GroupPhase.READY)
 
 
 def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: str, setting: Setting) -> Plan:
     """The next step. `random_token` becomes the plan bus's secret when there is none yet."""
-    revision = revision_of(model, setting.default_image)
-    generation = model.metadata.generation
-    context = Context(
-        model=model,
-        setting=setting,
-        observed=observed,
-        now=now,
-        revision=revision,
-        spec_changed=observed.status.observed_generation not in (None, generation),
-    )
-    pods = [read_pod(pod, now) for pod in observed.pods]
+    context = Context.of(model, observed, now, setting)
+    pods = [_read(pod, observed, now) for pod in observed.pods]
     if model.metadata.deletion_timestamp is not None:
         return _plan_deletion(context, pods)
-    steps = _group_steps(context, pods)
-    groups = tuple(step.status for step in steps if step.status is not None)
+    pods_of = {index: [pod for pod in pods if pod.group == index] for index in {pod.group for pod in pods}}
+    known = _groups_on_record(context, pods_of)
+    steps = _group_steps(context, known, pods_of)
+    groups = tuple(sorted((s.status for s in steps if s.status is not None), key=lambda group: group.index))
     failures = _keep_failures(steps, observed.status.last_failures)
+    gone = {group.index: group.incarnation for group in known} | {each.index: 0 for each in groups}
+    retired = max((observed.status.retired_incarnation, *gone.values()))
+    shared = plan_shared_objects(context, groups, random_token)
+    status = next_status(context, groups, failures, retired)
+    waits = [step.requeue_after_seconds for step in steps] + [progress_deadline(context, status)]
+    waits += [None if observed.sees_nodes else next_look_seconds(observed.pods, now)]
     return Plan(
-        status=_status(context, groups, failures),
-        apply=(*_shared_objects(context, random_token), *(pod for step in steps for pod in step.apply)),
-        delete=(*_stale_config_maps(context, groups), *(each for step in steps for each in step.delete)),
-        requeue_after_seconds=min(
-            (s.requeue_after_seconds for s in steps if s.requeue_after_seconds is not None), default=None
-        ),
-        events=tuple(event for step in steps for event in step.events),
+        status=status,
+        apply=(*shared.apply, *(pod for step in steps for pod in step.apply)),
+        delete=(*shared.delete, *(each for step in steps for each in step.delete)),
+        requeue_after_seconds=min((seconds for seconds in waits if seconds is not None), default=None),
+        events=(*model_events(context, status), *shared.events, *(event for step in steps for event in step.events)),
     )
 
 
-def _group_steps(context: Context, pods: Sequence[ObservedPod]) -> list[GroupStep]:
+def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> ObservedPod:
+    seen = read_pod(pod, now, observed.lost_nodes, observed.trouble_of_pod.get(pod["metadata"]["name"]))
+    if observed.sees_nodes or seen.lost:
+        return seen
+    lost_at = given_up_at(pod)
+    return replace(seen, lost=lost_at is not None and lost_at <= now)
+
+
+def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedPod]]) -> list[GroupStatus]:
+    """The groups of the status, and those that only their pods tell of: of lives that nobody remembers."""
     known = {group.index: group for group in context.observed.status.groups}
-    wanted = range(context.model.spec.replicas)
-    indices = sorted({*wanted, *known, *(pod.group for pod in pods)})
-    replaceable = _replaceable(context, [known[index] for index in wanted if index in known])
-    steps = []
-    for index in indices:
-        own_pods = [pod for pod in pods if pod.group == index]
-        if index in wanted:
-            steps.append(plan_group(context, index, known.get(index), own_pods, index in replaceable))
-        else:
-            highest = max((pod.incarnation for pod in own_pods), default=0)
-            status = known.get(index, GroupStatus(index=index, incarnation=highest))
-            steps.append(remove_group(context, status, own_pods))
-    return steps
+    for index, pods in pods_of.items():
+        highest = max(pod.incarnation for pod in pods)
+        unremembered = GroupStatus(index=index, incarnation=highest, phase=GroupPhase.REPLACING)
+        known.setdefault(index, unremembered)
+    return [known[index] for index in sorted(known)]
 
 
-def _replaceable(context: Context, groups: Sequence[GroupStatus]) -> set[int]:
-    """Outdated groups that may be drained now: those that don't answer anyway, else one while all others do."""
-    unready = {group.index for group in groups if group.phase != GroupPhase.READY}
-    outdated = {group.index for group in groups if group.revision != context.revision}
-    if outdated & unready:
-        return outdated & unready
-    return set() if unready else set(sorted(outdated)[:1])
+def _group_steps(
+    context: Context, known: Sequence[GroupStatus], pods_of: Mapping[int, Sequence[ObservedPod]]
+) -> list[GroupStep]:
+    stage_counts = {group.index: context.stage_count(group) for group in known}
+    serving = {each.index for each in known if _serves(each, pods_of.get(each.index, ()), stage_counts[each.index])}
+    roster: Roster = call_roster(context, known, serving)
+    first_unplaced = find_first_unplaced(known, pods_of, stage_counts)
+    steps = [
+        plan_group(context, group, pods_of.get(group.index, ()), roster.turn_of(group), first_unplaced)
+        for group in known
+    ]
+    above = context.observed.status.retired_incarnation
+    fresh = (GroupStatus(index=index, incarnation=above) for index in roster.made)
+    return steps + [begin(context, group, context.revision) for group in fresh]
+
+
+def _serves(group: GroupStatus, pods: Sequence[ObservedPod], stage_count: int) -> bool:
+    ready = [pod for pod in pods if pod.ready and not (pod.deleting or pod.lost or pod.ends)]
+    own = {pod.stage for pod in ready if pod.incarnation == group.incarnation}
+    return group.phase in _RUNNING and stage_count > 0 and len(own) == stage_count
 
 
 def _keep_failures(steps: Sequence[GroupStep], kept: Sequence[FailureRecord]) -> tuple[FailureRecord, ...]:
+    """New failures before old ones. An incarnation has one record, a group one of each class that costs no restart."""
     new = sorted((s.failure for s in steps if s.failure is not None), key=lambda failure: failure.time, reverse=True)
-    return (*new, *kept)[:KEPT_FAILURES]
-
-
-def _shared_objects(context: Context, random_token: str) -> tuple[dict[str, Any], ...]:
-    """Objects of the model as a whole that are not there yet."""
-    model = context.model
-    wanted: list[Mapping[str, Any]] = [
-        build_config_map(model, context.revision),
-        build_bus_secret(model, random_token),
-        build_headless_service(model),
-        build_engine_service(model),
+    replaced = {(each.group, each.incarnation) for each in new}
+    waits = {(each.group, each.failure_class) for each in new if each.failure_class in _COSTS_NO_RESTART}
+    old = [
+        each
+        for each in kept
+        if (each.group, each.incarnation) not in replaced and (each.group, each.failure_class) not in waits
     ]
-    present = context.observed.objects
-    return tuple(dict(each) for each in wanted if (each["kind"], each["metadata"]["name"]) not in present)
-
-
-def _stale_config_maps(context: Context, groups: Sequence[GroupStatus]) -> tuple[Deletion, ...]:
-    """ConfigMaps of revisions that no group runs any more."""
-    in_use = {config_map_name(context.model, each) for each in (context.revision, *(g.revision for g in groups))}
-    present = sorted(context.observed.objects)
-    return tuple(Deletion(kind, name) for kind, name in present if kind == "ConfigMap" and name not in in_use)
-
-
-def _status(
-    context: Context, groups: tuple[GroupStatus, ...], failures: tuple[FailureRecord, ...]
-) -> PipelineModelStatus:
-    model, before = context.model, context.observed.status
-    current = [group for group in groups if group.revision == context.revision]
-    return PipelineModelStatus(
-        observed_generation=model.metadata.generation,
-        replicas=len(groups),
-        ready_replicas=sum(group.phase == GroupPhase.READY for group in groups),
-        updated_replicas=len(current),
-        selector=f"{labels.MODEL}={model.name},{labels.STAGE}=0",
-        url=before.url,
-        conditions=model_conditions(
-            groups,
-            failures,
-            wanted=model.spec.replicas,
-            revision=context.revision,
-            generation=model.metadata.generation,
-            previous=before.conditions,
-            now=context.now,
-        ),
-        groups=groups,
-        last_failures=failures,
-    )
+    return (*new, *old)[:KEPT_FAILURES]
 
 
 def _plan_deletion(context: Context, pods: Sequence[ObservedPod]) -> Plan:
     """Drain the pods first: they still read the config and the secret."""
     if pods:
-        deletions = tuple(Deletion("Pod", pod.name) for pod in pods if not pod.deleting)
+        deletions = tuple(Deletion("Pod", pod.name, 0.0 if pod.lost else None) for pod in pods if _lingers(pod))
     else:
         deletions = tuple(Deletion(kind, name) for kind, name in sorted(context.observed.objects) if kind != "Pod")
     return Plan(status=context.observed.status, delete=deletions)
+
+
+def _lingers(pod: ObservedPod) -> bool:
+    return pod.lost or not pod.deleting

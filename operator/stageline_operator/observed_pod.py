@@ -1,28 +1,33 @@
 """A pod manifest with status, read once into the few facts that planning needs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from stageline_api import labels
+from stageline_api.failures import FailureClass
+from stageline_operator.container_end import ContainerEnd, container_ends, container_statuses, moment
+from stageline_operator.plan import PodTrouble
 
-FATAL_WAITING_REASONS: Final = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerError", "RunContainerError"}
+IMAGE_TROUBLE: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
+"""What a kubelet says of an image it can't get. It tries again by itself, and a pulled image never gets here again."""
+_CONFIG_TROUBLE: Final = "CreateContainerConfigError"
+"""A Secret or ConfigMap that a container names is not there; the kubelet looks again by itself."""
+_BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 @dataclass(frozen=True)
-class ContainerEnd:
-    """How one container ended, or why it will never start (`exit_code` None)."""
+class Blocked:
+    """Why a pod's containers don't start, through no fault of theirs. `since` is None where nobody says."""
 
-    stage: int
+    failure_class: FailureClass
     container: str
-    exit_code: int | None
-    signal: int
     reason: str
     message: str
-    finished_at: datetime
+    since: datetime | None
 
 
 @dataclass(frozen=True)
@@ -39,60 +44,97 @@ class ObservedPod:
     deleting: bool
     note: str
     ends: tuple[ContainerEnd, ...]
+    placed: bool
+    """Whether it has a node."""
+    placed_at: datetime | None
+    lost: bool
+    """Whether its node is lost: it counts as dead, and no kubelet will say so."""
+    blocked: Blocked | None
+    disruption: str
+    """Who is about to end it and why, where Kubernetes says so."""
 
 
-def read_pod(pod: Mapping[str, Any], now: datetime) -> ObservedPod:
-    """Read a pod; raises `KeyError` when it lacks Stageline's labels (the observer selects by them)."""
+def read_pod(
+    pod: Mapping[str, Any], now: datetime, lost_nodes: Collection[str] = (), trouble: PodTrouble | None = None
+) -> ObservedPod:
+    """Read a pod; raises `KeyError` when it lacks Stageline's labels (the observer selects by them).
+
+    `trouble` counts only while the pod still waits for its containers.
+    """
     metadata, status = pod["metadata"], pod.get("status", {})
     own_labels = metadata["labels"]
     stage = int(own_labels[labels.STAGE])
     conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
+    node = pod.get("spec", {}).get("nodeName", "")
+    scheduled = conditions.get("PodScheduled", {})
     return ObservedPod(
         name=metadata["name"],
         group=int(own_labels[labels.GROUP]),
         incarnation=int(own_labels[labels.INCARNATION]),
         stage=stage,
         revision=own_labels.get(labels.REVISION, ""),
-        node=pod.get("spec", {}).get("nodeName", ""),
+        node=node,
         ready=conditions.get("Ready", {}).get("status") == "True",
         deleting="deletionTimestamp" in metadata,
-        note=_note(status, conditions),
-        ends=tuple(_ends(status, stage, now)),
+        note=_note(status),
+        ends=tuple(container_ends(status, stage, now)),
+        placed=scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses")),
+        placed_at=moment(scheduled.get("lastTransitionTime")),
+        lost=node in lost_nodes or status.get("reason") == FailureClass.NODE_LOST,
+        blocked=_unscheduled(scheduled)
+        or next(_image_trouble(status), None)
+        or next(_config_trouble(status), None)
+        or (_not_started(trouble) if trouble is not None and waits_for_containers(pod) else None),
+        disruption=_disruption(conditions.get("DisruptionTarget", {})),
     )
 
 
-def _container_statuses(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
-    """Each container's status, and whether ending well is what it is for."""
-    for each in status.get("initContainerStatuses", []):
-        yield each, True
-    for each in status.get("containerStatuses", []):
-        yield each, False
+def _unscheduled(scheduled: Mapping[str, Any]) -> Blocked | None:
+    if scheduled.get("status") != "False":
+        return None
+    reason = str(scheduled.get("reason", ""))
+    words = str(scheduled.get("message") or reason)
+    return Blocked(FailureClass.UNSCHEDULABLE, "", reason, words, moment(scheduled.get("lastTransitionTime")))
 
 
-def _ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iterator[ContainerEnd]:
-    if status.get("phase") == "Failed" and status.get("reason"):
-        # The pod as a whole failed (`Evicted`, `NodeLost`); its containers' own ends are only how that looked.
-        yield ContainerEnd(stage, "", None, 0, status["reason"], status.get("message", ""), now)
-        return
-    for each, may_complete in _container_statuses(status):
-        match each.get("state", {}):
-            case {"terminated": ended} if not (may_complete and ended["exitCode"] == 0):
-                finished = _moment(ended.get("finishedAt"), now)
-                words = ended.get("message", "") or ""
-                signal = ended.get("signal") or max(0, ended["exitCode"] - 128)
-                yield ContainerEnd(
-                    stage, each["name"], ended["exitCode"], signal, ended.get("reason", ""), words, finished
-                )
-            case {"waiting": waiting} if waiting.get("reason") in FATAL_WAITING_REASONS:
-                reason, words = waiting["reason"], waiting.get("message", "")
-                yield ContainerEnd(stage, each["name"], None, 0, reason, words, now)
+def _image_trouble(status: Mapping[str, Any]) -> Iterator[Blocked]:
+    for each, _ in container_statuses(status):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in IMAGE_TROUBLE:
+            since = moment(status.get("startTime"))
+            words = str(waiting.get("message") or waiting["reason"])
+            yield Blocked(FailureClass.IMAGE_PULL, each["name"], waiting["reason"], words, since)
 
 
-def _note(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
-    scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") == "False":
-        return str(scheduled.get("message") or scheduled.get("reason", ""))
-    for each, _ in _container_statuses(status):
+def _config_trouble(status: Mapping[str, Any]) -> Iterator[Blocked]:
+    for each, _ in container_statuses(status):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") == _CONFIG_TROUBLE:
+            since, words = moment(status.get("startTime")), str(waiting.get("message") or _CONFIG_TROUBLE)
+            yield Blocked(FailureClass.NOT_STARTED, each["name"], _CONFIG_TROUBLE, words, since)
+
+
+def _not_started(trouble: PodTrouble) -> Blocked:
+    return Blocked(FailureClass.NOT_STARTED, "", trouble.reason, f"{trouble.reason}: {trouble.message}", trouble.since)
+
+
+def waits_for_containers(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has a node and no container has got anywhere: what it waits for, its status does not say."""
+    status = pod.get("status", {})
+    states = [each.get("state", {}) for each, _ in container_statuses(status)]
+    is_bound = bool(pod.get("spec", {}).get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
+    is_young = status.get("phase", "Pending") == "Pending"
+    return is_bound and is_young and all(state.get("waiting", {}).get("reason") in _BEING_MADE for state in states)
+
+
+def _disruption(condition: Mapping[str, Any]) -> str:
+    if condition.get("status") != "True":
+        return ""
+    return ": ".join(text for text in (condition.get("reason", ""), condition.get("message", "")) if text)
+
+
+def _note(status: Mapping[str, Any]) -> str:
+    for each, _ in container_statuses(status):
         match each.get("state", {}):
             case {"waiting": waiting} if waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
                 return f"{each['name']}: {waiting.get('reason', '')}: {waiting.get('message', '')}".rstrip(": ")
@@ -101,10 +143,3 @@ def _note(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]
             case {"running": _} if not each.get("ready"):
                 return f"{each['name']} is starting"
     return ""
-
-
-def _moment(text: str | None, otherwise: datetime) -> datetime:
-    if text is None:
-        return otherwise
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -72,7 +72,11 @@ def test_any_value_in_any_place_is_read_or_refused_where_it_stands(place: tuple[
     assert any(problem.path.startswith(str(place[0])) for problem in parsed), parsed
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.one_of(st.binary(max_size=200), st.text("ab:-[]{}&*!|>%@`'\"#?, \n\t0", max_size=60).map(str.encode)))
 def test_any_bytes_are_answered(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "any.yaml"

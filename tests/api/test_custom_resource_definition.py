@@ -11,7 +11,7 @@ from manifest_samples import manifest
 from stageline_api import crd, field_reference
 from stageline_api.pipeline_model import PipelineModel
 
-CHART_FILE = Path(__file__).parents[2] / "charts" / "stageline" / "crds" / crd.FILE_NAME
+CHART_FILE = Path(__file__).parents[2] / "charts" / "stageline" / "files" / "crds" / crd.FILE_NAME
 FORBIDDEN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "not", "const", "title", "additionalItems", "uniqueItems"}
 
 
@@ -79,7 +79,14 @@ def test_the_defaults_are_those_of_the_types() -> None:
         (".spec", "must be at least engine.maxNumSeqs"),
         (".spec", "without an overlap or a missing layer"),
         (".spec.model", "is only allowed with an hf:// source"),
-        (".spec.model.source", "must be file:///dir, hf://org/name[@revision] or pypi://"),
+        (".spec.model.source", "must be file:///dir, hf://org/name[@revision], pypi://"),
+        (".spec.model", "no @revision of its own"),
+        (".spec.model.cache", "a cache is in one place"),
+        (".spec.rollout", "no group could ever be replaced"),
+        (".spec.template.labels", "keys are set by Stageline itself"),
+        (".spec.template.volumes[]", "give exactly one of"),
+        (".spec.template.volumes[].mountPath", "which Stageline itself mounts"),
+        (".spec.template.securityContext", "0 is root"),
         (".spec.engine.name", "no other engine is built yet"),
         (".spec.parallelism.tensor", "tensor parallelism is not built yet"),
         ("", "metadata.name must be at most 40 characters"),

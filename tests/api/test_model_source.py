@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_api.model_source import (
-    FILE_PATTERN,
-    HUB_PATTERN,
-    PACKAGE_PATTERN,
+    PATTERNS,
+    ClaimSource,
     FileSource,
     HubSource,
+    ImageSource,
     ModelSource,
     PackageSource,
     SourceError,
@@ -34,6 +34,16 @@ _SOURCES: st.SearchStrategy[ModelSource] = st.one_of(
         st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,3}(rc1|\+cpu)?", fullmatch=True),
         st.lists(_SEGMENT, min_size=1, max_size=3),
     ),
+    st.builds(
+        lambda claim, parts: ClaimSource(claim, "/".join(parts)),
+        st.from_regex(r"[a-z0-9]([-.]?[a-z0-9]){0,8}", fullmatch=True),
+        st.lists(_SEGMENT, max_size=3),
+    ),
+    st.builds(
+        lambda parts, tag: ImageSource("/".join(parts) + tag),
+        st.lists(_HUB_NAME, min_size=1, max_size=3),
+        st.sampled_from(["", ":1", f"@sha256:{'0' * 64}"]),
+    ),
 )
 
 
@@ -44,6 +54,9 @@ _SOURCES: st.SearchStrategy[ModelSource] = st.one_of(
         ("hf://org/name", HubSource("org/name", None)),
         ("hf://org/name@refs/pr/3", HubSource("org/name", "refs/pr/3")),
         ("pypi://LLM_Smol==0.1.2/Model.Q4_1.gguf", PackageSource("llm-smol", "0.1.2", "Model.Q4_1.gguf")),
+        ("pvc://models/smollm2/", ClaimSource("models", "smollm2")),
+        ("pvc://models", ClaimSource("models", "")),
+        ("oci://registry.dev:5000/m/smollm2:1", ImageSource("registry.dev:5000/m/smollm2:1")),
         ("pypi://a==1/pkg/data/m.gguf", PackageSource("a", "1", "pkg/data/m.gguf")),
     ],
 )
@@ -58,11 +71,12 @@ def test_a_canonical_source_reads_back_as_itself(source: ModelSource) -> None:
 
 @given(_SOURCES)
 def test_what_the_parser_takes_the_api_server_takes(source: ModelSource) -> None:
-    patterns = (FILE_PATTERN, HUB_PATTERN, PACKAGE_PATTERN)
-    assert any(re.search(pattern, source.canonical) for pattern in patterns), source.canonical
+    assert any(re.search(pattern, source.canonical) for pattern in PATTERNS), source.canonical
 
 
-@given(st.text(max_size=60) | st.builds("{}://{}".format, st.sampled_from(["file", "hf", "pypi", "oci"]), st.text()))
+@given(
+    st.text(max_size=60) | st.builds("{}://{}".format, st.sampled_from(["file", "hf", "pypi", "pvc", "oci"]), st.text())
+)
 def test_any_text_is_read_or_refused_as_a_source_error(text: str) -> None:
     try:
         source = parse_source(text)
@@ -74,8 +88,12 @@ def test_any_text_is_read_or_refused_as_a_source_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("smollm2", "must start with file://, hf:// or pypi://"),
-        ("oci://image", "oci:// sources are not built yet"),
+        ("smollm2", "must start with file://, hf://, pypi://, pvc:// or oci://"),
+        ("oci://", "oci:// needs an image"),
+        ("oci://image:tag:tag", "oci:// needs an image"),
+        ("pvc:///dir", "pvc:// needs a claim"),
+        ("pvc://Claim/dir", "pvc:// needs a claim"),
+        ("pvc://claim/../dir", "without dots"),
         ("s3://bucket/x", "unknown scheme s3://"),
         ("file://models/x", "three slashes"),
         ("file:////x", "three slashes"),

@@ -54,13 +54,14 @@ SPEC_CASES = {
         'spec.engine.maxModelLength: unknown field; did you mean "maxModelLen"?',
     ),
     "snake-case": ("engine: {max_num_seqs: 9}", 'spec.engine.max_num_seqs: unknown field; did you mean "maxNumSeqs"?'),
-    "unknown": ("network: {mtu: 9}", "spec.network.mtu: unknown field; the fields here are interface"),
+    "unknown": ("network: {mtu: 9}",
+                "spec.network.mtu: unknown field; the fields here are interface, rdmaResource, env"),
     "unknown-in-list": (
         "stages: [{layer: 0-3}]",
         'spec.stages[0].layer: unknown field; did you mean "layers"?',
     ),
-    "not-built-field": ("engine: {prefixCache: true}", "spec.engine.prefixCache: unknown field; the fields here are "
-                        "name, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, graphs, seed"),
+    "not-built-field": ("engine: {speculative: true}", "spec.engine.speculative: unknown field; the fields here are "
+                        "name, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, prefixCache, graphs, device, seed"),
     "stage-count": (
         "parallelism: {pipeline: 3}\n  stages: [{}, {}]",
         "spec.stages: has 2 entries but parallelism.pipeline is 3: give one entry for each stage",
@@ -117,6 +118,48 @@ SPEC_CASES = {
         "spec.engine.maxNumBatchedTokens: 512 is not allowed: "
         "must be at least engine.maxNumSeqs, which is 513: each request takes a token of a step",
     ),
+    "rollout-that-can-not-move": (
+        "rollout: {maxSurge: 0}",
+        "spec.rollout.maxUnavailable: must be at least 1 when rollout.maxSurge is 0, or no group could ever be "
+        "replaced",
+    ),
+    "reserved-label": (
+        "template: {labels: {stageline.dev/stage: '1'}}",
+        'spec.template.labels: {"stageline.dev/stage": "1"} is not allowed: '
+        "stageline.dev/ and app.kubernetes.io/ keys are set by Stageline itself",
+    ),
+    "unknown-placeholder": (
+        "template: {labels: {a.dev/b: $(NODE)}}",
+        'spec.template.labels["a.dev/b"]: "$(NODE)" is not allowed: must be a label value: letters, digits, '
+        "'-', '_' and '.', with a letter or digit at both ends, or $(MODEL), $(GROUP), $(INCARNATION), $(STAGE), "
+        "$(STAGES)",
+    ),
+    "volume-without-a-source": (
+        "template: {volumes: [{name: a, mountPath: /a}]}",
+        "spec.template.volumes[0]: give exactly one of claimName, hostPath, configMapName, secretName and "
+        "emptyDirSizeLimit",
+    ),
+    "volume-over-stagelines-own": (
+        "template: {volumes: [{name: a, mountPath: /tmp/a, claimName: a}]}",
+        'spec.template.volumes[0].mountPath: "/tmp/a" is not allowed: must not be within /etc/stageline, '
+        "/var/cache/stageline, /var/lib/stageline, /dev/shm, /tmp, which Stageline itself mounts",
+    ),
+    "volume-names": (
+        "template: {volumes: [{name: cache, mountPath: /a, claimName: a}]}",
+        'spec.template.volumes[0].name: "cache" is not allowed: is the name of a volume that Stageline itself makes',
+    ),
+    "root-by-accident": (
+        "template: {securityContext: {runAsUser: 0}}",
+        "spec.template.securityContext.runAsUser: 0 is root: set runAsNonRoot to false as well",
+    ),
+    "spread": (
+        "placement: {spread: Always}",
+        'spec.placement.spread: "Always" is not allowed: must be one of "Required", "Preferred" or "None"',
+    ),
+    "rdma": (
+        "network: {rdmaResource: hca}",
+        'spec.network.rdmaResource: "hca" is not allowed: must be the name of an extended resource, such as rdma/hca',
+    ),
     "interface": (
         "network: {interface: 'a b'}",
         'spec.network.interface: "a b" is not allowed: '
@@ -126,10 +169,27 @@ SPEC_CASES = {
 
 MODEL_CASES = {
     "no-source": ("{}", "spec.model.source: is required"),
-    "pvc": (
-        "{source: 'pvc://claim/dir'}",
-        'spec.model.source: "pvc://claim/dir" is not allowed: '
-        "pvc:// sources are not built yet; use file://, hf:// or pypi://",
+    "unknown-scheme": (
+        "{source: 's3://bucket/dir'}",
+        'spec.model.source: "s3://bucket/dir" is not allowed: '
+        "unknown scheme s3://; use file://, hf://, pypi://, pvc:// or oci://",
+    ),
+    "pvc-dots": (
+        "{source: 'pvc://claim/../dir'}",
+        'spec.model.source: "pvc://claim/../dir" is not allowed: '
+        "pvc:// needs a claim and a directory without dots in front, as in pvc://models/smollm2",
+    ),
+    "two-revisions": (
+        "{source: 'hf://org/name@a', revision: b}",
+        "spec.model.revision: is only allowed with an hf:// source that has no @revision of its own",
+    ),
+    "two-caches": (
+        "{source: 'file:///m', cache: {hostPath: /c, claimName: c}}",
+        "spec.model.cache.claimName: is not allowed together with hostPath: a cache is in one place",
+    ),
+    "limit-of-another-cache": (
+        "{source: 'file:///m', cache: {claimName: c, sizeLimit: 1Gi}}",
+        "spec.model.cache.sizeLimit: is only for the pod's own cache: leave out hostPath and claimName, or this",
     ),
     "source-number": ("{source: 7}", "spec.model.source: 7 is not allowed: must be a string; put it in quotes"),
     "pypi-no-version": (
@@ -212,7 +272,8 @@ def test_every_problem_of_a_file_is_reported_with_its_document(tmp_path: Path) -
     assert lines == [
         "m.yaml: document 1: spec.replicas: 0 is not allowed: must be at least 1",
         "m.yaml: document 1: spec.seed: unknown field; the fields here are "
-        "model, engine, parallelism, stages, template, network, replicas, restart, timeouts",
+        "model, engine, parallelism, stages, template, placement, network, replicas, suspend, rollout, restart, "
+        "timeouts",
         'm.yaml: document 2: apiVersion: is required: "stageline.dev/v1alpha1"',
         'm.yaml: document 2: kind: 3 is not allowed: must be "PipelineModel"',
     ]

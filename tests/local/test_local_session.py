@@ -14,21 +14,18 @@ from typing import Any
 import httpx
 import pytest
 
+from free_ports import free_port
 from node_pods import is_alive
 from planned_cluster import tiny_model
-from stageline_api.endpoints import Endpoints
+from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_api.spec_status import GroupStatus
 from stageline_local.images import LocalImages, machine_environment
 from stageline_local.local_model import LOCAL_IMAGE
 from stageline_local.session import LocalSession, SessionOptions
 
 SUPPORT = Path(__file__).parents[1] / "support"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class SessionFixture:
@@ -51,10 +48,13 @@ class SessionFixture:
         self.stop = asyncio.Event()
         self.events: list[str] = []
         self.pids: set[int] = set()
+        self.told: list[tuple[GroupStatus, GroupEndpoint]] = []
+        """What status and gateway's file said of the group, at every change: a phase may be over within a moment."""
         self.serving: asyncio.Task[None] | None = None
         self.session = LocalSession(
-            tiny_model(None, False, **{"model": model, "timeouts": {"drainSeconds": 5}} | spec),
+            tiny_model(None, False, **{"model": model, "timeouts": {"drainSeconds": 60}} | spec),
             self.options,
+            on_change=self.note_change,
             on_event=lambda event: self.events.append(event.message),
         )
 
@@ -65,6 +65,12 @@ class SessionFixture:
     def incarnation(self) -> int:
         return self.session.status.groups[0].incarnation
 
+    def note_change(self) -> None:
+        groups = self.session.status.groups
+        if groups and self.options.endpoints_path.exists():
+            endpoints = Endpoints.model_validate_json(self.options.endpoints_path.read_text())
+            self.told.append((groups[0], endpoints.groups[0]))
+
     def note_pids(self) -> None:
         for pod in self.session.node.pods():
             for container in ("prepare", "stage", "engine"):
@@ -72,7 +78,7 @@ class SessionFixture:
                 self.pids |= {pid} if pid is not None else set()
         self.pids |= {self.session.gateway_pid} if self.session.gateway_pid is not None else set()
 
-    async def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> None:
+    async def until(self, holds: Callable[[], Any], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline or (self.serving is not None and self.serving.done()):
@@ -111,7 +117,7 @@ def test_a_model_becomes_ready_serves_and_leaves_nothing_behind(tmp_path: Path) 
         await fixture.until(lambda: fixture.phase() == "Ready")
         async with httpx.AsyncClient(trust_env=False) as client:
             await fixture.until(lambda: fixture.session.gateway_pid is not None)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while True:
                 try:
                     seen = Endpoints.model_validate_json((await client.get(f"{fixture.options.url}/endpoints")).text)
@@ -122,8 +128,9 @@ def test_a_model_becomes_ready_serves_and_leaves_nothing_behind(tmp_path: Path) 
         address = fixture.session.node.pods()[0]["status"]["podIP"]
         assert [(g.model, g.ready, g.url) for g in seen.groups] == [("tiny", True, f"http://{address}:8000")]
         await fixture.until(lambda: [s.layers for s in fixture.session.status.groups[0].stages] == ["0-9", "10-19"])
-        assert fixture.session.readings.generated_tokens == 7
-        assert fixture.session.readings.clock.bubble == pytest.approx(0.25)
+        # A busy machine may fail one poll: what stage and engine say is missing then until the next.
+        await fixture.until(lambda: fixture.session.readings.generated_tokens == 7)
+        await fixture.until(lambda: fixture.session.readings.clock.bubble == pytest.approx(0.25))
 
     fixture = in_session(tmp_path, body)
     assert (fixture.cache / "drained").read_text() == "yes"
@@ -136,11 +143,10 @@ def test_a_killed_stage_is_named_and_its_group_replaced_after_the_back_off(tmp_p
         pid = fixture.session.node.pid_of("default", "tiny-0-1-1", "stage")
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await fixture.until(lambda: fixture.phase() == "BackingOff")
-        unready = Endpoints.model_validate_json(fixture.options.endpoints_path.read_text()).groups[0]
-        assert (unready.ready, unready.message) == (False, "restarting after stage 1 failed: Killed")
-        until = fixture.session.status.groups[0].backoff_until
         await fixture.until(lambda: fixture.phase() == "Ready" and fixture.incarnation() == 2)
+        backing_off, unready = next(told for told in fixture.told if told[0].phase == "BackingOff")
+        assert (unready.ready, unready.message) == (False, "restarting after stage 1 failed: Killed")
+        until = backing_off.backoff_until
         started = min(pod["status"]["startTime"] for pod in fixture.session.node.pods())
         assert until is not None
         assert started >= until.isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -195,7 +201,7 @@ def test_a_spent_budget_ends_degraded_with_the_cause(tmp_path: Path) -> None:
 def test_a_pod_the_node_cannot_honour_ends_the_session_with_its_field(tmp_path: Path) -> None:
     async def _run() -> None:
         fixture = SessionFixture(tmp_path, template={"nodeSelector": {"gpu": "yes"}})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await fixture.session.run(fixture.stop)
 
     with pytest.raises(UserError, match=r"spec\.nodeSelector\['gpu'\]"):

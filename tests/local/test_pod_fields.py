@@ -22,7 +22,7 @@ def test_a_plain_pod_is_honoured() -> None:
     [
         pytest.param(pod(hostNetwork=True), "spec.hostNetwork", id="host-network"),
         pytest.param(pod(priorityClassName="high"), "spec.priorityClassName", id="priority"),
-        pytest.param(pod(restartPolicy="Always"), "spec.restartPolicy", id="restart-policy"),
+        pytest.param(pod(restartPolicy="OnFailure"), "spec.restartPolicy", id="restart-policy"),
         pytest.param(pod(automountServiceAccountToken=True), "spec.automountServiceAccountToken", id="token"),
         pytest.param(pod(securityContext={"sysctls": []}), "spec.securityContext.sysctls", id="sysctls"),
         pytest.param(pod(nodeSelector={"gpu": "yes"}), "spec.nodeSelector['gpu']", id="node-selector"),

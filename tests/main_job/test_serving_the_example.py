@@ -17,8 +17,10 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from free_ports import free_port
 from serving_command import ServingCommand, descendants, kill, run_stageline, serving, wait_gone
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "smollm2.yaml"
 QUESTION = "What is the capital of France?"
@@ -26,9 +28,12 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def served(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCommand]:
-    with serving(EXAMPLE, tmp_path_factory.mktemp("up"), smollm2_dir.parent) as command:
-        command.wait_serving()
-        yield command
+    with pytest.MonkeyPatch.context() as patched:
+        # On a busy machine a group may take longer to come back than the example's answers wait.
+        patched.setenv("STAGELINE_GATEWAY_RESUME_WINDOW_SECONDS", "240")
+        with serving(EXAMPLE, tmp_path_factory.mktemp("up"), smollm2_dir.parent) as command:
+            command.wait_serving()
+            yield command
 
 
 @pytest.fixture
@@ -43,10 +48,8 @@ def readme_block(language: str, containing: str) -> str:
 
 
 def test_it_says_where_it_serves_and_how_to_ask(served: ServingCommand) -> None:
-    served.wait_for(served.url)
-    output = served.output()
-    assert "curl " in output, output
-    assert "from openai import OpenAI" in output, output
+    for said in (served.url, "curl ", "from openai import OpenAI"):
+        served.wait_for(said)
 
 
 def test_the_capital_of_france_is_paris(client: openai.OpenAI) -> None:
@@ -73,7 +76,7 @@ def test_a_stream_comes_in_pieces_and_equals_the_whole_answer(client: openai.Ope
 
 def test_the_readmes_python_snippet_runs_as_it_stands(served: ServingCommand) -> None:
     snippet = readme_block("python", "OpenAI").replace("127.0.0.1:8080", f"127.0.0.1:{served.port}")
-    result = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
 
@@ -81,7 +84,7 @@ def test_the_readmes_python_snippet_runs_as_it_stands(served: ServingCommand) ->
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: apt-get install curl")
 def test_the_readmes_curl_line_runs_as_it_stands(served: ServingCommand) -> None:
     line = readme_block("sh", "curl ").replace("127.0.0.1:8080", f"127.0.0.1:{served.port}")
-    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
 
@@ -93,7 +96,7 @@ def test_every_stage_exports_seconds_that_sum_to_wall(served: ServingCommand, cl
     assert len(stages) == 2, addresses
     for address in stages:
         seconds = dict.fromkeys(("busy", "wait", "idle", "wall"), 0.0)
-        text = httpx.get(f"http://{address}:9100/metrics").text
+        text = httpx.get(f"http://{address}:9100/metrics", timeout=60).text
         for family in text_string_to_metric_families(text):
             for state in seconds:
                 if family.name == f"stageline_stage_{state}_seconds":
@@ -104,7 +107,11 @@ def test_every_stage_exports_seconds_that_sum_to_wall(served: ServingCommand, cl
 
 
 def test_the_gateway_exports_the_times_a_user_feels(served: ServingCommand) -> None:
-    names = {family.name for family in text_string_to_metric_families(httpx.get(f"{served.url}/metrics").text)}
+    found = re.search(r"admin on (http://\S+)", next(served.state_dir.rglob("gateway.log")).read_text())
+    assert found, "the gateway logs its admin port"
+    names = {
+        family.name for family in text_string_to_metric_families(httpx.get(f"{found[1]}/metrics", timeout=60).text)
+    }
     expected = {
         "stageline_time_to_first_token_seconds",
         "stageline_request_time_per_output_token_seconds",
@@ -114,27 +121,33 @@ def test_the_gateway_exports_the_times_a_user_feels(served: ServingCommand) -> N
     assert expected <= names, names
 
 
-def test_a_killed_stage_is_named_and_the_group_comes_back(served: ServingCommand, client: openai.OpenAI) -> None:
+def test_a_killed_stage_is_named_and_the_answer_goes_on_when_the_group_is_back(
+    served: ServingCommand, client: openai.OpenAI
+) -> None:
     before = len(served.output())
     victims = served.stage_pids()
     assert len(victims) == 2, served.output()
     stream = client.completions.create(
         model="smollm2",
         prompt="Count to a thousand: 1 2 3",
-        max_tokens=4000,
+        max_tokens=400,
         stream=True,
+        stream_options={"include_usage": True},
         temperature=0,
         extra_body={"ignore_eos": True},
     )
-    pieces = (chunk for chunk in stream if chunk.choices and chunk.choices[0].text)
-    assert len(list(itertools.islice(pieces, 5))) == 5
+    pieces = iter(stream)
+    begun = list(itertools.islice((chunk for chunk in pieces if chunk.choices and chunk.choices[0].text), 5))
+    assert len(begun) == 5
     kill(victims[-1])  # in the middle of the answer
-    with pytest.raises(openai.APIError):  # an error event, never a silent end
-        list(pieces)
-    served.wait_for("Killed", 60, after=before)
+    rest = list(pieces)
+    assert [chunk.choices[0].finish_reason for chunk in rest if chunk.choices][-1] == "length"
+    assert rest[-1].usage is not None
+    assert rest[-1].usage.completion_tokens == 400
+    served.wait_for("Killed", after=before)
     assert re.search(r"stage [01]", served.output()[before:]), served.output()[before:]
-    served.wait_for(") is ready", 90, after=before)
-    served.wait_serving(30)
+    served.wait_for(") is ready", after=before)
+    served.wait_serving()
     answer = client.chat.completions.create(
         model="smollm2", messages=[{"role": "user", "content": QUESTION}], temperature=0
     )
@@ -147,13 +160,11 @@ def test_ctrl_c_leaves_no_process_and_no_port_behind(served: ServingCommand) -> 
     assert served.end(signal.SIGINT) == 0, served.output()
     wait_gone(children)
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{served.url}/healthz", timeout=2.0)
+        httpx.get(f"{served.url}/healthz", timeout=60)
     assert "Traceback" not in served.output()
 
 
 def test_detach_serves_in_the_background_until_down(smollm2_dir: Path, tmp_path: Path) -> None:
-    from serving_command import free_port
-
     port = free_port()
     state = str(tmp_path / "state")
     cache = str(smollm2_dir.parent)
@@ -161,7 +172,7 @@ def test_detach_serves_in_the_background_until_down(smollm2_dir: Path, tmp_path:
     try:
         assert up.returncode == 0, up.stderr
         assert "stageline down" in up.stdout + up.stderr
-        models = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()
+        models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).json()
         assert [model["id"] for model in models["data"]] == ["smollm2"]
         again = run_stageline("up", str(EXAMPLE), "--state-dir", state, "--cache", cache)
         assert again.returncode != 0
@@ -170,14 +181,13 @@ def test_detach_serves_in_the_background_until_down(smollm2_dir: Path, tmp_path:
         down = run_stageline("down", str(EXAMPLE), "--state-dir", state)
     assert down.returncode == 0, down.stderr
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2.0)
+        httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60)
     assert run_stageline("down", "--state-dir", state).returncode == 0
 
 
 def test_once_prints_the_answer_and_nothing_else_on_stdout(smollm2_dir: Path, tmp_path: Path) -> None:
-    result = run_stageline(
-        "up", str(EXAMPLE), "--once", QUESTION, "--state-dir", str(tmp_path), "--cache", str(smollm2_dir.parent)
-    )
+    where = ("--port", str(free_port()), "--state-dir", str(tmp_path), "--cache", str(smollm2_dir.parent))
+    result = run_stageline("up", str(EXAMPLE), "--once", QUESTION, *where)
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
     assert "Ready" not in result.stdout
@@ -196,6 +206,6 @@ def environment_of(served: ServingCommand) -> list[str]:
 
 def reachable(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=2.0).status_code == 200
-    except httpx.TransportError:
+        return httpx.get(url, timeout=60).status_code == 200
+    except httpx.ConnectError:
         return False

@@ -8,6 +8,7 @@ import httpx
 import pytest
 import yaml
 
+from free_ports import free_port
 from serving_command import run_stageline, serving
 from stageline_api.failures import ExitCode
 from tiny_models import write_tiny_llama
@@ -30,9 +31,10 @@ def tiny_dir(tmp_path: Path) -> Path:
 
 
 def once(model_file: Path, tmp_path: Path, *options: str) -> tuple[int, str]:
-    result = run_stageline(
-        "up", str(model_file), "--once", "hello", "--max-tokens", "4", "--state-dir", str(tmp_path / "state"), *options
-    )
+    """Exit status and standard error; on a port of its own unless `options` say otherwise."""
+    port = () if "--port" in options else ("--port", str(free_port()))
+    command = ("up", str(model_file), "--once", "hello", "--max-tokens", "4", "--state-dir", str(tmp_path / "state"))
+    result = run_stageline(*command, *port, *options)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, result.stderr
 
@@ -88,11 +90,11 @@ def test_a_model_without_a_chat_template_answers_completions_and_explains_chat(t
         chat = httpx.post(
             f"{command.url}/v1/chat/completions",
             json={"model": "tiny", "messages": [{"role": "user", "content": "hello"}]},
-            timeout=30.0,
+            timeout=120.0,
         )
         assert chat.status_code == 400, chat.text
         assert "chat template" in chat.json()["error"]["message"]
         completion = httpx.post(
-            f"{command.url}/v1/completions", json={"model": "tiny", "prompt": "hello", "max_tokens": 4}, timeout=30.0
+            f"{command.url}/v1/completions", json={"model": "tiny", "prompt": "hello", "max_tokens": 4}, timeout=120.0
         )
         assert completion.status_code == 200, completion.text

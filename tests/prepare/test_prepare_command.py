@@ -15,7 +15,7 @@ from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.prepare.errors import PrepareError, storage_error
 from stageline_runtime.prepare.progress import BarReporter, PlainReporter
-from stageline_runtime.prepare.publish import ensure_entry
+from stageline_runtime.prepare.publish import Filled, ensure_entry
 from tiny_models import write_tiny_llama
 
 
@@ -159,10 +159,10 @@ def test_a_cache_below_a_file_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
-    def fill(_model: Path, _scratch: Path) -> str:
+    def fill(_model: Path, _scratch: Path) -> Filled:
         with Path("/dev/full").open("wb") as full:
             full.write(b"weights")
-        return ""
+        return Filled("")
 
     with pytest.raises(PrepareError, match="the disk is full") as refusal:
         ensure_entry(tmp_path, "hf://a/b", fill, PlainReporter(io.StringIO()))

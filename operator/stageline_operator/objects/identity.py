@@ -9,7 +9,7 @@ from stageline_api import labels
 from stageline_api.pipeline_model import API_VERSION, KIND, PipelineModel
 
 _REVISION_DIGITS: Final = 10
-_NOT_IN_PODS: Final = ("replicas", "restart")
+SHAPELESS_FIELDS: Final = ("replicas", "restart", "rollout", "suspend")
 """Spec fields that no pod is made from, so changing them replaces nothing."""
 
 
@@ -21,12 +21,21 @@ class GroupIncarnation:
     incarnation: int
 
 
-def revision_of(model: PipelineModel, default_image: str) -> str:
-    """Hash of everything pods are made from; two models with one revision make the same pods."""
-    spec = model.to_manifest()["spec"]
-    shaping = {name: value for name, value in spec.items() if name not in _NOT_IN_PODS}
-    text = json.dumps([shaping, model.served_name, default_image], sort_keys=True, separators=(",", ":"))
+def revision_of(model: PipelineModel) -> str:
+    """Hash of what a person asks of the pods. Two models with one revision ask for the same pods.
+
+    Defaults are left out, so an operator that knows more fields, or another default image, restarts nothing.
+    """
+    text = json.dumps([shaping_spec(model), model.served_name], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_DIGITS]
+
+
+def shaping_spec(model: PipelineModel) -> dict[str, Any]:
+    """The part of the spec that pods are made from, as a person would write it: without defaults."""
+    spec = model.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for name in ("schedulingSeconds", "resumeWindowSeconds"):
+        spec.get("timeouts", {}).pop(name, None)
+    return {name: value for name, value in spec.items() if name not in SHAPELESS_FIELDS and value != {}}
 
 
 def pod_name(model: PipelineModel, life: GroupIncarnation, stage: int) -> str:
@@ -49,9 +58,25 @@ def config_map_name(model: PipelineModel, revision: str) -> str:
     return f"{model.name}-{revision}"
 
 
+def disruption_budget_name(model: PipelineModel) -> str:
+    """Budget of all stage pods of the model."""
+    return model.name
+
+
+def incarnation_policy_name(model: PipelineModel, life: GroupIncarnation) -> str:
+    """Network policy under which the pods of one incarnation reach each other."""
+    return f"{model.name}-{life.group}-{life.incarnation}"
+
+
 def bus_secret_name(model: PipelineModel) -> str:
-    """Secret with the plan bus's shared token."""
-    return f"{model.name}-bus"
+    """Secret with the plan bus's shared token.
+
+    The operator may make Secrets and not look at them, so it must be able to tell one life of a model from the next by
+    the name: a Secret that is there already is then never one that the garbage collector is about to take.
+    """
+    uid = model.metadata.uid
+    life = "" if uid is None else "-" + hashlib.sha256(uid.encode()).hexdigest()[:8]
+    return f"{model.name}-bus{life}"
 
 
 def model_labels(model: PipelineModel, component: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Environment of a stage pod's containers: the pod contract, then what the template adds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from stageline_api import env, ports
@@ -46,14 +47,31 @@ def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int) -> list[
     ]
 
 
+def network_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """Variables of the `stage` container alone: which interface NCCL and Gloo take, and what the network adds."""
+    network = model.spec.network
+    given = {variable.name: variable.value for variable in network.env}
+    # NCCL reads a plain name as a prefix, so that eth1 would match eth10 too.
+    chosen = {} if network.interface is None else {
+        "NCCL_SOCKET_IFNAME": f"={network.interface}", "GLOO_SOCKET_IFNAME": network.interface
+    }  # fmt: skip
+    # What a person set for all containers is not overruled by what follows from the interface.
+    taken = {variable.name for variable in model.spec.template.env} - set(given)
+    return [_literal(name, value) for name, value in (chosen | given).items() if name not in taken]
+
+
 def prepare_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """Variables of the `prepare` container, the only one that ever sees the Hub token."""
-    entries = base_env(model)
+    """Variables of the `prepare` container."""
+    return [*base_env(model), *hub_token_env(model)]
+
+
+def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """The Hub token, for the containers that fetch: `prepare`, and `stage` for its own shards; never the engine."""
     reference = model.spec.model.token_secret_ref
-    if reference is not None:
-        secret = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
-        entries.append({"name": env.HF_TOKEN, "valueFrom": secret})
-    return entries
+    if reference is None:
+        return []
+    secret = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
+    return [{"name": env.HF_TOKEN, "valueFrom": secret}]
 
 
 def base_env(model: PipelineModel) -> list[dict[str, Any]]:
@@ -64,6 +82,11 @@ def base_env(model: PipelineModel) -> list[dict[str, Any]]:
         _literal("TMPDIR", "/tmp"),
         *(_literal(variable.name, variable.value) for variable in model.spec.template.env),
     ]
+
+
+def literals(variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables with the values as they are."""
+    return [_literal(name, value) for name, value in variables.items()]
 
 
 def _literal(name: str, value: str) -> dict[str, Any]:

@@ -1,45 +1,55 @@
 """The pod of one stage: `prepare` first, then `stage`, and in stage 0 the `engine` beside it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from stageline_api import labels, ports
-from stageline_api.model_source import FileSource
+from stageline_api.model_source import HubSource
 from stageline_api.pipeline_model import PipelineModel
 from stageline_api.spec_pod import ResourcesSpec
-from stageline_operator.objects.config import CACHE_DIR, CONFIG_DIR
 from stageline_operator.objects.identity import (
     GroupIncarnation,
-    config_map_name,
     headless_service_name,
     object_metadata,
     pod_name,
 )
-from stageline_operator.objects.stage_env import TERMINATION_PATH, prepare_env, stage_env
+from stageline_operator.objects.pod_placement import given_metadata, pod_placement
+from stageline_operator.objects.pod_volumes import container_mounts, pod_volumes
+from stageline_operator.objects.stage_env import (
+    TERMINATION_PATH,
+    hub_token_env,
+    literals,
+    network_env,
+    prepare_env,
+    stage_env,
+)
 
 STAGE_CONTAINER: Final = "stage"
 ENGINE_CONTAINER: Final = "engine"
 PREPARE_CONTAINER: Final = "prepare"
 
-_USER_ID: Final = 10001
 _STARTUP_SECONDS: Final = 180
 """Until the health endpoint must answer: imports on a busy machine, not loading, which the runtime times itself."""
 
 
 def build_stage_pod(
-    model: PipelineModel, life: GroupIncarnation, stage: int, revision: str, default_image: str
+    model: PipelineModel,
+    life: GroupIncarnation,
+    stage: int,
+    revision: str,
+    default_image: str,
+    tracing_env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Manifest of stage `stage` (0 to P - 1); `default_image` is used when the template names none."""
+    """Manifest of stage `stage` (0 to P - 1); `default_image` is used when the template names none.
+
+    The engine gets `tracing_env`, as far as the template doesn't set these variables itself.
+    """
     name = pod_name(model, life, stage)
-    stage_labels = {
-        labels.GROUP: str(life.group),
-        labels.STAGE: str(stage),
-        labels.INCARNATION: str(life.incarnation),
-        labels.REVISION: revision,
-    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": object_metadata(model, name, "stage", **stage_labels),
+        "metadata": _metadata(model, life, stage, revision),
         "spec": {
             "restartPolicy": "Never",
             "hostname": name,
@@ -47,23 +57,37 @@ def build_stage_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
-            "securityContext": _pod_security(),
-            **_placement(model, stage),
+            "securityContext": _pod_security(model),
+            **pod_placement(model, life, stage),
             "initContainers": [_prepare_container(model, default_image)],
-            "containers": _containers(model, life, stage, default_image),
-            "volumes": _volumes(model, revision),
+            "containers": _containers(model, life, stage, default_image, tracing_env),
+            "volumes": pod_volumes(model, revision),
         },
     }
+
+
+def _metadata(model: PipelineModel, life: GroupIncarnation, stage: int, revision: str) -> dict[str, Any]:
+    given_labels, annotations = given_metadata(model, life, stage)
+    stage_labels = {
+        labels.GROUP: str(life.group),
+        labels.STAGE: str(stage),
+        labels.INCARNATION: str(life.incarnation),
+        labels.REVISION: revision,
+    }
+    metadata = object_metadata(model, pod_name(model, life, stage), "stage", **given_labels, **stage_labels)
+    return metadata | ({"annotations": annotations} if annotations else {})
 
 
 def _prepare_container(model: PipelineModel, default_image: str) -> dict[str, Any]:
     return _container(model, PREPARE_CONTAINER, default_image) | {"env": prepare_env(model)}
 
 
-def _containers(model: PipelineModel, life: GroupIncarnation, stage: int, default_image: str) -> list[dict[str, Any]]:
+def _containers(
+    model: PipelineModel, life: GroupIncarnation, stage: int, default_image: str, tracing_env: Mapping[str, str]
+) -> list[dict[str, Any]]:
     environment = stage_env(model, life, stage)
-    stage_container = _container(model, STAGE_CONTAINER, default_image) | {
-        "env": environment,
+    stage_container: dict[str, Any] = _container(model, STAGE_CONTAINER, default_image) | {
+        "env": _with_later(environment, [*hub_token_env(model), *network_env(model)]),
         "ports": [
             _port("health", ports.STAGE_HEALTH),
             *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 else []),
@@ -71,10 +95,13 @@ def _containers(model: PipelineModel, life: GroupIncarnation, stage: int, defaul
         "resources": _resources(model, stage),
         **_probes(ports.STAGE_HEALTH),
     }
+    if model.spec.network.rdma_resource is not None:
+        # RDMA pins its buffers in memory, which the lock limit of a container would refuse.
+        stage_container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
     if stage != 0:
         return [stage_container]
     engine_container = _container(model, ENGINE_CONTAINER, default_image) | {
-        "env": environment,
+        "env": _with_later(literals(tracing_env), environment),
         "ports": [_port("http", ports.ENGINE_HTTP), _port("plan-bus", ports.PLAN_BUS)],
         **_probes(ports.ENGINE_HTTP),
     }
@@ -91,12 +118,18 @@ def _container(model: PipelineModel, command: str, default_image: str) -> dict[s
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
+            "runAsNonRoot": model.spec.template.security_context.run_as_non_root,
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumeMounts": _mounts(model, writes_cache=command == PREPARE_CONTAINER),
+        "volumeMounts": container_mounts(model, writes_cache=_writes_cache(model, command)),
     }
+
+
+def _writes_cache(model: PipelineModel, command: str) -> bool:
+    """Stages fetch their own shards of a model that comes from the Hub; all else is there before they start."""
+    fetches_shards = isinstance(model.spec.model.parsed_source, HubSource)
+    return command == PREPARE_CONTAINER or (command == STAGE_CONTAINER and fetches_shards)
 
 
 def _probes(port: int) -> dict[str, Any]:
@@ -113,57 +146,21 @@ def _resources(model: PipelineModel, stage: int) -> dict[str, Any]:
     override = model.spec.stages[stage].resources if model.spec.stages else None
     resources: ResourcesSpec = model.spec.template.resources if override is None else override
     named = {"requests": dict(resources.requests), "limits": dict(resources.limits)}
+    device = model.spec.network.rdma_resource
+    if device is not None:
+        named["limits"].setdefault(device, "1")
     return {kind: amounts for kind, amounts in named.items() if amounts}
 
 
-def _placement(model: PipelineModel, stage: int) -> dict[str, Any]:
-    template, stages = model.spec.template, model.spec.stages
-    selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
-    tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
-    placement: dict[str, Any] = {}
-    if selector:
-        placement["nodeSelector"] = selector
-    if tolerations:
-        placement["tolerations"] = [each.model_dump(by_alias=True, exclude_none=True) for each in tolerations]
-    return placement
+def _with_later(entries: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both lists of variables; of two with one name the later one."""
+    return list({each["name"]: each for each in (*entries, *later)}.values())
 
 
-def _volumes(model: PipelineModel, revision: str) -> list[dict[str, Any]]:
-    cache_path = model.spec.model.cache.host_path
-    cache: dict[str, Any] = (
-        {"emptyDir": {}} if cache_path is None else {"hostPath": {"path": cache_path, "type": "DirectoryOrCreate"}}
-    )
-    volumes = [
-        {"name": "config", "configMap": {"name": config_map_name(model, revision)}},
-        {"name": "cache", **cache},
-        {"name": "tmp", "emptyDir": {}},
-    ]
-    source = model.spec.model.parsed_source
-    if isinstance(source, FileSource):
-        volumes.append({"name": "source", "hostPath": {"path": source.path, "type": "Directory"}})
-    return volumes
-
-
-def _mounts(model: PipelineModel, writes_cache: bool) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [
-        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
-        {"name": "cache", "mountPath": CACHE_DIR, "readOnly": not writes_cache},
-        {"name": "tmp", "mountPath": "/tmp"},
-    ]
-    source = model.spec.model.parsed_source
-    if isinstance(source, FileSource):
-        # At its own path, so that the source means the same inside and outside.
-        mounts.append({"name": "source", "mountPath": source.path, "readOnly": True})
-    return mounts
-
-
-def _pod_security() -> dict[str, Any]:
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": _USER_ID,
-        "runAsGroup": _USER_ID,
-        "fsGroup": _USER_ID,
-        "seccompProfile": {"type": "RuntimeDefault"},
+def _pod_security(model: PipelineModel) -> dict[str, Any]:
+    given = model.spec.template.security_context.model_dump(mode="json", by_alias=True)
+    return {name: value for name, value in given.items() if value != []} | {
+        "seccompProfile": {"type": "RuntimeDefault"}
     }
 
 

@@ -1,0 +1,130 @@
+// One panel: its frame on the page, its queries, and which drawing it gets.
+
+import { drawBarChart } from "./barchart.js";
+import { drawHeatmap } from "./heatmap.js";
+import { drawTimeSeries } from "./charts.js";
+import { element } from "./elements.js";
+import { configOf, nameOf } from "./fields.js";
+import { instantFrames, rangeFrames, secondsOf, windowOf } from "./prometheus.js";
+import { drawBarGauge, drawStat, drawText } from "./readouts.js";
+import { drawStates } from "./states.js";
+import { drawTable } from "./tables.js";
+
+/** These show rows of a table instead of series. */
+const TABLES = { table: drawTable, barchart: drawBarChart };
+const POINTS_PER_PIXEL = 0.5;
+const DRAWINGS = {
+  timeseries: drawTimeSeries,
+  heatmap: drawHeatmap,
+  stat: drawStat,
+  gauge: drawBarGauge,
+  bargauge: drawBarGauge,
+  "state-timeline": drawStates,
+  "status-history": drawStates,
+};
+
+/** The range that is looked at, for addresses of other boards. */
+function timeRange() {
+  const { searchParams } = new URL(location.href);
+  return new URLSearchParams(
+    ["range", "end"].filter((key) => searchParams.has(key)).map((key) => [key, searchParams.get(key)]),
+  ).toString();
+}
+
+export class Panel {
+  /** `scoped` are values of repeated variables that hold in this panel alone. */
+  constructor(model, variables, scoped, place) {
+    Object.assign(this, { model, variables, scoped });
+    const title = variables.fill(model.title ?? "", scoped, true);
+    const hint = model.description
+      ? [element("span", { class: "hint", title: model.description, "aria-label": model.description }, "i")]
+      : [];
+    const links = (model.links ?? []).map((link) =>
+      element("a", { href: this.address(link.url) }, link.title || "link"),
+    );
+    this.body = element("div", { class: "body" });
+    this.box = element(
+      "article",
+      { class: "panel", style: place, "data-title": title, "data-type": model.type, "data-state": "waiting" },
+      element("header", {}, element("h3", { title }, title), ...links, ...hint),
+      this.body,
+    );
+  }
+
+  /** Ask and draw; an error is shown in the panel and nowhere else. */
+  async refresh(range, scrapeSeconds, events) {
+    try {
+      this.settle(await this.draw(range, scrapeSeconds, events));
+    } catch (error) {
+      this.say(error.message);
+      this.settle("error");
+    }
+  }
+
+  async draw({ start, end }, scrapeSeconds, events) {
+    const { model } = this;
+    if (model.type === "text") {
+      drawText(this.body, this.variables.fill(model.options?.content ?? "", this.scoped, true));
+      return "drawn";
+    }
+    const drawing = DRAWINGS[model.type];
+    const table = TABLES[model.type];
+    if (!drawing && !table) throw new Error(`this page can't draw panels of type ${model.type}`);
+    const points = Math.min(model.maxDataPoints ?? Infinity, Math.max(this.body.clientWidth, 200) * POINTS_PER_PIXEL);
+    const window = windowOf(start, end, points, scrapeSeconds, secondsOf(model.interval) || 0);
+    const answers = await this.answers(window);
+    const frames = answers.flatMap((answer) => answer.frames);
+    if (!frames.some((frame) => frame.values.some((value) => value !== null)))
+      return this.say(model.fieldConfig?.defaults?.noValue ?? "no data");
+    this.clearMessage();
+    if (table) table(this.body, model, answers, (url, row, value) => this.address(url, row, value));
+    else drawing(this.body, model, frames, window, events);
+    return "drawn";
+  }
+
+  /** What each query says, in the panel's order. */
+  async answers(window) {
+    const targets = (this.model.targets ?? []).filter((target) => !target.hide && target.expr);
+    return Promise.all(
+      targets.map(async (target) => {
+        const expression = this.variables.fill(target.expr, { ...window.builtins, ...this.scoped });
+        const found = await (target.instant ? instantFrames : rangeFrames)(expression, window);
+        const frames = found.map((frame) => {
+          const name = nameOf(
+            { ...target, legendFormat: this.variables.fill(target.legendFormat ?? "", this.scoped, true) },
+            frame.labels,
+          );
+          const config = configOf(this.model, name, target.refId);
+          return { ...frame, name: config.displayName ?? name, config };
+        });
+        return { refId: target.refId, frames };
+      }),
+    );
+  }
+
+  /** A link's address: variables, and of a table's row its fields. Boards of the same set are on this page. */
+  address(url, row = {}, value = "") {
+    const fields = url
+      .replace(/\$\{__data\.fields\.(?:"([^"]+)"|\["?([^"\]]+)"?\]|(\w+))\}/g, (_, a, b, c) =>
+        encodeURIComponent(row[a ?? b ?? c] ?? ""),
+      )
+      .replace(/\$\{__value\.(?:text|raw)\}/g, encodeURIComponent(value))
+      .replace(/\$\{__url_time_range\}/g, timeRange());
+    return this.variables.fill(fields, this.scoped).replace(/^\/d\/([\w-]+)(?:\/[\w-]*)?\??/, "?board=$1&");
+  }
+
+  say(text) {
+    const plot = this.body.querySelector(".js-plotly-plot");
+    if (plot) Plotly.purge(plot);
+    this.body.replaceChildren(element("p", { class: "message" }, text));
+    return "no data";
+  }
+
+  clearMessage() {
+    if (this.body.querySelector(".message")) this.body.replaceChildren();
+  }
+
+  settle(state) {
+    this.box.dataset.state = state;
+  }
+}

@@ -1,0 +1,114 @@
+"""The Prometheus of one session: a child process on loopback that keeps what it scraped under the session's directory.
+
+It dies with the session, however that dies. When it ends by itself somebody is told, and it is started again. What it
+keeps is bounded in time and bytes, and outlives the session.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import yaml
+
+from stageline_local.container import ContainerCommand
+from stageline_local.monitoring.drill import quickened
+from stageline_local.monitoring.scrape import TargetGroup, targets_file
+from stageline_local.pod_status import Terminated
+from stageline_local.replaced_file import replace_file
+from stageline_local.supervised_process import SupervisedProcess
+
+_KEPT_TIME: Final = "24h"
+_KEPT_BYTES: Final = "512MB"
+_LOOKBACK: Final = "15s"
+_GRACE_SECONDS: Final = 10.0
+
+
+class PrometheusServer:
+    """Files, process and readiness. `config` is what `prometheus_config` makes."""
+
+    def __init__(
+        self, program: str, directory: Path, log_file: Path, port: int, on_end: Callable[[Terminated], None]
+    ) -> None:
+        self.directory = directory
+        self.log_file = log_file
+        self.url = f"http://127.0.0.1:{port}"
+        self._written: dict[Path, str] = {}
+        self._process = SupervisedProcess("prometheus", self._command(program, port), on_end)
+
+    @property
+    def targets_dir(self) -> Path:
+        """Where the lists of targets are."""
+        return self.directory / "targets"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Write the configuration and begin to run."""
+        self.targets_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._write(self.directory / "prometheus.yml", yaml.safe_dump(dict(config), sort_keys=False))
+        self._process.start()
+
+    def write_rules(self, shipped: Iterable[Path], alert_speed: float) -> list[Path]:
+        """The rule files to load: the shipped ones, or in a drill copies whose alerts hold for a shorter time."""
+        if alert_speed == 1.0:
+            return list(shipped)
+        copies = []
+        for path in shipped:
+            rules = quickened(yaml.safe_load(path.read_text(encoding="utf-8")), alert_speed)
+            copies.append(self.directory / "rules" / path.name)
+            self._write(copies[-1], yaml.safe_dump(rules, sort_keys=False))
+        return copies
+
+    def set_targets(self, targets: Mapping[str, list[TargetGroup]]) -> None:
+        """Scrape these from now on; Prometheus sees the files change within seconds."""
+        for job, groups in targets.items():
+            self._write(targets_file(self.targets_dir, job), json.dumps(groups, indent=1) + "\n")
+
+    async def is_ready(self) -> bool:
+        """Whether it answers queries."""
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=2.0) as client:
+            try:
+                return (await client.get(f"{self.url}/-/ready")).is_success
+            except httpx.HTTPError:
+                return False
+
+    async def stop(self) -> None:
+        """End it; what it has scraped is written first."""
+        await self._process.stop(_GRACE_SECONDS)
+
+    def kill_now(self) -> None:
+        """SIGKILL without waiting."""
+        self._process.kill_now()
+
+    def _write(self, path: Path, text: str) -> None:
+        """Replace a file at once, and only when it changes: Prometheus watches some of them."""
+        if self._written.get(path) == text:
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(path, text)
+        self._written[path] = text
+
+    def _command(self, program: str, port: int) -> ContainerCommand:
+        arguments = (
+            f"--config.file={self.directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.directory / 'data'}",
+            f"--storage.tsdb.retention.time={_KEPT_TIME}",
+            f"--storage.tsdb.retention.size={_KEPT_BYTES}",
+            # An earlier session's last words must not stand for this one's state.
+            f"--query.lookback-delta={_LOOKBACK}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--enable-feature=exemplar-storage",
+        )
+        return ContainerCommand(
+            argv=(program, *arguments),
+            env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.directory)},
+            working_dir=self.directory,
+            log_file=self.log_file,
+            termination_file=self.directory / "termination",
+        )

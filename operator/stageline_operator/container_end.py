@@ -1,0 +1,57 @@
+"""How the containers of a pod ended, or why one never will have started."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+FATAL_WAITING_REASONS: Final = frozenset({"CreateContainerError", "RunContainerError"})
+
+
+@dataclass(frozen=True)
+class ContainerEnd:
+    """How one container ended, or why it will never start (`exit_code` None)."""
+
+    stage: int
+    container: str
+    exit_code: int | None
+    signal: int
+    reason: str
+    message: str
+    finished_at: datetime
+
+
+def container_statuses(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Each container's status, and whether ending well is what it is for."""
+    for each in status.get("initContainerStatuses", []):
+        yield each, True
+    for each in status.get("containerStatuses", []):
+        yield each, False
+
+
+def container_ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iterator[ContainerEnd]:
+    """Every end in a pod's status; `now` stands in for a time that is not given."""
+    if status.get("phase") == "Failed" and status.get("reason"):
+        # The pod as a whole failed (`Evicted`, `NodeLost`); its containers' own ends are only how that looked.
+        yield ContainerEnd(stage, "", None, 0, status["reason"], status.get("message", ""), now)
+        return
+    for each, may_complete in container_statuses(status):
+        match each.get("state", {}):
+            case {"terminated": ended} if not (may_complete and ended["exitCode"] == 0):
+                finished = moment(ended.get("finishedAt")) or now
+                words = ended.get("message", "") or ""
+                signal = ended.get("signal") or max(0, ended["exitCode"] - 128)
+                yield ContainerEnd(
+                    stage, each["name"], ended["exitCode"], signal, ended.get("reason", ""), words, finished
+                )
+            case {"waiting": waiting} if waiting.get("reason") in FATAL_WAITING_REASONS:
+                reason, words = waiting["reason"], waiting.get("message", "")
+                yield ContainerEnd(stage, each["name"], None, 0, reason, words, now)
+
+
+def moment(text: str | None) -> datetime | None:
+    """A timestamp as Kubernetes writes it."""
+    if not text:
+        return None
+    parsed = datetime.fromisoformat(text)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

@@ -1,0 +1,163 @@
+"""`stageline operator`: the container's entry point, and the same outside a cluster.
+
+What watches and writes is imported only when the command runs, so that `stageline --help` stays quick.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import uuid
+from pathlib import Path
+
+import click
+
+from stageline_api import ports
+from stageline_operator.controller.log_format import LogFormat, configure_logging
+from stageline_operator.controller.settings import LeaseName, OperatorSettings
+
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
+_TRACING_NAME = re.compile(r"OTEL_[A-Z0-9_]+")
+_LABEL_NAME = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+
+
+def _namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """`a,b` and repeated options alike; duplicates count once."""
+    found = [name.strip() for text in given for name in text.split(",")]
+    for name in found:
+        if not _NAMESPACE.fullmatch(name):
+            raise click.BadParameter(f'"{name}" is not the name of a namespace', param=option)
+    return tuple(dict.fromkeys(found))
+
+
+def _labels(_: click.Context, option: click.Parameter, given: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in (given or "").split(",") if given else ():
+        name, equals, value = text.strip().partition("=")
+        if not equals or not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
+            raise click.BadParameter(f'"{text.strip()}" is not a label, name=value', param=option)
+        found[name] = value
+    return found
+
+
+def _urls(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        namespace, _equals, url = text.partition("=")
+        if not _NAMESPACE.fullmatch(namespace) or not _URL.fullmatch(url):
+            raise click.BadParameter(
+                f'"{text}" is not NAMESPACE=URL, as in models=http://gateway:8080/v1', param=option
+            )
+        found[namespace] = url
+    return found
+
+
+def _tracing_env(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not _TRACING_NAME.fullmatch(name):
+            raise click.BadParameter(f'"{text}" is not OTEL_NAME=VALUE', param=option)
+        found[name] = value
+    return found
+
+
+@click.command()
+@click.option("--namespace", "namespaces", multiple=True, callback=_namespaces, metavar="NAME[,NAME…]",
+              envvar="STAGELINE_NAMESPACES", help="Namespace to serve; may be repeated. Default: all.")  # fmt: skip
+@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.")  # fmt: skip
+@click.option("--context", help="Context of the kubeconfig. Default: its current one.")
+@click.option("--image", required=True, envvar="STAGELINE_IMAGE",
+              help="Image of stage pods whose PipelineModel names none.")  # fmt: skip
+@click.option("--leader-elect/--no-leader-elect", default=True, show_default=True,
+              help="Act only while holding a Lease, so that several replicas may run.")  # fmt: skip
+@click.option("--lease-namespace", envvar="POD_NAMESPACE", help="Default: the pod's own namespace, else default.")
+@click.option("--lease-name", default="stageline-operator", show_default=True, help="Name of the Lease.")
+@click.option("--metrics-host", default="0.0.0.0", show_default=True, help="Address of /metrics, /healthz, /readyz.")
+@click.option(
+    "--prometheus-labels",
+    callback=_labels,
+    metavar="NAME=VALUE[,…]",
+    help="Labels of the pods that may scrape stages. Default: app.kubernetes.io/name=prometheus.",
+)
+@click.option(
+    "--gateway-url",
+    "gateway_urls",
+    multiple=True,
+    callback=_urls,
+    metavar="NAMESPACE=URL",
+    help="Base URL at which a gateway serves the models of a namespace, for their status.url. May be repeated.",
+)
+@click.option(
+    "--tracing-env",
+    callback=_tracing_env,
+    multiple=True,
+    metavar="OTEL_NAME=VALUE",
+    help="OpenTelemetry's variable for engines, such as OTEL_EXPORTER_OTLP_ENDPOINT. May be repeated.",
+)
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=ports.OPERATOR_METRICS, show_default=True,
+              help="Their port; 0 picks a free one and logs it.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1, 64), default=8, show_default=True,
+              help="PipelineModels reconciled at the same time.")  # fmt: skip
+@click.option("--relist-seconds", type=click.FloatRange(min=5), default=300.0, show_default=True,
+              help="How often everything watched is compared with a full list.")  # fmt: skip
+@click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
+              show_default=True)  # fmt: skip
+def operator(
+    namespaces: tuple[str, ...],
+    kubeconfig: Path | None,
+    context: str | None,
+    image: str,
+    leader_elect: bool,
+    lease_namespace: str | None,
+    lease_name: str,
+    metrics_host: str,
+    metrics_port: int,
+    prometheus_labels: dict[str, str],
+    gateway_urls: dict[str, str],
+    tracing_env: dict[str, str],
+    workers: int,
+    relist_seconds: float,
+    log_format: LogFormat,
+    log_level: str,
+) -> None:
+    """Reconcile the PipelineModels of a cluster until told to stop.
+
+    Ends with status 0 on SIGTERM and Ctrl-C, after the passes that have begun and with the lease given up.
+    """
+    from stageline_operator.controller.access import own_namespace
+
+    configure_logging(log_format, log_level)
+    lease = LeaseName(lease_namespace or own_namespace() or "default", lease_name) if leader_elect else None
+    settings = OperatorSettings(
+        default_image=image,
+        identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        prometheus_labels=prometheus_labels,
+        gateway_urls=gateway_urls,
+        tracing_env=tracing_env,
+        namespaces=namespaces,
+        kubeconfig=kubeconfig,
+        context=context,
+        lease=lease,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        workers=workers,
+        relist_seconds=relist_seconds,
+    )
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: OperatorSettings) -> None:
+    from stageline_operator.controller.access import load_configuration
+    from stageline_operator.controller.process import OperatorProcess
+
+    configuration = await load_configuration(settings.kubeconfig, settings.context)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await OperatorProcess(settings, configuration).run(stop)

@@ -1,0 +1,176 @@
+"""What the page makes of a board: values with their units, names, thresholds and links, in a real browser.
+
+The expressions are constants, so that what must stand in a panel is known; Prometheus is real and has no data.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backfilled_prometheus import needs_prometheus, running_prometheus
+from browser import HOW_TO_GET, Browser, browser, is_installed
+from free_ports import free_port
+from stageline_local.monitoring.board_server import BoardServer
+from stageline_local.monitoring.options import find_plotly
+
+pytestmark = [pytest.mark.skipif(not is_installed(), reason=HOW_TO_GET), needs_prometheus]
+
+
+def labelled(value: str, **labels: str) -> str:
+    expression = f"vector({value})"
+    for name, text in labels.items():
+        expression = f'label_replace({expression}, "{name}", "{text}", "", "")'
+    return expression
+
+
+def panel(kind: str, *expressions: str, unit: str = "none", legend: str = "", **more: Any) -> dict[str, Any]:
+    instant = {"instant": True, "format": "table"} if kind in ("table", "barchart") else {}
+    targets = [
+        {"refId": "ABC"[at], "expr": each, "legendFormat": legend, **instant} for at, each in enumerate(expressions)
+    ]
+    defaults = {"unit": unit, **more.pop("defaults", {})}
+    field = {"defaults": defaults, "overrides": more.pop("overrides", [])}
+    return {"type": kind, "title": kind, "targets": targets, "fieldConfig": field, **more}
+
+
+THRESHOLDS = {"mode": "absolute", "steps": [{"color": "green", "value": None}, {"color": "#c00000", "value": 0.2}]}
+PANELS = {
+    "share": panel("stat", "vector(0.25)", unit="percentunit", defaults={"thresholds": THRESHOLDS}),
+    "two": panel("stat", labelled("1", stage="0") + " or " + labelled("2", stage="1"), legend="stage {{stage}}"),
+    "nothing": panel("stat", "vector(1) > 2", defaults={"noValue": "No data"}),
+    "mapped": panel(
+        "stat", "vector(1)", defaults={"mappings": [{"type": "value", "options": {"1": {"text": "up"}}}]}
+    ),
+    "chosen": panel("stat", 'vector($number)', unit="s"),
+    "bars": panel("bargauge", labelled("512", pod="a"), unit="bytes", legend="{{pod}}", defaults={"max": 1024}),
+    "table": panel(
+        "table", labelled("1536", pod="a"), labelled("0.5", pod="a"),
+        transformations=[
+            {"id": "merge"},
+            {"id": "organize", "options": {"renameByName": {"pod": "Pod", "Value #A": "Memory", "Value #B": "Share"}}},
+        ],
+        overrides=[
+            {"matcher": {"id": "byName", "options": "Memory"}, "properties": [{"id": "unit", "value": "bytes"}]},
+            {"matcher": {"id": "byName", "options": "Pod"}, "properties": [
+                {"id": "links", "value": [{"title": "", "url": "/d/other?var-pod=${__data.fields.Pod}"}]}]},
+        ],
+    ),
+    "lines": panel(
+        "timeseries", "vector(0.002)", unit="s", legend="half",
+        options={"legend": {"displayMode": "table", "calcs": ["lastNotNull", "max"]}},
+    ),
+    "stacks": panel("barchart", labelled("3", stage="0"), options={"xField": "stage"}),
+    "states": panel("state-timeline", labelled("1", pod="a"), legend="{{pod}}"),
+    "rows": panel("heatmap", labelled("1", pod="a"), legend="{{pod}}"),
+    "words": {"type": "text", "title": "text", "options": {"content": "Look at **this** in $number."}},
+    "strange": panel("geomap", "vector(1)"),
+    "wrong": panel("stat", "sum(("),
+}  # fmt: skip
+
+
+@contextmanager
+def served(directory: Path, prometheus_url: str) -> Iterator[str]:
+    """The page with a board of all `PANELS`; yields its URL."""
+    panels = [
+        {**each, "title": name, "gridPos": {"x": 6 * (at % 4), "y": 6 * (at // 4), "w": 6, "h": 6}}
+        for at, (name, each) in enumerate(PANELS.items())
+    ]
+    number = {"name": "number", "type": "custom", "query": "90,5400", "current": {"value": "90"}}
+    board = {"title": "Constants", "uid": "constants", "panels": panels, "templating": {"list": [number]}}
+    (directory / "constants.json").write_text(json.dumps(board))
+    facts = {"model": "tiny", "scrape_interval_seconds": 2, "alert_speed": 1, "prometheus": prometheus_url}
+    loop = asyncio.new_event_loop()
+    server = BoardServer(
+        (directory / "constants.json",), find_plotly(), prometheus_url, facts, lambda _: (b"", "text/plain")
+    )
+    port = free_port()
+    loop.run_until_complete(server.start(port))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    directory = tmp_path_factory.mktemp("page")
+    (directory / "data").mkdir()
+    with (
+        running_prometheus(directory / "data") as prometheus,
+        served(directory, str(prometheus.http.base_url)) as url,
+        browser(directory, 1400, 1000) as window,
+    ):
+        window.open(f"{url}/?range=120")
+        window.until(lambda: window.run("return document.body.dataset.state") == "drawn", "not drawn")
+        yield window
+
+
+def box(name: str) -> str:
+    return f'.panel[data-title="{name}"]'
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("share", "25%"),
+        ("two", "stage 0\n1\nstage 1\n2"),
+        ("nothing", "No data"),
+        ("mapped", "up"),
+        ("chosen", "1.5 min"),
+        ("bars", "a\n512 B"),
+        ("table", "Pod Share Memory\na 0.5 1.5 KiB"),
+        ("words", "Look at this in 90."),
+    ],
+)
+def test_a_value_is_shown_as_the_board_says(window: Browser, name: str, expected: str) -> None:
+    assert sorted(window.text(f"{box(name)} .body").split()) == sorted(expected.split())
+
+
+def test_thresholds_colour_a_value(window: Browser) -> None:
+    script = "return getComputedStyle(document.querySelector(arguments[0])).color"
+    assert window.run(script, f"{box('share')} .stat") == "rgb(192, 0, 0)"
+
+
+def test_a_bar_is_as_long_as_its_share(window: Browser) -> None:
+    script = "return document.querySelector(arguments[0]).style.width"
+    assert window.run(script, f"{box('bars')} .filled") == "50%"
+
+
+def test_links_lead_to_other_boards_on_this_page(window: Browser) -> None:
+    script = "return document.querySelector(arguments[0]).getAttribute('href')"
+    assert window.run(script, f"{box('table')} td a") == "?board=other&var-pod=a"
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lines", "path.js-line, path.point"), ("stacks", "g.point path")])
+def test_plots_draw_what_they_were_asked_for(window: Browser, name: str, shape: str) -> None:
+    script = "return document.querySelectorAll(arguments[0]).length"
+    window.until(lambda: window.run(script, ", ".join(f"{box(name)} {each}" for each in shape.split(", "))) > 0, name)
+
+
+def test_a_legend_says_what_a_course_came_to(window: Browser) -> None:
+    assert window.text(f"{box('lines')} .legend").split() == ["Name", "Last", "Max", "half", "2", "ms", "2", "ms"]
+
+
+def test_what_the_page_can_not_draw_says_so_where_it_stands(window: Browser) -> None:
+    assert "can't draw panels of type geomap" in window.text(f"{box('strange')} .message")
+    assert "parse error" in window.text(f"{box('wrong')} .message")
+    script = "return [...document.querySelectorAll('.panel[data-state=error]')].map((each) => each.dataset.title)"
+    assert window.run(script) == ["strange", "wrong"]
+
+
+def test_a_prometheus_that_is_gone_is_said(tmp_path: Path) -> None:
+    with served(tmp_path, f"http://127.0.0.1:{free_port()}") as url, browser(tmp_path, 900, 700) as window:
+        window.open(url)
+        window.until(lambda: "Prometheus does not answer" in window.text("#notice"), "no notice")
+        assert window.run("return document.body.dataset.state") == "stale"

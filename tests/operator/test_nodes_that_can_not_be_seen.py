@@ -1,0 +1,109 @@
+"""An operator without rights on nodes tells a lost one from its pods, and ends in the same cause."""
+
+from planned_cluster import PlannedCluster, tiny_model
+from stageline_api.failures import FailureClass, TerminationMessage
+
+PEER_LOST = TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=0, peer=1, detail="stage 1 is silent")
+
+
+def ready_cluster() -> PlannedCluster:
+    """Each stage on a node of its own, as kubelets show them."""
+    cluster = PlannedCluster(tiny_model())
+    cluster.sees_nodes = False
+    cluster.settle()
+    for stage in (0, 1):
+        cluster.pod(stage)["spec"]["nodeName"] = f"node-{stage}"
+        show(cluster, stage, ready=True)
+    cluster.settle()
+    assert cluster.phase() == "Ready"
+    return cluster
+
+
+def show(cluster: PlannedCluster, stage: int, ready: bool, containers_ready: bool = True) -> None:
+    since = cluster.now.isoformat()
+    told = {"Ready": ready, "ContainersReady": containers_ready}
+    cluster.pod(stage)["status"]["conditions"] = [
+        {"type": kind, "status": str(holds), "lastTransitionTime": since} for kind, holds in told.items()
+    ]
+
+
+def test_a_pod_that_only_the_node_controller_speaks_of_is_lost_after_a_while() -> None:
+    cluster = ready_cluster()
+    show(cluster, 1, ready=False)
+    planned = cluster.step()
+    assert cluster.phase() == "Starting"
+    assert planned.requeue_after_seconds == 10, "nobody else would say when the time is over"
+    cluster.advance(10)
+    planned = cluster.step()
+    assert {each.name: each.grace_seconds for each in planned.delete} == {"tiny-0-1-0": 3.0, "tiny-0-1-1": 0.0}
+    (failure,) = cluster.status.last_failures
+    assert (failure.failure_class, failure.stage, failure.message) == ("NodeLost", 1, "node node-1 is lost")
+
+
+def test_a_kubelet_that_comes_back_in_time_keeps_its_group() -> None:
+    cluster = ready_cluster()
+    show(cluster, 1, ready=False)
+    cluster.step()
+    cluster.advance(9)
+    show(cluster, 1, ready=True)
+    cluster.settle()
+    cluster.advance(60)
+    cluster.settle()
+    assert (cluster.phase(), cluster.status.last_failures) == ("Ready", ())
+
+
+def test_a_stage_that_is_not_ready_for_its_own_reasons_has_a_kubelet() -> None:
+    cluster = ready_cluster()
+    show(cluster, 1, ready=False, containers_ready=False)
+    cluster.settle()
+    cluster.advance(600)
+    cluster.settle()
+    assert cluster.status.last_failures == ()
+
+
+def test_the_peer_that_noticed_first_is_not_the_cause_and_the_silent_pod_holds_nothing_up() -> None:
+    cluster = ready_cluster()
+    cluster.end_container(0, 71, PEER_LOST)
+    cluster.holds_deletions = True
+    cluster.advance(2)
+    cluster.settle()
+    assert cluster.status.last_failures[0].failure_class == "PeerLost"
+    del cluster.objects[("Pod", "tiny-0-1-0")]
+    show(cluster, 1, ready=False)
+    cluster.settle()
+    cluster.advance(10)
+    cluster.settle()
+    assert "tiny-0-1-1" not in cluster.pods
+    (failure,) = cluster.status.last_failures
+    assert (failure.failure_class, failure.stage) == ("NodeLost", 1)
+    assert failure.message == "node node-1 is lost; stage 0 noticed: stage 1 is silent"
+
+
+def test_a_pod_that_should_be_gone_for_a_minute_is_waited_for_no_longer() -> None:
+    """It never was ready, so nobody could take that from it; and its own node may be the only one that knew it."""
+    cluster = PlannedCluster(tiny_model())
+    cluster.sees_nodes = False
+    cluster.settle()
+    cluster.holds_deletions = True
+    cluster.end_container(0, 1, "broken")
+    cluster.settle()
+    assert (cluster.phase(), sorted(cluster.pods)) == ("Terminating", ["tiny-0-1-0", "tiny-0-1-1"])
+    cluster.pod(1)["metadata"]["deletionTimestamp"] = cluster.now.isoformat()
+    del cluster.objects[("Pod", "tiny-0-1-0")]
+    cluster.advance(59)
+    cluster.settle()
+    assert cluster.phase() == "Terminating"
+    cluster.advance(1)
+    cluster.settle()
+    assert "tiny-0-1-1" not in cluster.pods
+    assert (cluster.phase(), cluster.status.last_failures[0].failure_class) == ("Starting", "Internal")
+
+
+def test_where_nodes_are_seen_only_they_say_that_one_is_lost() -> None:
+    cluster = ready_cluster()
+    cluster.sees_nodes = True
+    show(cluster, 1, ready=False)
+    cluster.settle()
+    cluster.advance(600)
+    cluster.settle()
+    assert cluster.status.last_failures == ()

@@ -1,0 +1,228 @@
+"""Walks of a model through scaling, rollouts and suspension, as exact sequences of states."""
+
+from typing import Any
+
+import pytest
+
+from planned_cluster import PlannedCluster, tiny_model
+
+IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def ready_cluster(**spec: Any) -> PlannedCluster:
+    cluster = PlannedCluster(tiny_model(**spec))
+    bring_up(cluster)
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady"), cluster.status
+    return cluster
+
+
+def bring_up(cluster: PlannedCluster) -> None:
+    """Everything that is made becomes ready, until nothing more is made."""
+    for _ in range(12):
+        cluster.settle()
+        cluster.make_ready()
+    cluster.settle()
+
+
+def groups(cluster: PlannedCluster) -> list[tuple[int, int, str]]:
+    """(index, incarnation, phase) of the groups on record."""
+    return [(group.index, group.incarnation, group.phase) for group in cluster.status.groups]
+
+
+def test_a_surge_is_ready_before_an_old_group_is_drained() -> None:
+    cluster = ready_cluster(replicas=2)
+    cluster.model = tiny_model(2, replicas=2, engine={"seed": 7})
+    seen = []
+    for _ in range(3):
+        cluster.settle()
+        seen.append(groups(cluster))
+        cluster.make_ready()
+    assert seen == [
+        [(0, 1, "Ready"), (1, 1, "Ready"), (2, 1, "Starting")],
+        [(0, 2, "Starting"), (1, 1, "Ready"), (2, 1, "Ready")],
+        [(0, 2, "Ready"), (2, 1, "Ready")],
+    ]
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+    assert (cluster.status.replicas, cluster.status.updated_replicas) == (2, 2)
+
+
+def test_the_only_group_stays_until_its_successor_is_ready() -> None:
+    cluster = ready_cluster()
+    cluster.model = tiny_model(2, template={"image": "broken"})
+    cluster.settle()
+    for pod in cluster.pods.values():
+        if pod["metadata"]["name"].startswith("tiny-1-"):
+            waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+            for each in pod["status"]["containerStatuses"]:
+                each["state"] = waiting
+    for _ in range(20):
+        cluster.advance(600)
+        cluster.settle()
+    assert groups(cluster) == [(0, 1, "Ready"), (1, 1, "Starting")]
+    assert cluster.condition("Available")[0] == "True"
+    assert cluster.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
+    assert "no such image" in cluster.condition_message("Progressing")
+    assert [each.failure_class for each in cluster.status.last_failures] == ["ImagePull"]
+    cluster.model = tiny_model(3)
+    cluster.settle()
+    assert groups(cluster) == [(0, 1, "Ready")], "going back restarts nothing"
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+
+
+def test_without_a_surge_the_last_ready_group_waits_for_a_new_one() -> None:
+    rollout = {"maxSurge": 0, "maxUnavailable": 3}
+    cluster = ready_cluster(replicas=3, rollout=rollout)
+    cluster.model = tiny_model(2, replicas=3, rollout=rollout, engine={"seed": 7})
+    cluster.settle()
+    assert groups(cluster) == [(0, 2, "Starting"), (1, 2, "Starting"), (2, 1, "Ready")]
+    bring_up(cluster)
+    assert groups(cluster) == [(0, 2, "Ready"), (1, 2, "Ready"), (2, 2, "Ready")]
+
+
+def test_a_partition_keeps_groups_as_they_are_even_when_they_restart() -> None:
+    rollout = {**IN_PLACE, "partition": 2}
+    cluster = ready_cluster(replicas=3, rollout=rollout)
+    old = cluster.status.groups[0].revision
+    cluster.model = tiny_model(2, replicas=3, rollout=rollout, template={"image": "next"})
+    bring_up(cluster)
+    assert [group.revision == old for group in cluster.status.groups] == [True, True, False]
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+    cluster.end_container(1, 137, group=0)
+    cluster.settle()
+    cluster.advance(2)
+    bring_up(cluster)
+    assert groups(cluster)[0] == (0, 2, "Ready")
+    images = {name: pod["spec"]["containers"][0]["image"] for name, pod in cluster.pods.items()}
+    assert images["tiny-0-2-0"] == "stageline:test", images
+    assert images["tiny-2-2-0"] == "next", images
+    cluster.model = tiny_model(3, replicas=3, rollout=IN_PLACE, template={"image": "next"})
+    bring_up(cluster)
+    assert all(group.revision != old for group in cluster.status.groups)
+
+
+def test_rapid_edits_take_nothing_down_and_the_last_one_wins() -> None:
+    cluster = ready_cluster(replicas=2)
+    for number in range(2, 12):
+        cluster.model = tiny_model(number, replicas=2, engine={"seed": number})
+        cluster.step()
+        assert sum(group.phase == "Ready" for group in cluster.status.groups) == 2, groups(cluster)
+    bring_up(cluster)
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+    seeds = [each["data"]["config.json"] for (kind, _), each in cluster.objects.items() if kind == "ConfigMap"]
+    assert len(seeds) == 1
+    assert '"seed": 11' in seeds[0]
+
+
+def test_more_stages_do_not_make_old_groups_look_incomplete() -> None:
+    cluster = ready_cluster()
+    cluster.model = tiny_model(2, parallelism={"pipeline": 3})
+    cluster.settle()
+    assert groups(cluster) == [(0, 1, "Ready"), (1, 1, "Starting")]
+    assert [len(group.stages) for group in cluster.status.groups] == [2, 3]
+    bring_up(cluster)
+    assert sorted(cluster.pods) == ["tiny-1-1-0", "tiny-1-1-1", "tiny-1-1-2"]
+
+
+def test_scaling_up_and_down_and_up_never_uses_an_incarnation_twice() -> None:
+    cluster = ready_cluster(replicas=3)
+    names = set(cluster.pods)
+    cluster.model = tiny_model(2, replicas=1)
+    cluster.settle()
+    assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1"]
+    assert "GroupRemoved" in cluster.events
+    cluster.model = tiny_model(3, replicas=3)
+    bring_up(cluster)
+    assert groups(cluster) == [(0, 1, "Ready"), (1, 2, "Ready"), (2, 2, "Ready")]
+    assert names & set(cluster.pods) == {"tiny-0-1-0", "tiny-0-1-1"}
+
+
+def test_scaling_down_prefers_groups_that_do_not_answer() -> None:
+    cluster = ready_cluster(replicas=3)
+    cluster.end_container(0, 137, group=0)
+    cluster.settle()
+    cluster.model = tiny_model(2, replicas=2)
+    cluster.settle()
+    assert groups(cluster) == [(1, 1, "Ready"), (2, 1, "Ready")]
+
+
+def test_a_group_that_drains_keeps_its_nodes_from_a_surge() -> None:
+    cluster = ready_cluster()
+    cluster.holds_deletions = True
+    cluster.model = tiny_model(2, engine={"seed": 1})
+    bring_up(cluster)
+    assert groups(cluster) == [(0, 1, "Draining"), (1, 1, "Ready")]
+    cluster.model = tiny_model(3, engine={"seed": 2})
+    bring_up(cluster)
+    assert groups(cluster) == [(0, 1, "Draining"), (1, 1, "Ready")], "no third group while two hold nodes"
+
+
+def test_suspending_removes_all_groups_and_resuming_starts_new_ones() -> None:
+    cluster = ready_cluster(replicas=2)
+    cluster.model = tiny_model(2, replicas=2, suspend=True)
+    cluster.settle()
+    assert (cluster.pods, cluster.status.groups, cluster.status.replicas) == ({}, (), 0)
+    assert {kind: cluster.condition(kind) for kind in ("Available", "Progressing", "Degraded", "Ready")} == {
+        "Available": ("False", "GroupsNotReady"),
+        "Progressing": ("False", "Suspended"),
+        "Degraded": ("False", "AsExpected"),
+        "Ready": ("False", "Suspended"),
+    }
+    kinds = sorted(kind for kind, _ in cluster.objects)
+    assert kinds == ["ConfigMap", "NetworkPolicy", "NetworkPolicy", "Secret", "Service", "Service"]
+    cluster.model = tiny_model(3, replicas=2)
+    bring_up(cluster)
+    assert groups(cluster) == [(0, 2, "Ready"), (1, 2, "Ready")]
+    assert [event for event in cluster.events if event in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
+
+
+def test_an_operator_with_another_default_image_restarts_nothing() -> None:
+    cluster = ready_cluster()
+    before = dict(cluster.pods)
+    cluster.default_image = "stageline:next"
+    cluster.settle()
+    assert cluster.pods == before
+    cluster.end_container(0, 137)
+    cluster.settle()
+    cluster.advance(2)
+    cluster.settle()
+    assert {each["spec"]["containers"][0]["image"] for each in cluster.pods.values()} == {"stageline:next"}
+
+
+def test_a_group_cut_short_by_a_crash_is_completed_with_the_image_it_began_with() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.step()
+    cluster.step()
+    del cluster.objects[("Pod", "tiny-0-1-1")]
+    cluster.default_image = "stageline:next"
+    cluster.step()
+    assert {each["spec"]["containers"][0]["image"] for each in cluster.pods.values()} == {"stageline:test"}
+    assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1"]
+
+
+def test_the_progress_deadline_starts_anew_with_each_group_that_becomes_ready() -> None:
+    cluster = PlannedCluster(tiny_model(replicas=2, rollout={"progressDeadlineSeconds": 100}))
+    cluster.settle()
+    cluster.advance(99)
+    for stage in range(2):
+        cluster.pod(stage, group=1)["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    cluster.settle()
+    cluster.advance(99)
+    cluster.settle()
+    assert cluster.condition("Progressing") == ("True", "GroupsStarting")
+    cluster.advance(1)
+    cluster.settle()
+    assert cluster.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
+    assert cluster.events.count("ProgressDeadlineExceeded") == 1
+    cluster.make_ready()
+    cluster.settle()
+    assert cluster.condition("Progressing") == ("False", "AsExpected")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("replicas", 3), ("restart", {"maxRestarts": 1}), ("timeouts", {"schedulingSeconds": 9})]
+)
+def test_policies_are_changed_without_restarting_anything(field: str, value: Any) -> None:
+    cluster = ready_cluster()
+    cluster.model = tiny_model(2, **{field: value})
+    cluster.settle()
+    assert groups(cluster)[0] == (0, 1, "Ready")

@@ -1,0 +1,74 @@
+"""The operator asks stages which layers they hold: over real HTTP, until they say so, and never again."""
+
+import asyncio
+import secrets
+
+import pytest
+from aiohttp import web
+
+from stageline_api import labels, ports
+from stageline_operator.controller import stage_layers
+from stageline_operator.controller.object_cache import ObjectCache
+from stageline_operator.controller.resources import ModelKey
+from stageline_operator.controller.stage_layers import StageLayers
+
+KEY = ModelKey("ns", "m")
+LOADING = {"phase": "Loading", "stage": 0, "stage_count": 2, "incarnation": 1}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in giving up: on a busy machine a question may take long, and must not be asked a second time for that."""
+    monkeypatch.setattr(stage_layers, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stage_layers, "_TIMEOUT_SECONDS", 90.0)
+
+
+def pod(uid: str, version: int, address: str, name: str = "m-0-1-0") -> dict[str, object]:
+    metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+    status = {"phase": "Running", "podIP": address}
+    return {"metadata": metadata | {"labels": {labels.MODEL: "m"}}, "spec": {}, "status": status}
+
+
+async def stage_at(address: str, asked: list[str]) -> web.AppRunner:
+    """A stage that loads while it is asked twice, then says its layers."""
+
+    async def status(_: web.Request) -> web.Response:
+        asked.append("status")
+        loaded = {"layers": {"first": 0, "last": 14}} if len(asked) > 2 else {}
+        return web.json_response(LOADING | loaded)
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, address, ports.STAGE_HEALTH).start()
+    return runner
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stage_is_asked_until_it_knows_and_a_pod_that_never_answers_holds_nobody_up() -> None:
+    async def scenario() -> None:
+        asked: list[str] = []
+        # A block of its own, so that two runs on one machine don't meet.
+        block = f"127.93.{secrets.randbelow(250)}"
+        address, silent = f"{block}.1", f"{block}.2"
+        told = asyncio.Event()
+        cache = ObjectCache()
+        cache.put("Pod", pod("u1", 1, address))
+        cache.put("Pod", pod("u2", 1, silent, "silent"))
+        layers = StageLayers(cache, lambda key: told.set() if key == KEY else None)
+        runner = await stage_at(address, asked)
+        polling = asyncio.create_task(layers.run())
+        async with asyncio.timeout(120):
+            await told.wait()
+        assert layers.known(KEY) == {"m-0-1-0": "0-14"}
+        answers = len(asked)
+        await asyncio.sleep(0.1)
+        assert len(asked) == answers == 3, "a stage that said it is left alone"
+        cache.remove("Pod", pod("u1", 2, address))
+        assert layers.known(KEY) == {}
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        await runner.cleanup()
+
+    asyncio.run(scenario())
