@@ -1,0 +1,231 @@
+"""*Fleet*: are users well, whose aren't, and which stage is it? The board that an alert's reader opens first."""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from board_builder import links
+from board_builder.annotations import FIRING, firing_alerts, reformed_groups, rollouts
+from board_builder.board import board
+from board_builder.fleet_promises import latency, promises
+from board_builder.group_phases import groups_by_phase
+from board_builder.layout import Line, Section, line, section
+from board_builder.objectives import BURN, worst_burn
+from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
+from board_builder.queries import current, events, max_by, or_zero, quantile, rate_by, selected, sum_by
+from board_builder.requests import ERRORS, FAILING, error_ratio
+from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, imbalance
+from board_builder.tables import Column, Key, rows
+from board_builder.variables import choice, datasource, hidden
+from stageline_gateway import metric_names as names
+from stageline_operator.controller import metric_names as operator
+
+NAMESPACE: Final = 'namespace=~"$namespace"'
+MODEL: Final = (NAMESPACE, 'model_name=~"$model_name"')
+PIPELINE_MODEL: Final = (NAMESPACE, 'model=~"$pipeline_model"')
+"""The same models as the operator knows them."""
+PER_MODEL: Final = ("namespace", "model_name")
+READY: Final = {"Ready=True": "green", "Ready=False": "red", "Ready=Unknown": "orange"}
+ALERT: Final = (
+    ("alertname", "Alert"),
+    ("severity", "Severity"),
+    ("model_name", "Model name"),
+    ("group", "Group"),
+    ("stage", "Stage"),
+    ("model", "Model"),
+    ("namespace", "Namespace"),
+)
+"""What alerts fire for, and how boards call it: what tells alerts apart first, since the rest may not fit beside it."""
+
+
+def fleet_board() -> Dashboard:
+    """One board over all namespaces and models."""
+    groups = names.GROUPS.name
+    return board(
+        links.FLEET,
+        "Fleet",
+        "Are users well, whose aren't, and which stage is it? All models of all namespaces.",
+        (
+            datasource(),
+            choice("namespace", "Namespace", "Namespaces that have a gateway.", groups, "namespace"),
+            choice("model_name", "Model name", "Names that clients ask for.", groups, "model_name", (NAMESPACE,)),
+            hidden("pipeline_model", "PipelineModels of these names.", operator.MODEL_INFO.name, "model", MODEL),
+        ),
+        (reformed_groups(*MODEL), rollouts(*PIPELINE_MODEL), firing_alerts()),
+        (_is_it_bad(), _which_stage(), latency(MODEL), promises(MODEL), _states()),
+    )
+
+
+def _is_it_bad() -> Section:
+    return section(
+        "Is it bad, and for whom?",
+        line(4, *_load(), *_waits(), *_room(), widths=(4, 4, 4, 3, 3, 3, 3)),
+        line(6, _models(), _alerts(), widths=(14, 10)),
+    )
+
+
+def _alerts() -> AnyPanel:
+    text = Text(
+        "Firing alerts",
+        "Each with what it fired for; its name leads to its runbook, docs/runbooks. Empty is good, if the rules are "
+        "loaded.",
+        "none",
+    )
+    runbook = links.to_runbook("Alert")
+    keys = [Key(label, header, runbook if label == "alertname" else "", "Open its runbook") for label, header in ALERT]
+    return rows(text, keys, [Column("Alerts", sum_by([label for label, _ in ALERT], FIRING), "none")])
+
+
+def _load() -> tuple[AnyPanel, ...]:
+    burn = Text(
+        "Fastest budget burn",
+        "Of all models and promises the budget that is spent fastest, over an hour: 1 lasts as long as meant, 14.4 "
+        "wakes somebody up.",
+        "none",
+    )
+    rate = Text("Requests", "Requests answered per second, whatever their status.", "reqps")
+    errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
+    return (
+        number(burn, max_by((), worst_burn("1h", *MODEL)), BURN),
+        number(rate, rate_by((), names.REQUESTS.name, *MODEL)),
+        number(errors, error_ratio((), *MODEL), FAILING),
+    )
+
+
+def _waits() -> tuple[AnyPanel, ...]:
+    first = Text("First token, p99", "99 of 100 requests had their first token within this time.", "s")
+    token = Text("Per token, p99", "99 of 100 requests got their tokens at least this fast, on average each.", "s")
+    return (
+        number(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL)),
+        number(token, quantile(0.99, (), names.TIME_PER_OUTPUT_TOKEN.name, *MODEL)),
+    )
+
+
+def _room() -> tuple[AnyPanel, ...]:
+    waiting = Text(
+        "Waiting", "Requests that wait for their first token. Rising while requests don't: too few groups.", "none"
+    )
+    down = Text(
+        "Groups not ready",
+        "Groups that are wanted and get no requests: without pods, starting, failed, or resting after errors. Without "
+        "an operator those that gateways know and that aren't ready.",
+        "none",
+    )
+    ready = current(PER_MODEL, names.GROUPS.name, 'ready="true"', *MODEL)
+    missing = f"clamp_min({_wanted()} - ({or_zero(ready, _wanted())}), 0)"
+    known = current(PER_MODEL, names.GROUPS.name, 'ready="false"', *MODEL)
+    unready = sum_by((), f"{missing} or {known}")
+    return (
+        number(waiting, sum_by((), selected(names.QUEUED.name, *MODEL))),
+        number(down, unready, Limits(1, 1)),
+    )
+
+
+def _models() -> AnyPanel:
+    gateway = links.to_board(links.GATEWAY, namespace="Namespace", model_name="Model")
+    ready = current(PER_MODEL, names.GROUPS.name, 'ready="true"', *MODEL)
+    return rows(
+        Text(
+            "Models",
+            "Who is affected: one row per name that clients ask for, most errors first. Empty cells: no requests.",
+            "none",
+        ),
+        (Key("namespace", "Namespace"), Key("model_name", "Model", gateway, "Open the gateway's board for it")),
+        (
+            Column("Requests/s", rate_by(PER_MODEL, names.REQUESTS.name, *MODEL), "reqps"),
+            Column("Errors", error_ratio(PER_MODEL, *MODEL), "percentunit", FAILING),
+            Column("First token p99", quantile(0.99, PER_MODEL, names.TIME_TO_FIRST_TOKEN.name, *MODEL), "s"),
+            Column("Per token p99", quantile(0.99, PER_MODEL, names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), "s"),
+            Column("Waiting", sum_by(PER_MODEL, selected(names.QUEUED.name, *MODEL)), "none"),
+            Column("Ready groups", ready, "none", Limits(1, 1, low_is_bad=True)),
+            Column("Wanted", _wanted(), "none"),
+        ),
+        sort="Errors",
+    )
+
+
+def _wanted() -> str:
+    """Groups that specs ask for, by the name that clients know the models by."""
+    info = current(("namespace", "model", "model_name"), operator.MODEL_INFO.name, *MODEL)
+    wanted = current(("namespace", "model"), operator.MODEL_DESIRED_REPLICAS.name, *PIPELINE_MODEL)
+    return sum_by(PER_MODEL, f"{info} * on (namespace, model) group_left () {wanted}")
+
+
+def _which_stage() -> Section:
+    share = Text(
+        "Busiest stage's busy share",
+        "For each group the share of time its busiest stage computes. Near 100 % the group is at its limit.",
+        "percentunit",
+    )
+    wasted = Text(
+        "Bubble by group",
+        "(wait + dummy) / (busy + wait) over all stages: time that stages had work outstanding and did nothing useful. "
+        "Read it beside the busy share: a group with little to do has a large bubble too.",
+        "percentunit",
+    )
+    place = "{{namespace}}/{{model}} group {{group}}"
+    return section(
+        "Which stage?",
+        line(
+            8,
+            _busiest_stages(),
+            lines(share, Series(max_by(GROUP, busy(STAGE, *MODEL)), place), limits=BUSY),
+            lines(wasted, Series(bubble(GROUP, *MODEL), place)),
+            widths=(10, 7, 7),
+        ),
+    )
+
+
+def _busiest_stages() -> AnyPanel:
+    pipeline = links.to_board(links.PIPELINE, namespace="Namespace", model="Model", group="Group")
+    return rows(
+        Text(
+            "Busiest stage of each group",
+            "A pipeline is as fast as its busiest stage. Busy near 100 %: this stage is the limit. Times the mean well "
+            "above 1: layers are unevenly divided or this node is slow. Bubble is this stage's own.",
+            "none",
+        ),
+        (
+            Key("namespace", "Namespace"),
+            Key("model", "Model", pipeline, "Open its pipeline"),
+            Key("group", "Group"),
+            Key("stage", "Stage"),
+        ),
+        (
+            Column("Busy", busiest(busy(STAGE, *MODEL), *MODEL), "percentunit", BUSY),
+            Column("Times the mean", busiest(imbalance(*MODEL), *MODEL), "none", UNEVEN),
+            Column("Bubble", busiest(bubble(STAGE, *MODEL), *MODEL), "percentunit"),
+        ),
+        sort="Busy",
+    )
+
+
+def _states() -> Section:
+    return section("Models and groups", _by_model(), _by_state())
+
+
+def _by_model() -> Line:
+    rate = Text("Requests by model", "Requests answered per second.", "reqps")
+    errors = Text("Errors by model", f"Share of requests that failed. {ERRORS}", "percentunit")
+    name = "{{namespace}}/{{model_name}}"
+    return line(
+        8,
+        lines(rate, Series(rate_by(PER_MODEL, names.REQUESTS.name, *MODEL), name), stacked=True),
+        lines(errors, Series(error_ratio(PER_MODEL, *MODEL), name)),
+    )
+
+
+def _by_state() -> Line:
+    ready = Text(
+        "Models by readiness", "PipelineModels of all namespaces by the status of their Ready condition.", "none"
+    )
+    phases = Text("Groups by phase", "Where the groups are in their lives.", "none")
+    failures = Text("Failures of groups", "By model and class of the cause, in the window.", "none")
+    by_class = ("namespace", "model", "failure_class")
+    failed = events(by_class, operator.GROUP_FAILURES_TOTAL.name, *PIPELINE_MODEL)
+    return line(
+        8,
+        lines(ready, Series(current(("ready",), operator.MODELS.name), "Ready={{ready}}", colors=READY), stacked=True),
+        lines(phases, groups_by_phase(*PIPELINE_MODEL), stacked=True),
+        lines(failures, Series(failed, "{{namespace}}/{{model}}: {{failure_class}}")),
+    )

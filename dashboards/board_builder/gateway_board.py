@@ -1,0 +1,240 @@
+"""*Gateway*: what clients get, and which part of it fails: engines, limits, or the gateway itself."""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from board_builder import links
+from board_builder.annotations import firing_alerts, reformed_groups
+from board_builder.board import board
+from board_builder.latencies import heat, quantile_lines
+from board_builder.layout import Line, Section, line, section
+from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
+from board_builder.queries import current, events, quantile, rate_by, selected, sum_by
+from board_builder.requests import ERRORS, FAILING, error_ratio
+from board_builder.tables import Column, Key, rows
+from board_builder.variables import choice, datasource
+from board_builder.versions import versions
+from stageline_gateway import metric_names as names
+
+MODEL: Final = ('namespace=~"$namespace"', 'model_name=~"$model_name"')
+PER_MODEL: Final = ("namespace", "model_name")
+STALE: Final = {"endpoints": names.ENDPOINTS_STALE, "keys": names.KEYS_STALE, "certificate": names.TLS_STALE}
+LEFT: Final = Limits(7 * 86400, 86400, low_is_bad=True)
+"""A week, from which on an alert is a warning, and a day, from which on it is critical."""
+
+
+def gateway_board() -> Dashboard:
+    """One board per installation."""
+    groups = names.GROUPS.name
+    return board(
+        links.GATEWAY,
+        "Gateway",
+        "What clients get: requests, errors, latency, limits; and what engines do to it.",
+        (
+            datasource(),
+            choice("namespace", "Namespace", "Namespaces of gateways.", groups, "namespace"),
+            choice("model_name", "Model name", "Names that clients ask for.", groups, "model_name", MODEL[:1]),
+        ),
+        (reformed_groups(*MODEL), firing_alerts()),
+        (_is_it_bad(), _engines(), _latency(), _tokens(), _inputs()),
+    )
+
+
+def _is_it_bad() -> Section:
+    codes = Text(
+        "Requests by status",
+        "Answers per second by status. 499: the client left first. 429: a limit of its key. 503: no room or no group. "
+        "502: an engine failed and no other could take over.",
+        "reqps",
+    )
+    series = Series(rate_by(("code",), names.REQUESTS.name, MODEL[0], 'model_name=~"$model_name|"'), "{{code}}")
+    return section(
+        "Is it bad, and for whom?",
+        line(4, *_health(), widths=(4, 4, 4, 4, 4, 4)),
+        line(7, _models(), lines(codes, series, stacked=True), widths=(14, 10)),
+    )
+
+
+def _health() -> tuple[AnyPanel, ...]:
+    rate = Text("Requests", "Requests answered per second.", "reqps")
+    errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
+    first = Text("First token, p99", "99 of 100 requests had their first token within this time.", "s")
+    waiting = Text("Waiting", "Requests that wait for their first token.", "none")
+    in_flight = Text("In flight", "Requests being answered right now.", "none")
+    stale = Text(
+        "Stale inputs",
+        "What some gateway can't read again (endpoints, keys, certificate) and goes on with as it was. 0 is right.",
+        "none",
+    )
+    old = " + ".join(current((), each.name, MODEL[0]) for each in STALE.values())
+    return (
+        number(rate, rate_by((), names.REQUESTS.name, *MODEL)),
+        number(errors, error_ratio((), *MODEL), FAILING),
+        number(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL)),
+        number(waiting, sum_by((), selected(names.QUEUED.name, *MODEL))),
+        number(in_flight, sum_by((), selected(names.IN_FLIGHT.name, *MODEL))),
+        number(stale, old, Limits(1, 1)),
+    )
+
+
+def _models() -> AnyPanel:
+    unready = current(PER_MODEL, names.GROUPS.name, 'ready="false"', *MODEL)
+    fleet = links.to_board(links.FLEET, namespace="Namespace", model_name="Model")
+    return rows(
+        Text("Models", "One row per model name: load, errors, latency and the groups that can take requests.", "none"),
+        (Key("namespace", "Namespace"), Key("model_name", "Model", fleet, "Open its groups and stages")),
+        (
+            Column("Requests/s", rate_by(PER_MODEL, names.REQUESTS.name, *MODEL), "reqps"),
+            Column("Errors", error_ratio(PER_MODEL, *MODEL), "percentunit", FAILING),
+            Column("First token p99", quantile(0.99, PER_MODEL, names.TIME_TO_FIRST_TOKEN.name, *MODEL), "s"),
+            Column("Per token p99", quantile(0.99, PER_MODEL, names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), "s"),
+            Column("Waiting", sum_by(PER_MODEL, selected(names.QUEUED.name, *MODEL)), "none"),
+            Column("Groups not ready", unready, "none", Limits(1, 1)),
+        ),
+        sort="Errors",
+    )
+
+
+def _engines() -> Section:
+    return section("Which engine?", _groups(), _losses())
+
+
+def _groups() -> Line:
+    readiness = Text("Groups by readiness", "As discovery, probes and circuits see them.", "none")
+    circuits = Text(
+        "Groups that rest",
+        "Groups that get no requests, or one on trial, because requests to them failed.",
+        "none",
+    )
+    losses = Text(
+        "Requests that engines failed",
+        "By kind, in the window; those that another group took over count too. left is no failure: its group drained.",
+        "none",
+    )
+    by_readiness = current(("model_name", "ready"), names.GROUPS.name, *MODEL)
+    return line(
+        8,
+        lines(readiness, Series(by_readiness, "{{model_name}} ready={{ready}}")),
+        lines(circuits, Series(current(("model_name",), names.CIRCUITS_OPEN.name, *MODEL), "{{model_name}}")),
+        lines(losses, _events(names.ENGINE_LOSSES.name, "kind")),
+    )
+
+
+def _losses() -> Line:
+    resumes = Text(
+        "Taken over by another run",
+        "By outcome: resumed and moved are what clients never noticed; expired, refused and exhausted reached them.",
+        "none",
+    )
+    broken = Text(
+        "Broken answers",
+        "Streams that ended with an error event after their status had been sent, and answers ended because their "
+        "reader was too slow, in the window.",
+        "none",
+    )
+    return line(
+        8,
+        lines(resumes, _events(names.RESUMES.name, "outcome")),
+        lines(
+            broken,
+            Series(events(("model_name",), names.BROKEN_ANSWERS.name, *MODEL), "{{model_name}} broken"),
+            Series(events(("model_name",), names.SLOW_READERS.name, *MODEL), "{{model_name}} slow reader"),
+        ),
+    )
+
+
+def _events(name: str, label: str) -> Series:
+    return Series(events(("model_name", label), name, *MODEL), f"{{{{model_name}}}} {{{{{label}}}}}")
+
+
+def _latency() -> Section:
+    first, output = names.TIME_TO_FIRST_TOKEN.name, names.TIME_PER_OUTPUT_TOKEN.name
+    first_text = Text("First token", "From a request's arrival to its first token.", "s")
+    output_text = Text("Per token", "Per finished request: time from first to last token, by token.", "s")
+    by_first = Text("First tokens by time", "Requests by the time to their first token.", "s")
+    by_output = Text("Requests by time per token", "Requests by their time per output token.", "s")
+    return section(
+        "How long do clients wait?",
+        line(8, quantile_lines(first_text, first, *MODEL), heat(by_first, first, *MODEL)),
+        line(8, quantile_lines(output_text, output, *MODEL), heat(by_output, output, *MODEL)),
+        _parts_of_latency(),
+        collapsed=True,
+    )
+
+
+def _parts_of_latency() -> Line:
+    gap = Text("Between tokens", "Between two messages with new tokens; its p99 is what readers call stutter.", "s")
+    whole = Text("Whole answers", "From arrival to the end of the answer, for requests that finished.", "s")
+    taken = Text(
+        "Until an engine takes it",
+        "From a request's arrival to its being taken by an engine: waiting for a ready group, other engines tried. The "
+        "engine's own queue comes after it.",
+        "s",
+    )
+    return line(
+        8,
+        quantile_lines(taken, names.QUEUE_TIME.name, *MODEL),
+        quantile_lines(gap, names.INTER_TOKEN_LATENCY.name, *MODEL),
+        quantile_lines(whole, names.E2E_REQUEST_LATENCY.name, *MODEL),
+    )
+
+
+def _tokens() -> Section:
+    tokens = Text("Tokens", "Prompt tokens admitted and tokens generated.", "suffix: tokens/s")
+    flight = Text("Requests in flight", "Being answered, and of these waiting for their first token.", "none")
+    return section(
+        "How much is asked for?",
+        line(
+            8,
+            lines(
+                tokens,
+                Series(rate_by(("model_name",), names.PROMPT_TOKENS.name, *MODEL), "{{model_name}} prompt"),
+                Series(rate_by(("model_name",), names.GENERATION_TOKENS.name, *MODEL), "{{model_name}} generated"),
+            ),
+            lines(
+                flight,
+                Series(sum_by(("model_name",), selected(names.IN_FLIGHT.name, *MODEL)), "{{model_name}} in flight"),
+                Series(sum_by(("model_name",), selected(names.QUEUED.name, *MODEL)), "{{model_name}} waiting"),
+            ),
+        ),
+        collapsed=True,
+    )
+
+
+def _inputs() -> Section:
+    return section("Keys, limits and inputs", _limits(), _freshness(), collapsed=True)
+
+
+def _limits() -> Line:
+    refusals = Text(
+        "Refused by a limit",
+        "Requests kept out per second, by the key's name (empty without keys) and the error's code.",
+        "reqps",
+    )
+    tokens = Text("Tokens by key", "Tokens of prompts and answers, by the key's name.", "suffix: tokens/s")
+    stale = Text("Stale inputs by kind", "1 while one can't be read again and its older version is in force.", "none")
+    refused = rate_by(("key_name", "reason"), names.REFUSALS.name, MODEL[0])
+    by_key = rate_by(("key_name",), names.KEY_TOKENS.name, MODEL[0])
+    return line(
+        8,
+        lines(refusals, Series(refused, "{{key_name}} {{reason}}")),
+        lines(tokens, Series(by_key, "{{key_name}}"), stacked=True),
+        lines(stale, *(Series(current((), each.name, MODEL[0]), what) for what, each in STALE.items())),
+    )
+
+
+def _freshness() -> Line:
+    age = Text(
+        "Age of what discovery saw",
+        "Time since pods and models, or the endpoints file, were last seen to be as they are. Above five minutes in a "
+        "cluster the gateway sends requests by an old picture.",
+        "s",
+    )
+    expiry = Text("Certificate's time left", "Until the certificate in force expires. No data: no TLS here.", "s")
+    return line(
+        8,
+        lines(age, Series(current((), names.DISCOVERY_AGE.name, MODEL[0]), "oldest"), limits=Limits(200, 300)),
+        number(expiry, f"min({selected(names.TLS_EXPIRY.name, MODEL[0])}) - time()", LEFT),
+        versions("Gateways", names.BUILD_INFO.name),
+    )

@@ -1,0 +1,245 @@
+"""*Operator*: does the control plane see the cluster, does it act, and what became of models and groups?
+
+Every replica shows the state of all models, so gauges of models and groups are taken once, by max.
+"""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from board_builder import links
+from board_builder.annotations import firing_alerts, reformed_groups, rollouts
+from board_builder.board import board
+from board_builder.group_phases import groups_by_phase
+from board_builder.latencies import heat, quantile_lines
+from board_builder.layout import Line, Section, line, section
+from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
+from board_builder.queries import current, events, max_by, or_zero, rate_by, selected, share, sum_by
+from board_builder.tables import Column, Key, rows
+from board_builder.variables import choice, datasource
+from board_builder.versions import versions
+from stageline_operator.controller import metric_names as names
+
+MODEL: Final = ('namespace=~"$namespace"', 'model=~"$model"')
+PER_MODEL: Final = ("namespace", "model")
+AGED: Final = Limits(330, 900)
+"""A little more than the relist interval of five minutes, and three of them, which an alert speaks of."""
+BY_CLASS: Final = (*PER_MODEL, "failure_class")
+BY_CLASS_LEGEND: Final = "{{namespace}}/{{model}}: {{failure_class}}"
+
+
+def operator_board() -> Dashboard:
+    """One board per installation."""
+    info = names.MODEL_INFO.name
+    return board(
+        links.OPERATOR,
+        "Operator",
+        "The control plane: whether it sees the cluster and acts, and what became of models and groups.",
+        (
+            datasource(),
+            choice("namespace", "Namespace", "Namespaces of PipelineModels.", info, "namespace"),
+            choice("model", "Model", "PipelineModels.", info, "model", MODEL[:1]),
+        ),
+        (reformed_groups(*MODEL), rollouts(*MODEL), firing_alerts()),
+        (_is_it_bad(), _groups(), _passes(), _cluster()),
+    )
+
+
+def _is_it_bad() -> Section:
+    return section(
+        "Is it bad, and for whom?",
+        line(4, *_health(), *_work()),
+        line(7, _models(), _stages(), widths=(13, 11)),
+    )
+
+
+def _health() -> tuple[AnyPanel, ...]:
+    leaders = Text(
+        "Leaders",
+        "Replicas that hold the Lease and act. One is right. With none for longer than half a minute nothing is "
+        "started, replaced or scaled; groups that run go on without.",
+        "none",
+    )
+    not_ready = Text(
+        "Models that aren't ready",
+        "PipelineModels whose condition Ready isn't True: they serve with fewer groups than asked for, or not at all.",
+        "none",
+    )
+    unready = sum_by((), current(("ready",), names.MODELS.name, 'ready!="True"'))
+    return (
+        number(leaders, sum_by((), names.LEADER.name), Limits(1, 1, low_is_bad=True)),
+        number(not_ready, or_zero(unready, sum_by((), names.MODELS.name)), Limits(1, 1)),
+    )
+
+
+def _work() -> tuple[AnyPanel, ...]:
+    failing = Text(
+        "Failed passes",
+        "Share of reconcile passes that ended in an error and are tried again. A few are usual while the API server "
+        "is upgraded; a lasting share means that some models are not looked after.",
+        "percentunit",
+    )
+    longest = Text(
+        "Longest pass",
+        "How long the longest pass under way has been running. Minutes: it hangs, and its model is not looked after.",
+        "s",
+    )
+    waiting = Text("Models that wait", "PipelineModels that are due and wait for a worker. It returns to 0.", "none")
+    watch = Text(
+        "Oldest watch",
+        "Time since anything was heard of the resource that was silent for longest. Above the relist interval, five "
+        "minutes by default, the operator acts on an old picture.",
+        "s",
+    )
+    failed = rate_by((), names.RECONCILE_TOTAL.name, 'outcome="error"')
+    return (
+        number(failing, share(failed, rate_by((), names.RECONCILE_TOTAL.name)), Limits(0.01, 0.1)),
+        number(longest, max_by((), names.LONGEST_PASS.name), Limits(30, 120)),
+        number(waiting, max_by((), names.QUEUE_DEPTH.name), Limits(10, 100)),
+        number(watch, max_by((), names.WATCH_AGE.name), AGED),
+    )
+
+
+def _models() -> AnyPanel:
+    wanted = current(PER_MODEL, names.MODEL_DESIRED_REPLICAS.name, *MODEL)
+    ready = current(PER_MODEL, names.MODEL_READY_REPLICAS.name, *MODEL)
+    left = f"min by ({', '.join(PER_MODEL)}) ({selected(names.GROUP_RESTARTS_LEFT.name, *MODEL)})"
+    behind = (
+        f"{current(PER_MODEL, names.MODEL_GENERATION.name, *MODEL)} - "
+        f"{current(PER_MODEL, names.MODEL_OBSERVED_GENERATION.name, *MODEL)}"
+    )
+    pipeline = links.to_board(links.PIPELINE, namespace="Namespace", model="Model")
+    return rows(
+        Text(
+            "Models",
+            "Groups that the spec asks for and those that answer; restarts that the group nearest to being left down "
+            "still has; how many generations of the spec the status is behind.",
+            "none",
+        ),
+        (Key("namespace", "Namespace"), Key("model", "Model", pipeline, "Open its pipeline")),
+        (
+            Column("Wanted", wanted, "none"),
+            Column("Ready", ready, "none"),
+            Column("Missing", f"{wanted} - {ready}", "none", Limits(1, 1)),
+            Column("Restarts left", left, "none", Limits(2, 1, low_is_bad=True)),
+            Column("Behind", behind, "none", Limits(1, 1)),
+        ),
+        sort="Missing",
+    )
+
+
+def _stages() -> AnyPanel:
+    keys = ("namespace", "model", "group", "stage", "reason")
+    pipeline = links.to_board(links.PIPELINE, namespace="namespace", model="model", group="group")
+    return rows(
+        Text(
+            "Stages that aren't ready",
+            "By reason: Starting, Unschedulable, ImagePull, NotStarted, NodeLost, Ending, NoPod. Empty is good.",
+            "none",
+        ),
+        tuple(Key(key, key, pipeline if key == "model" else "", "Open its pipeline") for key in keys),
+        (Column("Stages", current(keys, names.STAGE_NOT_READY.name, *MODEL), "none"),),
+    )
+
+
+def _groups() -> Section:
+    ready = Text(
+        "Time until a group is ready",
+        "From an incarnation's first pod to the group being ready. Most of it is fetching and loading the model.",
+        "s",
+    )
+    recovery = Text(
+        "Time to recover",
+        "From a group's failure to its next incarnation being ready, the wait before it included: how long its share "
+        "of the capacity was gone.",
+        "s",
+    )
+    return section(
+        "Which group, and why?",
+        _lives(),
+        line(8, quantile_lines(ready, names.TIME_TO_READY.name), quantile_lines(recovery, names.RECOVERY.name)),
+    )
+
+
+def _lives() -> Line:
+    phases = Text(
+        "Groups by phase",
+        "Where groups are in their lives. Starting for long: a model that loads slowly or a stage that finds no node. "
+        "Failed stays until the spec changes.",
+        "none",
+    )
+    incarnations = Text(
+        "Incarnations",
+        "How often each group's pods have been made anew. A staircase is a group that fails again and again.",
+        "none",
+    )
+    failures = Text(
+        "Failures by cause",
+        "Failures of groups by class, counted when they are seen. Without a new incarnation the group waits, has spent "
+        "its restarts, or can't be helped by one.",
+        "none",
+    )
+    lives = current((*PER_MODEL, "group"), names.GROUP_INCARNATION.name, *MODEL)
+    return line(
+        8,
+        lines(phases, groups_by_phase(*MODEL), stacked=True),
+        lines(incarnations, Series(lives, "{{namespace}}/{{model}} group {{group}}")),
+        lines(failures, Series(events(BY_CLASS, names.GROUP_FAILURES_TOTAL.name, *MODEL), BY_CLASS_LEGEND)),
+    )
+
+
+def _passes() -> Section:
+    outcomes = Text(
+        "Passes by outcome",
+        "Reconcile passes per second: done, stale (another writer was first, tried again at once) or error.",
+        "ops",
+    )
+    errors = Text("Errors by kind", "Passes that failed, per second, by kind of error. The log has each one.", "ops")
+    duration = Text("Duration of a pass", "From taking a model off the queue to having written what it needs.", "s")
+    spread = Text("Passes by duration", "How many passes took how long. A second hump is the API server's.", "s")
+    name = names.RECONCILE_DURATION.name
+    return section(
+        "Does it act?",
+        line(
+            8,
+            lines(outcomes, Series(rate_by(("outcome",), names.RECONCILE_TOTAL.name), "{{outcome}}"), stacked=True),
+            lines(errors, Series(rate_by(("kind",), names.RECONCILE_ERRORS_TOTAL.name), "{{kind}}")),
+        ),
+        line(8, quantile_lines(duration, name), heat(spread, name)),
+        collapsed=True,
+    )
+
+
+def _cluster() -> Section:
+    return section("Does it see the cluster?", _watches(), _calls(), collapsed=True)
+
+
+def _watches() -> Line:
+    ages = Text(
+        "Age of watches",
+        "Time since anything was heard of each resource. It saws up to the relist interval where little changes.",
+        "s",
+    )
+    missed = Text(
+        "Corrections by full lists",
+        "Objects that a full list showed and the watch had missed, in the window. More than a few: watches break.",
+        "none",
+    )
+    return line(
+        8,
+        lines(ages, Series(current(("resource",), names.WATCH_AGE.name), "{{resource}}"), limits=AGED),
+        lines(missed, Series(events(("resource",), names.RELIST_CORRECTIONS_TOTAL.name), "{{resource}}")),
+    )
+
+
+def _calls() -> Line:
+    calls = Text(
+        "Requests to the API server",
+        "Per second, watches left out, by verb and status. Code 0 is no answer; 409 another writer; 429 throttling.",
+        "reqps",
+    )
+    return line(
+        8,
+        lines(calls, Series(rate_by(("verb", "code"), names.API_REQUESTS_TOTAL.name), "{{verb}} {{code}}")),
+        versions("Replicas", names.BUILD_INFO.name),
+    )

@@ -1,0 +1,149 @@
+"""Panels of *Pipeline* about what is held: requests in cohorts, KV cache, layers."""
+
+from typing import Final
+
+from board_builder.latencies import heat, quantile_lines
+from board_builder.layout import Line, Section, line, section
+from board_builder.panels import AnyPanel, Limits, Series, Text, lines
+from board_builder.queries import mean, rate_by, selected, share, sum_by
+from board_builder.stages import GROUP, STAGE
+from board_builder.tables import Column, Key, rows
+from stageline_runtime import metric_names as names
+
+OF_GROUP: Final = "group {{group}}"
+Matchers = tuple[str, ...]
+
+
+def cohorts(matchers: Matchers) -> Section:
+    """How full steps are, and how long requests wait to be in one."""
+    return section("How full are steps?", _sizes(matchers), _requests(matchers), _times(matchers), collapsed=True)
+
+
+def capacity(matchers: Matchers) -> Section:
+    """KV cache and memory."""
+    return section("How full are caches?", _caches(matchers), line(7, _held(matchers)), collapsed=True)
+
+
+def _of_group(name: str, legend: str, matchers: Matchers, label: str = "") -> Series:
+    """A gauge of each group's engine, by a label of its own if it has one."""
+    labels = (*GROUP, label) if label else GROUP
+    return Series(sum_by(labels, selected(name, *matchers)), f"{OF_GROUP} {legend}".rstrip())
+
+
+def _sizes(matchers: Matchers) -> Line:
+    size = Text(
+        "Cohort sizes",
+        "Requests in one step. As many cohorts as stages are under way at once: with few requests each is small, and a "
+        "step costs nearly as much as with many.",
+        "none",
+    )
+    spread = Text("Steps by cohort size", "Steps by how many requests they carry. Darker: more steps.", "none")
+    members = Text(
+        "Requests by cohort",
+        "Running requests of each cohort. Cohorts far apart: steps of unequal length, and stages that wait for it.",
+        "none",
+    )
+    of_cohort = _of_group(names.COHORT_REQUESTS.name, "cohort {{cohort}}", matchers, "cohort")
+    return line(
+        8,
+        quantile_lines(size, names.COHORT_ROWS.name, *matchers),
+        heat(spread, names.COHORT_ROWS.name, *matchers),
+        lines(members, of_cohort, stacked=True),
+    )
+
+
+def _requests(matchers: Matchers) -> Line:
+    running = Text("Requests in engines", "Running hold a place in the KV cache; waiting hold none yet.", "none")
+    flight = Text(
+        "Plans in flight", "Steps sent to the stages and not finished. About the number of stages is right.", "none"
+    )
+    preempted = Text(
+        "Preemptions",
+        "Requests per second that lost their place to another and are computed again. Lasting: the cache is too small.",
+        "reqps",
+    )
+    return line(
+        8,
+        lines(
+            running,
+            _of_group(names.NUM_REQUESTS_RUNNING.name, "running", matchers),
+            _of_group(names.NUM_REQUESTS_WAITING.name, "waiting", matchers),
+        ),
+        lines(flight, _of_group(names.PLANS_IN_FLIGHT.name, "", matchers)),
+        lines(preempted, Series(rate_by(GROUP, names.PREEMPTIONS.name, *matchers), OF_GROUP)),
+    )
+
+
+def _times(matchers: Matchers) -> Line:
+    queue = Text("Time in the engine's queue", "From a request's arrival at the engine to its first step.", "s")
+    parts = Text(
+        "Where a request's time goes",
+        "Means over the requests of the window: in the engine's queue, from the first step to the first token "
+        "(prefill), and from there to the last (decode).",
+        "s",
+    )
+    of_request = {
+        "queue": names.REQUEST_QUEUE_TIME,
+        "prefill": names.REQUEST_PREFILL_TIME,
+        "decode": names.REQUEST_DECODE_TIME,
+    }
+    return line(
+        8,
+        quantile_lines(queue, names.REQUEST_QUEUE_TIME.name, *matchers),
+        lines(
+            parts, *(Series(mean((), each.name, *matchers), part) for part, each in of_request.items()), stacked=True
+        ),
+    )
+
+
+def _caches(matchers: Matchers) -> Line:
+    usage = Text(
+        "KV cache in use",
+        "Share held by running requests. At 100 % new requests wait and running ones may be preempted.",
+        "percentunit",
+    )
+    held = Text(
+        "KV cache by stage",
+        "Tokens in each stage's cache as a share of what it can hold, an ended request's until its place is given out.",
+        "percentunit",
+    )
+    found = Text(
+        "Beginnings found in the cache",
+        "Share of looked-up tokens that were in the KV cache and not computed again.",
+        "percentunit",
+    )
+    in_use = f"max by (group) ({selected(names.KV_CACHE_USAGE.name, *matchers)})"
+    used = sum_by(STAGE, selected(names.STAGE_KV_TOKENS.name, *matchers))
+    room = sum_by(STAGE, selected(names.STAGE_KV_CAPACITY.name, *matchers))
+    hits = rate_by(GROUP, names.PREFIX_CACHE_HITS.name, *matchers)
+    looked_for = rate_by(GROUP, names.PREFIX_CACHE_QUERIES.name, *matchers)
+    return line(
+        8,
+        lines(usage, Series(in_use, OF_GROUP), limits=Limits(0.9, 0.95)),
+        lines(held, Series(f"{used} / ({room} > 0)", f"{OF_GROUP} stage {{{{stage}}}}")),
+        lines(found, Series(share(hits, looked_for), OF_GROUP)),
+    )
+
+
+def _held(matchers: Matchers) -> AnyPanel:
+    text = Text(
+        "Stages",
+        "What each stage holds: layers, memory of weights and cache, and room for requests. KV room is what its memory "
+        "has room for: where it is no more than KV tokens, this stage bounds the cache.",
+        "none",
+    )
+
+    def of_stage(name: str) -> str:
+        return sum_by(("group", "stage"), selected(name, *matchers))
+
+    return rows(
+        text,
+        (Key("group", "Group"), Key("stage", "Stage")),
+        (
+            Column("Layers", of_stage(names.STAGE_LAYERS.name), "none"),
+            Column("Memory", of_stage(names.STAGE_MEMORY.name), "bytes"),
+            Column("KV slots", of_stage(names.STAGE_KV_SLOTS.name), "none"),
+            Column("KV tokens", of_stage(names.STAGE_KV_CAPACITY.name), "none"),
+            Column("KV room", of_stage(names.KV_ROOM.name), "none"),
+        ),
+    )

@@ -1,0 +1,27 @@
+"""What counts as an error of ours: shared by boards, and the same as in the rules."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from board_builder.panels import Limits
+from board_builder.queries import rate, rate_by, share, sum_by
+from stageline_gateway import metric_names as names
+
+FAILING: Final = Limits(0.001, 0.01)
+"""The share that is promised, and ten times it."""
+FAILED: Final = 'code=~"5.."'
+NOT_THE_CLIENTS: Final = 'code!~"4.."'
+"""A client's own errors, its limits (429) and its leaving (499) are left out altogether."""
+ERRORS: Final = (
+    "Answered with 500 or more, or broken off midway; a client's own errors (4xx, 499) aren't counted at all."
+)
+"""The same in words."""
+
+
+def error_ratio(labels: Sequence[str], *matchers: str) -> str:
+    """Share of requests that failed for a reason that isn't the client's; nothing where there were none."""
+    failed = rate(names.REQUESTS.name, FAILED, *matchers)
+    broken = rate(names.BROKEN_ANSWERS.name, *matchers)
+    return share(
+        sum_by(labels, f"{failed} or {broken}"), rate_by(labels, names.REQUESTS.name, NOT_THE_CLIENTS, *matchers)
+    )

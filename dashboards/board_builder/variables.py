@@ -1,0 +1,40 @@
+"""What a board can be narrowed down to. Each choice offers only what is left by the ones before it."""
+
+from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable
+from grafana_foundation_sdk.models import dashboard as models
+
+from board_builder.panels import DATASOURCE
+from board_builder.queries import selected
+
+
+def datasource() -> DatasourceVariable:
+    """Which Prometheus."""
+    variable = DatasourceVariable("datasource").label("Data source").type("prometheus")
+    return variable.description("The Prometheus that scrapes Stageline.")
+
+
+def choice(
+    name: str, label: str, description: str, metric: str, of: str, matchers: tuple[str, ...] = (), *, multi: bool = True
+) -> QueryVariable:
+    """Values of the label `of` on a series that is always there, narrowed by `matchers`.
+
+    With `multi` several can be chosen and all are to begin with; an empty label then matches too.
+    """
+    query = {"query": f"label_values({selected(metric, *matchers)}, {of})", "refId": name, "qryType": 1}
+    variable = QueryVariable(name).label(label).description(description).datasource(DATASOURCE).query(query)
+    variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC)
+    if not multi:
+        return variable.multi(False).include_all(False)
+    everything = models.VariableOption(selected=True, text="All", value="$__all")
+    return variable.multi(True).include_all(True).all_value(".*").current(everything)
+
+
+def hidden(name: str, description: str, metric: str, of: str, matchers: tuple[str, ...]) -> QueryVariable:
+    """All values of a label that follow from the choices made, and no others; nobody chooses among them.
+
+    Links between boards hand on the choices of one by name, so a hidden one is called what no choice is called.
+    """
+    variable = choice(name, name, description, metric, of, matchers).hide(models.VariableHide.HIDE_VARIABLE)
+    variable.build().all_value = None
+    variable.build().skip_url_sync = True
+    return variable

@@ -1,0 +1,155 @@
+"""The shipped boards are what their sources make, and keep the rules that make a board readable and portable.
+
+The rules are those of Grafana's dashboard linter, which can't be had here, and a few of the house.
+"""
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from board_builder import __main__ as builder
+from board_builder import links
+from board_builder.layout import COLUMNS, Line
+from board_builder.panels import Text, number
+from board_queries import BOARDS, board_named, every_expression, panels_of
+
+EACH = pytest.mark.parametrize("name", sorted(BOARDS))
+FOREIGN_WINDOWS = {"[1h]": "how far back the last life of a group, or a series that is scraped again, may lie"}
+"""Windows that are meant to be of one length whatever the scrape interval is, and why."""
+
+
+def drawn(name: str) -> list[dict[str, Any]]:
+    """The panels that aren't headings."""
+    return [panel for panel in panels_of(board_named(name)) if panel["type"] != "row"]
+
+
+def test_the_files_are_what_the_sources_make() -> None:
+    assert builder.stale_files() == [], "run make generate"
+
+
+def test_a_changed_a_missing_and_a_strange_file_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = builder.made_boards()
+    for file, text in made.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    (tmp_path / "fleet.json").write_text(made["fleet.json"].replace("Requests", "Asks"), encoding="utf-8")
+    (tmp_path / "gateway.json").unlink()
+    (tmp_path / "mine.json").write_text("{}", encoding="utf-8")
+    assert builder.stale_files(tmp_path) == ["fleet.json", "gateway.json", "mine.json"]
+    assert builder.main(["--nonsense"]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_there_is_a_board_for_each_question() -> None:
+    assert sorted(BOARDS) == ["fleet", "gateway", "operator", "pipeline"]
+    boards = [board_named(name) for name in BOARDS]
+    assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == len(boards)
+    assert all(8 <= len(board["uid"]) <= 40 and board["description"] and board["tags"] for board in boards)
+
+
+@EACH
+def test_every_panel_says_what_it_shows(name: str) -> None:
+    for panel in drawn(name):
+        said = panel.get("title"), panel.get("description"), panel["fieldConfig"]["defaults"].get("unit")
+        assert all(said), f"{panel.get('title')}: {said}"
+        assert str(panel["description"]).endswith("."), panel["title"]
+    titles = [panel["title"] for panel in drawn(name)]
+    assert len(set(titles)) == len(titles), sorted(titles)
+
+
+@EACH
+def test_every_query_goes_to_the_chosen_data_source(name: str) -> None:
+    board = board_named(name)
+    first, *others = board["templating"]["list"]
+    assert first["type"] == "datasource"
+    assert first["name"] == "datasource"
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    asking = [*drawn(name), *others, *board["annotations"]["list"]]
+    assert [each.get("datasource") for each in asking] == [chosen] * len(asking)
+    assert all("datasource" not in target for panel in drawn(name) for target in panel["targets"])
+
+
+@EACH
+def test_numbers_and_tables_are_of_this_moment(name: str) -> None:
+    """Over a range the last value that there was would stand for now, however old it is."""
+    of_now = [panel for panel in drawn(name) if panel["type"] in ("stat", "table", "barchart")]
+    assert len(of_now) > 4
+    assert all(target["instant"] and not target["range"] for panel in of_now for target in panel["targets"])
+
+
+@EACH
+def test_variables_narrow_each_other(name: str) -> None:
+    seen: list[str] = []
+    for variable in board_named(name)["templating"]["list"][1:]:
+        assert variable["label"]
+        assert variable["description"]
+        assert variable["refresh"] == 2, "asked again when the time range changes"
+        used = re.findall(r"\$(\w+)", variable["query"]["query"])
+        assert used == seen[: len(used)], f"{variable['name']} uses {used}; before it: {seen}"
+        assert used or not seen, f"{variable['name']} isn't narrowed by {seen}"
+        if variable["name"] != "asked_for":
+            seen.append(variable["name"])
+
+
+def test_what_nobody_chooses_is_not_set_by_what_somebody_chose_on_another_board() -> None:
+    variables = [each for name in BOARDS for each in board_named(name)["templating"]["list"]]
+    hidden = [each for each in variables if each.get("hide")]
+    chosen = {each["name"] for each in variables if not each.get("hide")}
+    assert {each["name"] for each in hidden} == {"asked_for", "pipeline_model", "stage"}
+    assert not chosen & {each["name"] for each in hidden}
+    assert all(each["skipUrlSync"] and not each.get("allValue") for each in hidden)
+
+
+@EACH
+def test_windows_follow_the_scrape_interval(name: str) -> None:
+    for expr in every_expression(BOARDS[name]):
+        for window in re.findall(r"\[[^\]]*[a-z_][^\]]*\]", re.sub(r'"[^"]*"', "", expr)):
+            assert window == "[$__rate_interval]" or window in FOREIGN_WINDOWS, expr
+
+
+@EACH
+def test_panels_fill_the_grid_without_overlap(name: str) -> None:
+    panels = list(panels_of(board_named(name)))
+    places = [(each["title"], each["gridPos"]) for each in panels]
+    for title, at in places:
+        assert 0 <= at["x"] < at["x"] + at["w"] <= COLUMNS, title
+    for (one, a), (other, b) in combinations(places, 2):
+        apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        apart = apart or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert apart, f"{one} and {other} overlap"
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@EACH
+def test_the_first_rows_say_for_whom_it_is_bad_and_which_part_it_is(name: str) -> None:
+    headings = [panel for panel in board_named(name)["panels"] if panel["type"] == "row"]
+    assert headings[0]["title"] == "Is it bad, and for whom?"
+    assert headings[1]["title"].startswith("Which ")
+    assert not any(heading["collapsed"] for heading in headings[:2])
+    assert all(heading["title"].endswith("?") or heading["collapsed"] or name == "fleet" for heading in headings)
+
+
+@EACH
+def test_boards_lead_to_each_other_and_to_runbooks(name: str) -> None:
+    board = board_named(name)
+    lists, runbooks = board["links"]
+    assert (lists["type"], lists["tags"], lists["includeVars"], lists["keepTime"]) == (
+        "dashboards",
+        board["tags"],
+        True,
+        True,
+    )
+    assert runbooks["url"].startswith(f"{links.RUNBOOKS}/")
+    uids = {board_named(other)["uid"]: board_named(other) for other in BOARDS}
+    for url in re.findall(r'"url": "(/d/[^"]+)"', BOARDS[name].read_text(encoding="utf-8")):
+        target = uids[url.removeprefix("/d/").partition("?")[0]]
+        known = {each["name"] for each in target["templating"]["list"]}
+        assert set(re.findall(r"var-(\w+)=", url)) <= known, f"{url}: {target['title']} has {known}"
+
+
+def test_a_line_that_does_not_fill_the_grid_is_refused() -> None:
+    panel = number(Text("Title", "What it is.", "s"), "up")
+    with pytest.raises(ValueError, match="don't fill 24 columns"):
+        Line(4, (panel,), (12,)).columns()

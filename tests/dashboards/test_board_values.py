@@ -1,0 +1,372 @@
+"""Every query of every board against a real Prometheus that holds five scripted hours, and what the panels then say.
+
+The numbers asserted are worked out by hand from the script (tests/support/fleet_scenarios.py), not read from a panel.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from backfilled_prometheus import BackfilledPrometheus, needs_prometheus
+from board_answers import Answers, asked, asked_of, begin_of, prometheus_of_scenarios
+from fleet_scenarios import SCENARIOS
+from stageline_api.health import Phase
+
+pytestmark = needs_prometheus
+BEFORE, DURING, BACK, END = 1740, 1980, 2100, 3600
+"""Moments: a minute before it happens, while a lost stage is away, when it is back, and the last one."""
+NOT_NARROWED = {"Firing alerts", "annotation Firing alerts"}
+"""Shown whatever is chosen: they may be why one is looking."""
+LOADING, READY = (list(Phase).index(phase) for phase in (Phase.LOADING, Phase.READY))
+"""Phases are shown by their place in the usual order."""
+LOOKED_BACK_SECONDS = 300
+"""How long Prometheus goes on showing a series that ended; a past that is written can't say that it did."""
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackfilledPrometheus]:
+    with prometheus_of_scenarios(tmp_path_factory.mktemp("scenarios")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def answers(prometheus: BackfilledPrometheus) -> Answers:
+    return asked(prometheus)
+
+
+def test_every_query_has_something_to_say_in_some_scenario(answers: Answers) -> None:
+    said: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for (scenario, query), series in answers.series.items():
+        said[query.board, query.title, query.ref] |= {scenario} if series else set()
+    assert [query for query, scenarios in said.items() if not scenarios] == []
+
+
+def test_no_panel_ever_shows_a_number_that_is_none(answers: Answers) -> None:
+    """0 / 0 is no data, and nothing takes forever."""
+    strange = [
+        (scenario, query.board, query.title, value)
+        for (scenario, query), series in answers.series.items()
+        for each in series
+        for _, value in each["values"]
+        if not math.isfinite(float(value))
+    ]
+    assert strange == []
+
+
+def test_every_legend_is_filled_in(answers: Answers) -> None:
+    """A label that the series don't have would leave a hole in their names."""
+    holes = {
+        (query.board, query.title, label)
+        for (_, query), series in answers.series.items()
+        for label in re.findall(r"\{\{(\w+)\}\}", query.legend)
+        for each in series
+        if label not in each["metric"]
+    }
+    assert holes == set()
+
+
+@pytest.mark.parametrize(
+    ("board", "chosen"),
+    [
+        ("fleet", {"namespace": "models", "model_name": "mini"}),
+        ("gateway", {"namespace": "models", "model_name": "mini"}),
+        ("operator", {"namespace": "models", "model": "mini"}),
+        ("pipeline", {"namespace": "models", "model": "mini", "group": "0"}),
+    ],
+)
+def test_a_choice_leaves_out_what_was_not_chosen(
+    prometheus: BackfilledPrometheus, board: str, chosen: dict[str, str]
+) -> None:
+    """In the scenario in which chat has the failures, the retries and the alerts."""
+    said = asked_of(board, "stage-lost", prometheus, chosen, step=600)
+    others = {
+        (query.title, str(each["metric"]))
+        for (_, query), series in said.series.items()
+        for each in series
+        if "chat" in each["metric"].values() and query.title not in NOT_NARROWED
+    }
+    assert others == set()
+
+
+# -- healthy: 4 requests a second of chat, 1 of mini; stage 1 of chat takes 25 ms a step where the others take 20 ----
+
+
+def test_healthy_users_are_shown_as_well(answers: Answers) -> None:
+    assert answers.at(END, "healthy", "fleet", "Requests")[""] == pytest.approx(5.1, rel=0.01)
+    assert answers.at(END, "healthy", "fleet", "Error ratio") == {"": 0}
+    assert answers.at(END, "healthy", "fleet", "Groups not ready") == {"": 0}
+    assert answers.at(END, "healthy", "fleet", "Fastest budget burn")[""] == pytest.approx(0, abs=1e-9)
+    assert answers.at(END, "healthy", "fleet", "Firing alerts") == {}
+    assert answers.at(END, "healthy", "operator", "Leaders") == {"": 1}
+    assert answers.at(END, "healthy", "operator", "Models that aren't ready") == {"": 0}
+    assert answers.at(END, "healthy", "gateway", "Groups by readiness") == {
+        "chat true": 2, "chat false": 0, "mini true": 1, "mini false": 0,
+    }  # fmt: skip
+
+
+def test_a_quantile_is_that_of_the_scripted_samples(answers: Answers) -> None:
+    """Of chat's first tokens 95 % take 0.5 s at most and all 0.75: the 99th of 100 lies four fifths between."""
+    assert answers.at(END, "healthy", "pipeline", "First token, p99")[""] == pytest.approx(0.5 + 0.25 * 4 / 5)
+    by_model = answers.at(END, "healthy", "fleet", "Models", "C")
+    assert by_model["chat"] == pytest.approx(0.7)
+
+
+def test_shares_of_a_stages_time_are_those_of_the_script(answers: Answers) -> None:
+    """Load 0.6, so that stage 1 is busy 60 % and the others four fifths of that; there is work for 90 % of the time."""
+    place = "Where each stage's time goes"
+    busy, wait, idle = (answers.at(END, "healthy", "pipeline", place, ref) for ref in "ABC")
+    assert sorted(busy) == ["0/00", "0/01", "0/02", "1/00", "1/01", "1/02"], "groups and stages in order"
+    assert [busy["0/00"], busy["0/01"]] == pytest.approx([0.48, 0.6])
+    assert [wait["0/00"], wait["0/01"]] == pytest.approx([0.42, 0.3])
+    assert idle["0/02"] == pytest.approx(0.1)
+    bubble = answers.at(END, "healthy", "pipeline", "Bubble of each stage over time")
+    assert [bubble["0 chat 00"], bubble["0 chat 01"]] == pytest.approx([0.42 / 0.9, 0.3 / 0.9])
+    assert answers.at(END, "healthy", "pipeline", "Bubble")["0 chat"] == pytest.approx(1.14 / 2.7)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_stacked_shares_of_a_stage_fill_its_time(answers: Answers, scenario: str) -> None:
+    parts = [answers.at(END, scenario, "pipeline", "Where each stage's time goes", ref) for ref in "ABC"]
+    assert len(parts[0]) == 6
+    for place in parts[0]:
+        assert sum(part[place] for part in parts) == pytest.approx(1.0, abs=0.01), place
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_stages_own_panel_shows_shares_also_of_several_groups(answers: Answers, scenario: str) -> None:
+    parts = [answers.at(END, scenario, "pipeline", "Stage $stage", ref) for ref in "ABC"]
+    assert sum(sum(part.values()) for part in parts) == pytest.approx(1.0, abs=0.01)
+
+
+# -- slow stage: stage 1 of chat's group 0 takes 100 ms a step, load 0.98 --------------------------------------------
+
+
+def test_the_slow_stage_is_named_on_the_first_board(answers: Answers) -> None:
+    title = "Busiest stage of each group"
+    busy, times_the_mean, bubble = (answers.at(END, "slow-stage", "fleet", title, ref) for ref in "ABC")
+    assert busy["0 chat 1"] == pytest.approx(0.98)
+    assert times_the_mean["0 chat 1"] == pytest.approx(0.98 / ((0.98 + 0.196 * 2) / 3))
+    assert bubble["0 chat 1"] == pytest.approx(0.02)
+    assert {name for name in busy if name.startswith("0 chat")} == {"0 chat 1"}, "one row for the group"
+    alerts = answers.at(END, "slow-stage", "fleet", "Firing alerts")
+    assert list(alerts) == ["StagelineStageBottleneck 0 chat chat warning 1"]
+
+
+def test_the_slow_stage_stands_out_on_its_pipelines_board(answers: Answers) -> None:
+    assert answers.at(END, "slow-stage", "pipeline", "Bottleneck")["0 chat 1"] == pytest.approx(0.98)
+    assert answers.at(END, "slow-stage", "pipeline", "Imbalance")["0 chat 1"] == pytest.approx(2.143, abs=0.001)
+    bubble = answers.at(END, "slow-stage", "pipeline", "Bubble of each stage over time")
+    assert [round(bubble[f"0 chat 0{stage}"], 3) for stage in range(3)] == [0.804, 0.02, 0.804]
+    assert bubble["1 chat 00"] == pytest.approx(0.4667, abs=0.001), "the other group goes on as before"
+    before = answers.at(BEFORE, "slow-stage", "pipeline", "Imbalance")
+    assert before["0 chat 1"] == pytest.approx(0.6 / 0.52)
+    assert answers.at(END, "slow-stage", "pipeline", "Decode steps, p50 and p99", "B")["0 chat 1"] > 0.08
+    assert answers.at(END, "slow-stage", "pipeline", "Waiting in engines") == {"": 6}
+    waits = answers.at(END, "slow-stage", "pipeline", "Waiting by stage and reason")
+    assert waits["0 chat feedback 0"] == waits["0 chat recv 2"] == pytest.approx(0.804)
+
+
+def test_a_slow_stage_spends_its_models_budget_and_no_others(answers: Answers) -> None:
+    """5 % of first tokens take 3 s for half of the hour, where 1 % may take more than 2."""
+    burn = answers.at(END, "slow-stage", "fleet", "First token: budget burn")
+    assert burn["chat"] == pytest.approx(2.5, rel=0.05)
+    assert burn["mini"] == pytest.approx(0, abs=1e-9)
+    first, failures = (answers.at(END, "slow-stage", "fleet", "Budgets by model", ref) for ref in "AE")
+    assert first["chat"] == burn["chat"]
+    assert failures == {"chat": 0, "mini": 0}
+    assert answers.at(END, "slow-stage", "pipeline", "First token, p99")[""] == pytest.approx(2 + 2 * 4 / 5)
+
+
+# -- stage lost: group 0 of chat is away for five minutes and comes back as incarnation 2 -----------------------------
+
+
+def test_a_lost_stage_shows_in_errors_and_groups(answers: Answers) -> None:
+    """Of 4 requests a second that are no client's fault 0.2 get 502, and 0.1 answers break off."""
+    errors = answers.at(DURING, "stage-lost", "fleet", "Models", "B")
+    assert errors == {"chat": pytest.approx(0.3 / 4), "mini": 0}
+    assert answers.at(DURING, "stage-lost", "fleet", "Models", "F") == {"chat": 1, "mini": 1}
+    assert answers.at(DURING, "stage-lost", "fleet", "Models", "G") == {"chat": 2, "mini": 1}
+    assert answers.at(DURING, "stage-lost", "fleet", "Groups not ready") == {"": 1}, "one that no gateway knows of"
+    assert answers.at(DURING, "stage-lost", "gateway", "Taken over by another run")["chat resumed"] > 10
+    stages = answers.at(DURING, "stage-lost", "operator", "Stages that aren't ready")
+    assert list(stages) == [f"0 chat Starting {stage}" for stage in range(3)]
+    failures = answers.at(BEFORE + 120, "stage-lost", "fleet", "Failures of groups")
+    assert failures == {"Killed chat": 1}
+    assert answers.at(END, "stage-lost", "fleet", "Failures of groups") == {}
+    assert answers.at(END, "stage-lost", "fleet", "Error ratio")[""] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_group_without_pods_has_no_bubble_rather_than_none_at_all(answers: Answers) -> None:
+    bubble = answers.at(DURING, "stage-lost", "pipeline", "Bubble")
+    assert "0 chat" not in bubble
+    assert bubble["1 chat"] == pytest.approx((0.05 + 2 * 0.24) / 3)
+    assert answers.at(END, "stage-lost", "pipeline", "Bubble")["0 chat"] == pytest.approx(1.14 / 2.7)
+
+
+def test_the_new_incarnation_is_marked_once(answers: Answers) -> None:
+    board = "pipeline"
+    marks = answers.of("stage-lost", board, "annotation Groups formed anew")
+    assert [each["metric"] for each in marks] == [{"namespace": "models", "model": "chat", "group": "0"}]
+    times = [moment - begin_of("stage-lost") for moment, _ in marks[0]["values"]]
+    assert times == [BACK, BACK + 60]
+    assert answers.at(BEFORE, "stage-lost", board, "Incarnation") == {"0 chat": 1, "1 chat": 1}
+    assert answers.at(END, "stage-lost", board, "Incarnation") == {"0 chat": 2, "1 chat": 1}
+    phases = answers.at(BACK, "stage-lost", board, "Phase of each stage")
+    assert phases == {f"0 0{stage}": LOADING for stage in range(3)} | {f"1 0{stage}": READY for stage in range(3)}
+    rollouts = answers.of("stage-lost", board, "annotation Rollouts")
+    begun, *_, ended = [moment - begin_of("stage-lost") for moment, _ in rollouts[0]["values"]]
+    assert (begun, ended <= 2790 + LOOKED_BACK_SECONDS) == (2700, True)
+    recovered = answers.at(BACK + 60, "stage-lost", "operator", "Time to recover")
+    assert 180 < recovered[""] <= 300
+
+
+# -- saturated: 2 of 8 requests a second get 503 and 1 more 429; engines are full ------------------------------------
+
+
+def test_saturation_shows_as_refusals_queues_and_a_full_cache(answers: Answers) -> None:
+    assert answers.at(END, "saturated", "pipeline", "Error ratio")[""] == pytest.approx(2 / 8), "429 is its key's limit"
+    assert answers.at(END, "saturated", "fleet", "Waiting") == {"": 60}
+    assert answers.at(END, "saturated", "pipeline", "Waiting in engines") == {"": 80}
+    assert answers.at(END, "saturated", "pipeline", "KV cache in use") == {"0": 0.99, "1": 0.99}
+    assert answers.at(END, "saturated", "pipeline", "First token, p99")[""] == pytest.approx(15 + 15 * 4 / 5)
+    assert answers.at(END, "saturated", "pipeline", "Preemptions")["0 chat"] == pytest.approx(0.2)
+    refused = answers.at(END, "saturated", "gateway", "Refused by a limit")
+    assert refused == {"team-a rate_limit_exceeded": pytest.approx(1.0)}
+    bottleneck = answers.at(END, "saturated", "pipeline", "Bottleneck")
+    assert bottleneck == {"0 chat 1": pytest.approx(0.99), "1 chat 1": pytest.approx(0.99)}
+    assert answers.at(END, "saturated", "pipeline", "Bubble")["0 chat"] == pytest.approx((0.01 + 2 * 0.208) / 3)
+
+
+# -- no traffic: chat's ends after half an hour, mini never had any --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("board", "title"),
+    [
+        ("fleet", "Error ratio"),
+        ("fleet", "First token, p99"),
+        ("fleet", "Per token, p99"),
+        ("fleet", "First token"),
+        ("fleet", "Bubble by group"),
+        ("pipeline", "Bubble"),
+        ("pipeline", "Bottleneck"),
+        ("pipeline", "Imbalance"),
+        ("pipeline", "Bubble of each stage over time"),
+        ("pipeline", "Decode steps, p50 and p99"),
+        ("pipeline", "Cohort sizes"),
+        ("pipeline", "Beginnings found in the cache"),
+        ("gateway", "Error ratio"),
+        ("gateway", "Whole answers"),
+    ],
+)
+def test_where_nothing_happens_there_is_no_data(answers: Answers, board: str, title: str) -> None:
+    assert answers.at(END, "no-traffic", board, title) == {}
+    assert answers.at(BEFORE, "no-traffic", board, title) != {}
+
+
+def test_quiet_is_shown_as_quiet(answers: Answers) -> None:
+    assert answers.at(END, "no-traffic", "fleet", "Requests") == {"": 0}
+    assert answers.at(END, "no-traffic", "fleet", "Models", "F") == {"chat": 2, "mini": 1}, "groups are there"
+    assert answers.at(BEFORE, "no-traffic", "fleet", "Models", "B") == {"chat": 0}, "of mini there is no ratio"
+    idle = answers.at(END, "no-traffic", "pipeline", "Where each stage's time goes", "C")
+    assert idle == {place: pytest.approx(1.0) for place in idle}
+
+
+# -- all others, one number each, worked out from the script ----------
+
+TABLE = [
+    # scenario, second, board, title, query, labels, number
+    ("healthy", 3600, "fleet", "Requests by model", "A", "chat", 4.1),
+    ("stage-lost", 1980, "fleet", "Errors by model", "A", "chat", 0.3 / 4),
+    ("healthy", 3600, "fleet", "Per token, p99", "A", "", 0.08 + 0.02 * 4 / 5),
+    ("healthy", 3600, "fleet", "Per token", "E", "", 0.0518),
+    ("healthy", 3600, "fleet", "First token", "E", "", 0.3108),
+    ("healthy", 3600, "fleet", "Whole answers", "E", "", 4.3 * 1.036),
+    ("slow-stage", 3600, "fleet", "Per token", "E", "", (4 * 0.12 + 0.05) * 1.036 / 5),
+    ("healthy", 3600, "fleet", "Requests by time to first token", "A", "0.5", 0.95 * 5 * 120),
+    ("healthy", 3600, "fleet", "Requests by time per token", "A", "+Inf", 5 * 120),
+    ("healthy", 3600, "fleet", "Requests by whole time", "A", "+Inf", 5 * 120),
+    ("healthy", 3600, "fleet", "Busiest stage's busy share", "A", "0 chat", 0.6),
+    ("slow-stage", 3600, "fleet", "Bubble by group", "A", "0 chat", 1.628 / 3),
+    ("healthy", 3600, "fleet", "Models by readiness", "A", "True", 2),
+    ("healthy", 3600, "fleet", "Groups by phase", "A", "Ready", 3),
+    ("stage-lost", 1980, "operator", "Groups by phase", "A", "BackingOff", 1),
+    ("healthy", 3600, "gateway", "Requests by status", "A", "404", 0.1),
+    ("saturated", 3600, "gateway", "Requests by status", "A", "503", 2.0),
+    ("healthy", 3600, "gateway", "In flight", "A", "", 23),
+    ("healthy", 3600, "gateway", "Stale inputs", "A", "", 0),
+    ("healthy", 3600, "gateway", "Certificate's time left", "A", "", 60 * 86400),
+    ("healthy", 3600, "gateway", "Age of what discovery saw", "A", "", 12),
+    ("healthy", 3600, "gateway", "Tokens", "B", "chat", 4 * 80),
+    ("healthy", 3600, "gateway", "Tokens by key", "A", "team-a", 5 * 280),
+    ("healthy", 3600, "gateway", "Requests in flight", "A", "chat", 20),
+    ("stage-lost", 1980, "gateway", "Broken answers", "A", "chat", 0.1 * 120),
+    ("stage-lost", 1980, "gateway", "Requests that engines failed", "A", "unreachable chat", 0.1 * 120),
+    ("healthy", 3600, "gateway", "Versions", "A", "0.1.0", 2),
+    ("healthy", 3600, "operator", "Longest pass", "A", "", 0.01),
+    ("healthy", 3600, "operator", "Oldest watch", "A", "", 20),
+    ("healthy", 3600, "operator", "Failed passes", "A", "", 0),
+    ("healthy", 3600, "operator", "Passes by outcome", "A", "done", 1.96),
+    ("healthy", 3600, "operator", "Duration of a pass", "E", "", 0.02 * 1.036),
+    ("healthy", 3600, "operator", "Requests to the API server", "A", "200 patch", 1.5),
+    ("stage-lost", 2160, "operator", "Time until a group is ready", "E", "", 270),
+    ("stage-lost", 1860, "operator", "Failures by cause", "A", "Killed chat", 1),
+    ("stage-lost", 3600, "operator", "Incarnations", "A", "0 chat", 2),
+    ("stage-lost", 1980, "operator", "Models", "C", "chat", 1),
+    ("healthy", 3600, "operator", "Models", "D", "chat", 5),
+    ("slow-stage", 3600, "pipeline", "Busy share of each stage", "A", "0 chat 0", 0.196),
+    ("slow-stage", 3600, "pipeline", "Bubble, and what is expected of it", "A", "0 chat chat", 1.628 / 3),
+    ("slow-stage", 3600, "pipeline", "Bubble, and what is expected of it", "B", "0 chat chat", 1 - 1.4 / 3),
+    ("saturated", 3600, "pipeline", "Bubble, and what is expected of it", "B", "0 chat chat", 1 - 2.6 / 3),
+    ("healthy", 3600, "pipeline", "Steps", "A", "0 decode chat 1", 0.6 / 0.025 * 0.9),
+    ("healthy", 3600, "pipeline", "Tokens", "A", "0 chat 1", 0.6 / 0.025 * 4),
+    ("healthy", 3600, "pipeline", "Bytes sent", "A", "0 chat 1 hidden", 0.6 / 0.025 * 4 * 1152),
+    ("healthy", 3600, "pipeline", "Transfers to a stage, p50 and p99", "A", "0 chat 1", 0.00025 * (1 + 0.4 / 0.6)),
+    ("healthy", 3600, "pipeline", "Cohort sizes", "E", "", 4),
+    ("healthy", 3600, "pipeline", "Requests by cohort", "A", "2 0 chat", 4),
+    ("healthy", 3600, "pipeline", "Requests in engines", "A", "0 chat", 12),
+    ("healthy", 3600, "pipeline", "Plans in flight", "A", "0 chat", 3),
+    ("healthy", 3600, "pipeline", "Where a request's time goes", "C", "", 4.0 * 1.036),
+    ("healthy", 3600, "pipeline", "Time in the engine's queue", "E", "", 0.02 * 1.036),
+    ("healthy", 3600, "pipeline", "KV cache by stage", "A", "0 chat 1", 0.4),
+    ("healthy", 3600, "pipeline", "Beginnings found in the cache", "A", "0 chat", 0.25),
+    ("healthy", 3600, "pipeline", "Stages", "A", "0 1", 10),
+    ("healthy", 3600, "pipeline", "Stages", "B", "0 1", 3e9),
+    ("healthy", 3600, "pipeline", "Stages", "E", "0 1", 2 * 98304),
+    ("stage-lost", 1860, "pipeline", "Failures", "A", "Killed", 1),
+    # 61 of 120 scrapes of the hour are slow ones, and 30 % of requests slower than 0.15 s a token where 1 % may be.
+    ("slow-stage", 3600, "fleet", "Per token: budget burn", "A", "chat", 0.30 * 61 / 120 / 0.01),
+    # Ten scrapes with failures; the status 502 begins with the first of them, which no rate sees.
+    ("stage-lost", 3600, "fleet", "Failures: budget burn", "A", "chat", (0.2 * 9 + 0.1 * 10) / 4 / 120 / 0.001),
+    ("healthy", 3600, "fleet", "Budgets by model", "G", "chat", 2),
+    ("healthy", 3600, "fleet", "Budgets by model", "H", "mini", 0.15),
+    ("healthy", 3600, "gateway", "Groups that rest", "A", "chat", 0),
+    ("healthy", 3600, "gateway", "First tokens by time", "A", "0.5", 0.95 * 5 * 120),
+    ("healthy", 3600, "gateway", "Until an engine takes it", "E", "", 0.003 * 1.036),
+    ("healthy", 3600, "gateway", "Between tokens", "E", "", 0.05 * 1.036),
+    ("healthy", 3600, "gateway", "Stale inputs by kind", "A", "", 0),
+    ("healthy", 3600, "operator", "Models that wait", "A", "", 0),
+    ("healthy", 3600, "operator", "Errors by kind", "A", "ApiError", 0),
+    ("healthy", 3600, "operator", "Passes by duration", "A", "+Inf", 2 * 120),
+    ("healthy", 3600, "operator", "Age of watches", "A", "pods", 20),
+    ("stage-lost", 1860, "operator", "Corrections by full lists", "A", "pods", 1),
+    ("healthy", 3600, "pipeline", "Prefill steps, p99", "A", "0 chat 0", 0.02),
+    ("healthy", 3600, "pipeline", "Steps by time", "A", "+Inf", 6 * 24 * 120),
+    ("healthy", 3600, "pipeline", "Feedback, p50 and p99", "A", "0", 0.001 + 0.0015 * 0.4 / 0.6),
+    ("healthy", 3600, "pipeline", "Steps by cohort size", "A", "+Inf", 2 * 24 * 120),
+]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "second", "board", "title", "query", "labels", "number"),
+    TABLE,
+    ids=[f"{row[2]}: {row[3]} {row[4]} ({row[0]})" for row in TABLE],
+)
+def test_a_panel_says_what_the_script_comes_to(
+    answers: Answers, scenario: str, second: int, board: str, title: str, query: str, labels: str, number: float
+) -> None:
+    said = answers.at(second, scenario, board, title, query)
+    assert said.get(labels) == pytest.approx(number, rel=0.02, abs=1e-9), said

@@ -1,0 +1,74 @@
+"""Rules select, group and join by labels that the series have, and their texts name labels that the alerts have."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from alert_scenarios import alerting_rules
+from promql_labels import alert_labels, labels_of, read
+from rule_names import shipped_rules
+
+RULES = shipped_rules()
+GROUP = {"namespace", "model", "model_name", "group"}
+
+
+def title(rule: Mapping[str, Any]) -> str:
+    """For a test's name."""
+    return str(rule.get("record") or f"{rule['alert']} {rule['labels'].get('long_window', '')}")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=title)
+def test_every_label_that_a_rule_relies_on_is_there(rule: Mapping[str, Any]) -> None:
+    assert read(rule["expr"]).wrong == []
+
+
+@pytest.mark.parametrize("rule", alerting_rules(), ids=title)
+def test_texts_name_labels_that_the_alert_has(rule: Mapping[str, Any]) -> None:
+    named = {label for text in rule["annotations"].values() for label in re.findall(r"\$labels\.(\w+)", text)}
+    assert named <= alert_labels(rule)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("stage:stageline_stage_busy_per_other_stage:ratio_rate5m", {*GROUP, "stage"}),
+        ("group:stageline_stage_busy_max_per_mean:ratio_rate5m", GROUP),
+        ("group:stageline_group_incarnation:max", {"namespace", "model", "group"}),
+        ("model:stageline_operator_model_desired_replicas:max", {"namespace", "model_name"}),
+        ("model:stageline_first_token_seconds:objective", {"namespace", "model_name"}),
+        ("model:stageline_first_token_bucket:objective", {"namespace", "model_name", "le"}),
+        ("stageline:slow_request_ratio:objective", set()),
+    ],
+)
+def test_recorded_series_have_the_labels_that_their_rules_leave(name: str, labels: set[str]) -> None:
+    assert labels_of(name) == labels
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        'stageline_gateway_groups{raedy="true"} > 0',
+        "max by (namespace, model) (stageline_gateway_groups)",
+        "stageline_operator_group_phase == 1 and on (model_name) stageline_operator_model_info",
+        'max by (namespace) (model_ready:stageline_gateway_groups:max{pod="a"})',
+        "sum by (namespace) (stageline_gateway_groups) > on (namespace) sum(stageline_operator_leader)",
+        'count_values by (model_name) ("ready", stageline_operator_leader)',
+    ],
+)
+def test_a_label_that_is_not_there_is_noticed(expr: str) -> None:
+    assert read(expr).wrong
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        "sum(stageline_gateway_groups) by (namespace)",
+        "sum without (pod) (stageline_gateway_groups)",
+        "stageline_operator_leader / ignoring(pod) stageline_operator_leader",
+    ],
+)
+def test_what_the_reading_does_not_understand_is_no_pass(expr: str) -> None:
+    with pytest.raises(ValueError, match="is not understood here"):
+        read(expr)

@@ -1,0 +1,58 @@
+"""The shipped rules, held to what Prometheus' own checker finds and to what they must say of scripted series."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from exported_names import missing_names
+from promtool import needs_promtool, promtool
+from repository_files import ROOT
+from rule_names import exported_in, recorded_in, recorded_names, shipped_rules
+from stageline_dashboards.shipped import rule_paths
+
+CASES: Final = sorted(Path(__file__).with_name("rules").glob("*.yaml"))
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", *rule_paths())
+
+
+@needs_promtool
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_rules_say_what_scripted_series_call_for(cases: Path) -> None:
+    promtool("test", "rules", cases)
+
+
+def test_rules_name_only_what_the_real_endpoints_export(exported_pages: Mapping[str, str]) -> None:
+    used = {name for rule in shipped_rules() for name in exported_in(rule["expr"])}
+    assert len(used) > 20
+    assert missing_names(used, exported_pages) == []
+
+
+def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations() -> None:
+    used = {name for rule in shipped_rules() for name in recorded_in(rule["expr"])}
+    assert used <= recorded_names()
+    for name in recorded_names():
+        level, metric, operations = name.split(":")
+        assert level in {
+            "stageline",
+            "model",
+            "model_ready",
+            "group",
+            "group_failure",
+            "stage",
+            "stage_kind",
+            "stage_reason",
+        }, name
+        assert all((metric, operations)), name
+        assert not metric.endswith("_total"), name
+
+
+def test_the_page_of_metrics_says_what_each_recorded_name_is() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    of_five_minutes = {re.sub(r"ratio_rate\w+$", "ratio_rate5m", name) for name in recorded_names()}
+    assert recorded_in(page) == of_five_minutes

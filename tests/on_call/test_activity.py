@@ -1,0 +1,101 @@
+"""Shares, quantiles and rates between two scrapes, against figures worked out by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageline_cli.on_call import metrics
+from stageline_cli.on_call.activity import histogram_quantile, pipeline_facts, stage_activity, traffic_facts
+from stageline_cli.on_call.samples import Samples, parse_samples
+
+
+def stage_page(busy: float, dummy: float, recv: float, idle: float) -> Samples:
+    return parse_samples(
+        f'{metrics.STAGE_BUSY}{{kind="decode"}} {busy}\n'
+        f'{metrics.STAGE_BUSY}{{kind="dummy"}} {dummy}\n'
+        f'{metrics.STAGE_WAIT}{{reason="recv"}} {recv}\n'
+        f"{metrics.STAGE_IDLE} {idle}\n"
+        f"{metrics.STAGE_WALL} {busy + dummy + recv + idle}\n"
+    )
+
+
+def gateway_page(ok: int, failed: int, tokens: int, fast: int, slow: int) -> Samples:
+    label = 'model_name="tiny"'
+    return parse_samples(
+        f'{metrics.GATEWAY_REQUESTS}{{{label},code="200"}} {ok}\n'
+        f'{metrics.GATEWAY_REQUESTS}{{{label},code="503"}} {failed}\n'
+        f'{metrics.GATEWAY_REQUESTS}{{model_name="other",code="500"}} 999\n'
+        f"{metrics.GATEWAY_TOKENS}{{{label}}} {tokens}\n"
+        f'{metrics.FIRST_TOKEN}_bucket{{{label},le="0.1"}} {fast}\n'
+        f'{metrics.FIRST_TOKEN}_bucket{{{label},le="0.2"}} {fast + slow}\n'
+        f'{metrics.FIRST_TOKEN}_bucket{{{label},le="+Inf"}} {fast + slow}\n'
+        f"{metrics.GATEWAY_IN_FLIGHT}{{{label}}} 3\n"
+    )
+
+
+def test_a_stage_s_shares_and_bubble() -> None:
+    found = stage_activity(stage_page(1, 0, 1, 8), stage_page(4, 1, 3, 10))
+    assert found is not None
+    shares = (found.busy_share, found.dummy_share, found.wait_share, found.idle_share)
+    assert shares == pytest.approx((0.5, 0.125, 0.25, 0.25))
+    assert found.wait_share_by_reason == pytest.approx({"recv": 0.25})
+    assert found.bubble == pytest.approx((2 + 1) / (4 + 2))
+    assert found.seconds == pytest.approx(8)
+
+
+def test_an_idle_stage_has_no_bubble() -> None:
+    found = stage_activity(stage_page(1, 0, 1, 8), stage_page(1, 0, 1, 18))
+    assert found is not None
+    assert (found.idle_share, found.bubble) == (1.0, None)
+
+
+def test_counters_that_began_anew_say_nothing() -> None:
+    assert stage_activity(stage_page(10, 0, 10, 80), stage_page(1, 0, 1, 8)) is None
+    assert stage_activity(stage_page(10, 0, 1, 8), stage_page(1, 0, 1, 80)) is None
+
+
+def test_the_busiest_stage_is_the_bottleneck() -> None:
+    before = stage_page(0, 0, 0, 0)
+    stages = {0: stage_activity(before, stage_page(2, 0, 8, 0)), 1: stage_activity(before, stage_page(8, 0, 2, 0))}
+    found = pipeline_facts({stage: one for stage, one in stages.items() if one is not None})
+    assert found is not None
+    assert found.bottleneck_stage == 1
+    assert found.bottleneck_share == pytest.approx(0.8)
+    assert found.imbalance == pytest.approx(0.8 / 0.5)
+    assert found.bubble == pytest.approx(0.5)
+
+
+def test_a_model_s_traffic_counts_its_own_answers_over_all_gateways() -> None:
+    pairs = [
+        (gateway_page(10, 0, 100, 5, 5), gateway_page(18, 1, 300, 9, 9)),
+        (gateway_page(0, 0, 0, 0, 0), gateway_page(1, 0, 100, 1, 0)),
+    ]
+    found = traffic_facts(pairs, 2.0, "tiny")
+    assert found is not None
+    assert (found.requests_per_second, found.tokens_per_second, found.in_flight) == (5.0, 150.0, 6)
+    assert found.error_ratio == pytest.approx(1 / 10)
+    assert found.first_token is not None
+    assert found.first_token.p50_seconds == pytest.approx(0.1 * 4.5 / 5)
+    assert found.first_token.p95_seconds == pytest.approx(0.1 + 0.1 * (0.95 * 9 - 5) / 4)
+    assert found.output_token is None
+
+
+def test_a_gateway_that_began_anew_says_nothing() -> None:
+    assert traffic_facts([(gateway_page(10, 0, 100, 5, 5), gateway_page(1, 0, 10, 1, 0))], 2.0, "tiny") is None
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=8), st.floats(0.01, 0.99))
+def test_a_quantile_lies_in_the_bucket_that_holds_it(counts: list[int], share: float) -> None:
+    bounds = [float(index + 1) for index in range(len(counts) - 1)] + [math.inf]
+    cumulative = {bound: float(sum(counts[: index + 1])) for index, bound in enumerate(bounds)}
+    found = histogram_quantile(share, cumulative)
+    if not sum(counts):
+        assert found is None
+        return
+    assert found is not None
+    holding = next(index for index, bound in enumerate(bounds) if cumulative[bound] >= share * sum(counts))
+    lower = bounds[holding - 1] if holding else 0.0
+    upper = bounds[holding] if math.isfinite(bounds[holding]) else lower
+    assert lower <= found <= upper or found == pytest.approx(lower)
