@@ -5,10 +5,11 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL ?= examples/smollm2.yaml
-SOURCES := operator runtime tests
-CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stageline_api charts/stageline)
+SOURCES := operator runtime dashboards tests
+CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stageline_api charts/stageline/files)
 PRINT_REFERENCE := from stageline_api.field_reference import *; print(render_field_reference(), end="")
 BENCH := $(PY) -m stageline_runtime.bench
+GPU_PYTHON ?= $(PY)
 BENCH_PAGE := --page docs/benchmarks.md
 export PYTHON
 
@@ -34,6 +35,10 @@ up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…"
 test: setup ## Run every test, two files at a time (ARGS="…" go to pytest; ARGS="-n 0" one by one)
 	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
+.PHONY: test-cluster
+test-cluster: setup ## Run tests/cluster on a real Kubernetes control plane; builds it once with Go (ARGS="…" go to pytest)
+	@sh scripts/test-cluster $(ARGS)
+
 .PHONY: check
 check: check-format check-lint check-types check-layers check-generated ## Everything but the tests
 
@@ -43,9 +48,13 @@ format: setup ## Format the code and mend what lint can mend
 	$(PY) -m ruff check --fix $(SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the generated files anew: the CRD and its field reference
+generate: setup ## Write the generated files anew: the CRD, its field reference, the chart's rules and its table of values, the boards, the page of metrics
 	$(PY) -m stageline_api.crd
 	$(PY) -m stageline_api.field_reference
+	$(PY) -m stageline_operator.controller.rbac
+	$(PY) -m board_builder
+	PYTHONPATH=tests/support $(PY) -m chart_values_table
+	PYTHONPATH=tests/support $(PY) -m metrics_page
 
 .PHONY: lock
 lock: setup ## Write constraints.txt from what .venv holds
@@ -54,7 +63,7 @@ lock: setup ## Write constraints.txt from what .venv holds
 .PHONY: clean
 clean: ## Remove the environment and every cache (downloaded models stay)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
-	find operator runtime tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find operator runtime dashboards tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 ## Measure it (on a quiet machine)
 
@@ -66,6 +75,31 @@ bench: setup ## The pipeline against its ceiling, and its bubble with paced stag
 .PHONY: bench-peers
 bench-peers: setup ## Stageline against vLLM on the same prompts; makes .bench-venv once (ARGS="…")
 	@$(BENCH) peers $(BENCH_PAGE) $(ARGS)
+	@$(BENCH) serve $(BENCH_PAGE)
+
+.PHONY: bench-gateway
+bench-gateway: setup ## What the gateway adds to an answer, and what a core of it relays beside nginx (ARGS="…")
+	@$(PY) -m stageline_gateway.bench $(BENCH_PAGE) $(ARGS)
+
+.PHONY: bench-operator
+bench-operator: setup ## 500 models on a real control plane, and how soon a killed group is back; needs Go (ARGS="…")
+	@PYTHONPATH=tests/support $(PY) bench/operator_scale.py $(BENCH_PAGE) $(ARGS)
+
+.PHONY: bench-exporters
+bench-exporters: setup ## What counting and scrapes cost; fails when it is 1 % of a step or more
+	@$(PY) bench/exporter_cost.py
+
+.PHONY: gpu-check
+gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no test on a CPU can, into docs/gpu.md; skipped without one
+	@PYTHONPATH=operator:runtime $(GPU_PYTHON) -m stageline_runtime.gpu_check --page docs/gpu.md
+
+.PHONY: game-day
+game-day: setup ## Break a model that up --monitor serves and see that the right alerts fire; half an hour (ARGS="…")
+	@PYTHONPATH=tests/support $(PY) -m game_day $(ARGS)
+
+.PHONY: soak
+soak: setup ## Kill and stop a pipeline's processes under traffic for an hour, then fuzz for long (ARGS="--minutes 30")
+	@PYTHONPATH=tests/support $(PY) -m soak $(ARGS)
 
 ## The parts of make check
 
@@ -89,4 +123,5 @@ check-layers: setup ## Do imports only go down?
 check-generated: setup ## Are the generated files what the code generates?
 	@stale() { echo "$$1 is out of date: run make generate" >&2; exit 1; }; \
 	for file in $(CRD_FILES); do .venv/bin/stageline crd | diff -u "$$file" - || stale "$$file"; done; \
-	$(PY) -c '$(PRINT_REFERENCE)' | diff -u docs/pipelinemodel.md - || stale docs/pipelinemodel.md
+	$(PY) -c '$(PRINT_REFERENCE)' | diff -u docs/pipelinemodel.md - || stale docs/pipelinemodel.md; \
+	$(PY) -m board_builder --check

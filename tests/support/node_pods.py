@@ -58,7 +58,7 @@ class NodeFixture:
         path = self.state_dir / "logs" / name / f"{container}.log"
         return path.read_text() if path.exists() else ""
 
-    async def until(self, holds: Callable[[], Any], seconds: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], Any], seconds: float = 90.0) -> None:
         """Wait until `holds()`; on timeout say what the node looks like."""
         deadline = time.monotonic() + seconds
         while not holds():

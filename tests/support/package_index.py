@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from loopback_server import loopback_server
 
 
 def build_wheel(
@@ -64,21 +65,6 @@ def package_index(
             "PIP_CONFIG_FILE": "/dev/null",
             "PIP_NO_CACHE_DIR": "1",
         }
-
-
-@contextmanager
-def loopback_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run an HTTP server on a free loopback port; gives its base URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _digest(content: bytes, lie: bool) -> str:

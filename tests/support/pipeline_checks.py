@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from running_group import RunningGroup
+from running_group import RunningGroup, page
 from stageline_api import ports
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 
@@ -55,7 +55,7 @@ class OpenStream:
     """One generation under way, read event by event."""
 
     def __init__(self, response: httpx.Response) -> None:
-        self._lines = response.iter_lines()
+        self._lines = filter(None, response.iter_lines())  # a blank line says that it is queued
         self.response = response
 
     def next_event(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def open_stream(group: RunningGroup, prompt: Prompt, sampling: SamplingParams) -
 
 def samples(url: str) -> dict[str, dict[tuple[str, ...], float]]:
     """Every sample of an exposition: values by series name and label values (model name and stage left out)."""
-    text = httpx.get(url, timeout=5.0).text
+    text = page(url).text
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -97,3 +97,15 @@ def samples(url: str) -> dict[str, dict[tuple[str, ...], float]]:
 def stage_samples(group: RunningGroup, stage: int) -> dict[str, dict[tuple[str, ...], float]]:
     """The exposition of one stage."""
     return samples(f"http://{group.addresses[stage]}:{ports.STAGE_HEALTH}/metrics")
+
+
+def wait_all_counted(group: RunningGroup) -> None:
+    """Until no request is left and each stage has counted every plan: it does so when its result is sent already."""
+    group.wait_until(lambda: group.engine_status().get("requests_running") == 0, "the end of all requests")
+    # The warm-up counts on the stages alone; heartbeats compute nothing and count nowhere.
+    expected = samples(f"{group.url}/metrics")["stageline_engine_plans_total"][()] + 1
+    for stage in range(len(group.addresses)):
+        group.wait_until(
+            lambda stage=stage: sum(stage_samples(group, stage)["stageline_stage_steps_total"].values()) == expected,  # type: ignore[misc]
+            f"{expected:g} plans counted on stage {stage}",
+        )

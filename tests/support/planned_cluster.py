@@ -1,5 +1,6 @@
 """A cluster that does exactly what plans say, in virtual time: the other half of a planner's tests."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,7 +9,8 @@ from stageline_api.failures import TerminationMessage
 from stageline_api.pipeline_model import PipelineModel
 from stageline_api.spec_status import PipelineModelStatus
 from stageline_operator.lifecycle import plan
-from stageline_operator.plan import ObjectKey, Observed, Plan, Setting
+from stageline_operator.observed_objects import applied_hashes, revision_specs
+from stageline_operator.plan import ObjectKey, Observed, Plan, PodTrouble, Setting
 
 SETTING = Setting(default_image="stageline:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,20 +41,37 @@ class PlannedCluster:
         self.now = START
         self.status = PipelineModelStatus()
         self.objects: dict[ObjectKey, dict[str, Any]] = {}
+        self.owned: dict[ObjectKey, dict[str, Any]] = {}
+        """What the operator owns of objects, as fieldsV1; of those that aren't here nobody knows."""
+        self.troubles: dict[str, PodTrouble] = {}
+        """What kubelets say of pods, by name."""
         self.events: list[str] = []
         self.holds_deletions = False
+        self.lost_nodes: set[str] = set()
+        self.sees_nodes = True
+        self.default_image = SETTING.default_image
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
         return {name: each for (kind, name), each in self.objects.items() if kind == "Pod"}
 
     def step(self, token: str = "t") -> Plan:
-        observed = Observed(status=self.status, pods=tuple(self.pods.values()), objects=frozenset(self.objects))
-        planned = plan(self.model, observed, self.now, token, SETTING)
+        observed = Observed(
+            status=self.status,
+            pods=tuple(self.pods.values()),
+            objects=frozenset(self.objects),
+            trouble_of_pod=dict(self.troubles),
+            applied_hashes=applied_hashes(self.objects),
+            owned_fields={key: json.dumps(fields) for key, fields in self.owned.items()},
+            revision_specs=revision_specs(self.objects.values()),
+            lost_nodes=frozenset(self.lost_nodes),
+            sees_nodes=self.sees_nodes,
+        )
+        planned = plan(self.model, observed, self.now, token, Setting(self.default_image))
         self.status = PipelineModelStatus.model_validate(planned.status.to_manifest())
         self.events += [event.reason for event in planned.events]
         for deletion in planned.delete:
-            if self.holds_deletions and deletion.kind == "Pod":
+            if self.holds_deletions and deletion.kind == "Pod" and deletion.grace_seconds != 0.0:
                 self.objects[("Pod", deletion.name)]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             else:
                 self.objects.pop((deletion.kind, deletion.name), None)

@@ -30,3 +30,21 @@ def llama_70b_class() -> ModelConfig:
         max_position_embeddings=131_072,
         dtype="bfloat16",
     )
+
+
+def small_mixture(num_layers: int) -> ModelConfig:
+    """A mixture of 128 experts of which 8 run, with a vocabulary as large as such models have."""
+    return small_llama(
+        num_layers,
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        vocab_size=151_936,
+        dtype="bfloat16",
+        max_position_embeddings=4096,
+    )

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
+COMMAND = ("-m", "stageline_cli.main")
+STOPPING_COMMAND = (str(Path(__file__).with_name("stops_in_conversion.py")),)
 
 
 class PrepareProcess:
     """One `stageline prepare`; its standard error goes to a file that can be read while it runs."""
 
-    def __init__(self, log: Path, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, log: Path, arguments: list[str], environment: dict[str, str], stops: bool = False) -> None:
+        """With `stops` it stops itself in the middle of its conversion."""
         self.log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "stageline_cli.main", "prepare", *arguments],
+                [sys.executable, *(STOPPING_COMMAND if stops else COMMAND), "prepare", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -30,6 +33,11 @@ class PrepareProcess:
     def told(self) -> str:
         """What it has said on standard error."""
         return self.log.read_text()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to this process alone."""

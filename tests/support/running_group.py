@@ -11,16 +11,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from stageline_api import env, ports
+from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 from stageline_api.runtime_config import RuntimeConfig
+from stageline_local.addresses import AddressPool
 
-START_SECONDS = 120.0
+START_SECONDS = 200.0
+END_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+"""For a page of a process of the group; only one that stands still takes as long."""
+STAGE_COMMAND = ("-m", "stageline_cli.main", "stage")
 
 
 @dataclass(slots=True)
@@ -31,12 +38,21 @@ class RunningGroup:
     addresses: list[str]
     token: str
     """The plan bus's secret."""
+    index: int = 0
+    """Which of its model's groups it is."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    stage_command: tuple[str, ...] = STAGE_COMMAND
+    """Arguments of the interpreter that make a stage."""
 
     @property
     def url(self) -> str:
         """Base URL of the engine."""
         return f"http://{self.addresses[0]}:{ports.ENGINE_HTTP}"
+
+    @property
+    def endpoint(self) -> GroupEndpoint:
+        """How a gateway's endpoints file lists it."""
+        return GroupEndpoint(model="tiny", group=self.index, incarnation=1, url=self.url, ready=True)
 
     def log(self, name: str) -> str:
         """What a process has written."""
@@ -53,7 +69,7 @@ class RunningGroup:
             ended = [name for name, process in self.processes.items() if process.poll() is not None]
             assert not ended, "\n".join(f"{name} ended:\n{self.log(name)}" for name in ended)
             try:
-                if httpx.get(f"{self.url}/readyz", timeout=2.0).status_code == 200:
+                if page(f"{self.url}/readyz").status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -71,7 +87,7 @@ class RunningGroup:
             client.stream("POST", f"{self.url}/v1/generate", content=request.model_dump_json()) as response,
         ):
             assert response.status_code == 200, response.read().decode()
-            for line in response.iter_lines():
+            for line in filter(None, response.iter_lines()):
                 event = json.loads(line)
                 tokens += event.get("token_ids", [])
                 assert event["type"] != "failed", event
@@ -82,13 +98,34 @@ class RunningGroup:
         with ThreadPoolExecutor(max_workers=len(prompts)) as pool:
             return list(pool.map(self.generate, prompts, samplings))
 
-    def wait_ended(self, name: str, timeout_seconds: float = 30.0) -> int:
+    def generate_at_once(self, prompts: list[tuple[int, ...]], samplings: list[SamplingParams]) -> list[list[int]]:
+        """`generate_all`, of which none goes on before all have come: a slow machine would bring them one by one."""
+        with ThreadPoolExecutor(max_workers=len(prompts)) as pool:
+            with self.standing_still("stage-0"):
+                answers = [pool.submit(self.generate, *each) for each in zip(prompts, samplings, strict=True)]
+                self.wait_until(lambda: self._num_requests() == len(prompts), "all requests have come")
+            return [answer.result() for answer in answers]
+
+    def _num_requests(self) -> int:
+        status = self.engine_status()
+        return int(status.get("requests_running", 0) + status.get("requests_waiting", 0))
+
+    def wait_ended(self, name: str, timeout_seconds: float = END_SECONDS) -> int:
         """The exit status of a process that is expected to end."""
         return self.processes[name].wait(timeout=timeout_seconds)
 
     def kill(self, name: str) -> None:
         """End a process the hard way."""
         self.processes[name].send_signal(signal.SIGKILL)
+
+    @contextmanager
+    def standing_still(self, name: str) -> Iterator[None]:
+        """A process is stopped for the length of the block; nothing gets past it."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.processes[name].send_signal(signal.SIGCONT)
 
     def stage_status(self, stage: int) -> dict[str, Any]:
         """What a stage says about itself; empty while it doesn't answer."""
@@ -98,7 +135,7 @@ class RunningGroup:
         """What the engine says about the group; empty while it doesn't answer."""
         return self._json(f"{self.url}/status")
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = END_SECONDS) -> None:
         """Poll until `condition` holds; fails with every process's state and log."""
         deadline = time.monotonic() + timeout_seconds
         while not condition():
@@ -114,7 +151,7 @@ class RunningGroup:
     @staticmethod
     def _json(url: str) -> dict[str, Any]:
         try:
-            return dict(httpx.get(url, timeout=2.0).json())
+            return dict(page(url).json())
         except httpx.TransportError:
             return {}
 
@@ -124,7 +161,12 @@ class RunningGroup:
             if process.poll() is None:
                 process.kill()
         for process in self.processes.values():
-            process.wait(timeout=10)
+            process.wait(timeout=END_SECONDS)
+
+
+def page(url: str) -> httpx.Response:
+    """What a process of a group answers, however long a busy machine lets it wait."""
+    return httpx.get(url, timeout=ANSWER_SECONDS, trust_env=False)
 
 
 @contextmanager
@@ -135,22 +177,25 @@ def running_group(
     *,
     start: bool = True,
     held_back: frozenset[str] = frozenset(),
+    stage_command: tuple[str, ...] = STAGE_COMMAND,
+    index: int = 0,
     **config: Any,
 ) -> Iterator[RunningGroup]:
     """Start a group on `model_dir` and wait until it is ready; everything is ended on the way out.
 
-    `start=False` doesn't wait; processes named in `held_back` (`engine`, `stage-1`) aren't started at all.
+    `start=False` doesn't wait; processes named in `held_back` (`engine`, `stage-1`) aren't started at all. `index` is
+    which group of its model it is.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    block = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}"
-    group = RunningGroup(directory, [f"{block}.{stage + 1}" for stage in range(stage_count)], secrets.token_hex(16))
+    leases = [_addresses().lease() for _ in range(stage_count)]
+    addresses = [lease.address for lease in leases]
+    group = RunningGroup(directory, addresses, secrets.token_hex(16), index, stage_command=stage_command)
     settings = RuntimeConfig(
         model_name="test",
         namespace="default",
-        served_name="test",
-        source=f"file://{model_dir}",
+        served_name="tiny",
         stage_count=stage_count,
-        **{"cache_dir": str(directory / "cache"), **config},
+        **{"source": f"file://{model_dir}", "cache_dir": str(directory / "cache"), **config},
     )
     (directory / "config.json").write_text(settings.model_dump_json())
     try:
@@ -162,6 +207,14 @@ def running_group(
         yield group
     finally:
         group.stop()
+        for lease in leases:
+            lease.release()
+
+
+@cache
+def _addresses() -> AddressPool:
+    """One for all groups of this process: others, those of `stageline up` among them, never get one of its leases."""
+    return AddressPool()
 
 
 def start_process(group: RunningGroup, name: str, **changed: str) -> None:
@@ -173,7 +226,7 @@ def start_process(group: RunningGroup, name: str, **changed: str) -> None:
         env.CONFIG: str(group.directory / "config.json"),
         env.STAGE_INDEX: str(stage),
         env.STAGE_COUNT: str(len(group.addresses)),
-        env.GROUP_INDEX: "0",
+        env.GROUP_INDEX: str(group.index),
         env.INCARNATION: "1",
         env.POD_IP: group.addresses[stage],
         env.MASTER_ADDR: group.addresses[0],
@@ -185,7 +238,7 @@ def start_process(group: RunningGroup, name: str, **changed: str) -> None:
     }
     with (group.directory / f"{name}.log").open("wb") as log:
         group.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "stageline_cli.main", command],
+            [sys.executable, *(group.stage_command if command == "stage" else ("-m", "stageline_cli.main", command))],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -69,6 +69,10 @@ class ScriptedCore:
     phase: Phase = Phase.READY
     submitted: list[AdmittedRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    steps: int | None = None
+    """Steps that it says it has begun while a request waits."""
+    times_asked_for_steps: int = 0
+    abort_reasons: list[FinishReason] = field(default_factory=list)
 
     def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
         if self.phase is Phase.DRAINING:
@@ -78,8 +82,13 @@ class ScriptedCore:
         self.submitted.append(request)
         return self.script(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.aborted.append(request_id)
+        self.abort_reasons.append(reason)
+
+    def steps_while_queued(self, _request_id: str) -> int | None:
+        self.times_asked_for_steps += 1
+        return self.steps
 
     def status(self) -> EngineStatus:
         return EngineStatus(phase=self.phase, served_name="tiny", max_model_len=MAX_MODEL_LEN)
@@ -92,8 +101,11 @@ class ScriptedCore:
     def start_drain(self) -> None:
         self.phase = Phase.DRAINING
 
-    def metrics_text(self) -> bytes:
-        return b"# HELP stageline_test A number.\n# TYPE stageline_test gauge\nstageline_test 7.0\n"
+    def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
+        return (
+            b"# HELP stageline_test A number.\n# TYPE stageline_test gauge\nstageline_test 7.0\n",
+            f"text/plain; version=0.0.4; asked={accept}",
+        )
 
 
 @asynccontextmanager
@@ -115,14 +127,14 @@ async def serve(
         try:
             await until(lambda: server.started, "the server starts")
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
                 yield client
         finally:
             server.should_exit = True
             await task
 
 
-async def until(condition: Callable[[], bool], what: str, within_seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], what: str, within_seconds: float = 60.0) -> None:
     """Wait for `condition`; fails naming `what` after `within_seconds`."""
     deadline = time.monotonic() + within_seconds
     while not condition():

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stageline_api.engine_http import Admitted, Delta, EngineError, Failed, Finished, FinishReason, GenerateRequest
+from stageline_api.health import EngineStatus, Phase
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class KeepSaying:
+    """Send one event again and again, with pauses, until `ScriptedEngine.hush`."""
+
+    event: Delta
+    pause_seconds: float
+
+
+@dataclass(frozen=True)
 class Drop:
     """Break the connection without ending the body."""
 
@@ -51,7 +60,7 @@ class Refuse:
     error: EngineError | None
 
 
-Step = Say | Raw | Hold | Pause | Drop | Refuse
+Step = Say | Raw | Hold | Pause | KeepSaying | Drop | Refuse
 Script = Callable[[GenerateRequest], list[Step]]
 
 
@@ -68,11 +77,29 @@ class ScriptedEngine:
 
     script: Script = lambda _: answer("Hello", " world")
     requests: list[GenerateRequest] = field(default_factory=list)
+    replies: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Status and JSON by what else may be asked, as `POST /v1/tokenize`."""
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    """What of that was asked, with bodies."""
+    asked_with: list[dict[str, str]] = field(default_factory=list)
+    """The headers of that, in lower case."""
+    num_probes: int = 0
+    """How often its readiness was asked."""
     left_early: list[str] = field(default_factory=list)
     """Request ids whose client closed the connection before the script's end."""
     url: str = ""
+    served_name: str = "tiny"
+    group: int | None = None
+    incarnation: int | None = None
+    phase: Phase = Phase.READY
+    """What it tells those who probe it."""
+    queue_room: int | None = None
+    """How many more requests may wait, as it tells them too."""
+    answers_probes: bool = True
+    probes: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _release: asyncio.Event = field(default_factory=asyncio.Event)
+    _hushed: bool = False
     _server: asyncio.Server | None = None
     _thread: threading.Thread | None = None
 
@@ -81,48 +108,86 @@ class ScriptedEngine:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        assert started.wait(10), "the scripted engine did not start"
+        assert started.wait(60), "the scripted engine did not start"
 
     def stop(self) -> None:
         """Break all connections and stop listening."""
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(60)
 
     def release(self) -> None:
         """Let every `Hold` go on."""
         self._loop.call_soon_threadsafe(self._release.set)
 
+    def hush(self) -> None:
+        """Let every `KeepSaying` go on."""
+        self._hushed = True
+
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024))
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set()
         self._loop.run_forever()
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(_end(server))
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             try:
-                request = await _read_request(reader)
-            except asyncio.IncompleteReadError:
+                asked, headers, body = await _read_request(reader)
+                if asked == "GET /readyz":
+                    self.num_probes += 1
+                    await self._answer_probe(reader, writer)
+                    return
+                if asked != "POST /v1/generate":
+                    self.asked_with.append(headers)
+                    await self._reply(asked, body, writer)
+                    return
+                request = GenerateRequest.model_validate_json(body)
+            except (asyncio.IncompleteReadError, ConnectionError):
                 return  # the client left before it had asked anything
             self.requests.append(request)
             steps = asyncio.ensure_future(self._play(self.script(request), writer))
             gone = asyncio.ensure_future(reader.read())
             await asyncio.wait((steps, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not steps.done():
+            # Who leaves with events unread breaks a write before the end of the connection is read.
+            if not steps.done() or isinstance(steps.exception(), OSError):
                 self.left_early.append(request.request_id)
             for task in (steps, gone):
                 task.cancel()
             await asyncio.gather(steps, gone, return_exceptions=True)
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the engine stops; asyncio's streams log a task that ends cancelled
         finally:
             writer.transport.abort() if writer.transport.is_closing() else writer.close()
+
+    async def _reply(self, asked: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        self.asked.append((asked, body))
+        status, content = self.replies[asked.partition("?")[0]]
+        head = f"HTTP/1.1 {status} Said\r\ncontent-length: {len(content.encode())}\r\nconnection: close\r\n\r\n"
+        writer.write((head + content).encode())
+        await writer.drain()
+
+    async def _answer_probe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.probes += 1
+        if not self.answers_probes:
+            await reader.read()
+            return
+        body = self._status().model_dump_json().encode()
+        status = "200 OK" if self.phase is Phase.READY else "503 Not ready"
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+
+    def _status(self) -> EngineStatus:
+        return EngineStatus(
+            phase=self.phase,
+            served_name=self.served_name,
+            group=self.group,
+            incarnation=self.incarnation,
+            queue_room=self.queue_room,
+        )
 
     async def _play(self, steps: list[Step], writer: asyncio.StreamWriter) -> None:
         if isinstance(steps[0], Refuse):
@@ -145,6 +210,10 @@ class ScriptedEngine:
                     await self._release.wait()
                 case Pause(seconds=seconds):
                     await asyncio.sleep(seconds)
+                case KeepSaying(event=event, pause_seconds=seconds):
+                    while not self._hushed:
+                        _chunk(writer, event.model_dump_json().encode() + b"\n")
+                        await asyncio.sleep(seconds)
                 case Drop():
                     await writer.drain()
                     writer.transport.abort()
@@ -154,6 +223,26 @@ class ScriptedEngine:
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         await writer.drain()
+
+
+async def _end(server: asyncio.Server) -> None:
+    """Stop accepting, let what was accepted begin, then close everything.
+
+    A server that is closed between accepting a connection and serving it leaves that connection open, and a task that
+    is cancelled before it began does too.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    server.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def _chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
@@ -166,8 +255,10 @@ async def _refuse(step: Refuse, writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> GenerateRequest:
+async def _read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
+    """Method and path, headers in lower case, and the body."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    assert head.startswith("POST /v1/generate HTTP/1.1\r\n"), head
-    headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
-    return GenerateRequest.model_validate_json(await reader.readexactly(int(headers["content-length"])))
+    first, *lines = head.split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines if line)
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return first.removesuffix(" HTTP/1.1"), headers, body

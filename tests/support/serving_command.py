@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+from free_ports import free_port
 
 READY_SECONDS = 180.0
 
@@ -59,7 +60,7 @@ class ServingCommand:
         """Process ids of the stages, in no particular order."""
         return [pid for pid in descendants(self.process.pid) if command_line(pid)[-1:] == ["stage"]]
 
-    def end(self, with_signal: signal.Signals = signal.SIGINT, timeout_seconds: float = 60.0) -> int:
+    def end(self, with_signal: signal.Signals = signal.SIGINT, timeout_seconds: float = 120.0) -> int:
         """Signal it and wait for its end; returns the exit status."""
         self.process.send_signal(with_signal)
         return self.process.wait(timeout=timeout_seconds)
@@ -86,7 +87,7 @@ def serving(model_file: Path, directory: Path, cache: Path, *options: str) -> It
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(timeout=30)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(timeout=10)
@@ -102,12 +103,6 @@ def run_stageline(*arguments: str, timeout_seconds: float = 240.0) -> subprocess
         stdin=subprocess.DEVNULL,
         check=False,
     )
-
-
-def free_port() -> int:
-    """A port nobody listens on at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def descendants(pid: int) -> list[int]:
@@ -146,7 +141,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_gone(pids: list[int], timeout_seconds: float = 20.0) -> None:
+def wait_gone(pids: list[int], timeout_seconds: float = 90.0) -> None:
     """Until none of the processes runs any more."""
     deadline = time.monotonic() + timeout_seconds
     while left := [pid for pid in pids if alive(pid)]:

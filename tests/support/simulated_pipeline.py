@@ -11,18 +11,32 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.engine.request import Request
-from stageline_runtime.messages import RowSampling, SampledRow, StepPlan
+from stageline_runtime.kv_blocks import blocks_of
+from stageline_runtime.messages import RowSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.stage.slot_tokens import SlotTokens
 
 GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
 STOP_TOKEN = 7
 
 
-def make_request(name: str, prompt: tuple[int, ...], max_new_tokens: int, *, stops: bool = False) -> Request:
-    """A greedy request."""
-    stop_token_ids = frozenset({STOP_TOKEN}) if stops else frozenset[int]()
+def make_request(
+    name: str,
+    prompt: tuple[int, ...],
+    max_new_tokens: int,
+    *,
+    stops: bool = False,
+    priority: int = 0,
+    output: tuple[int, ...] = (),
+) -> Request:
+    """A greedy request; `output` was generated before."""
     return Request(
-        request_id=name, prompt=prompt, sampling=GREEDY, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids
+        request_id=name,
+        prompt=prompt,
+        sampling=GREEDY,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=frozenset({STOP_TOKEN}) if stops else frozenset(),
+        priority=priority,
+        output=list(output),
     )
 
 
@@ -50,6 +64,8 @@ class SimulatedPipeline:
     """First stage, cache and last stage in one; `sent` holds plans that were sent and not yet run."""
 
     num_slots: int
+    num_blocks: int | None = None
+    """Most blocks that may ever lie in the slots together; None: not looked at."""
     sent: deque[StepPlan] = field(default_factory=deque)
     results: deque[tuple[int, tuple[SampledRow, ...]]] = field(default_factory=deque)
     _cache: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
@@ -64,11 +80,12 @@ class SimulatedPipeline:
         self.sent.append(plan)
 
     def run_next(self) -> None:
-        """Run the oldest plan: fills, feedback, inputs, layers, sampling."""
+        """Run the oldest plan: trims, fills, feedback, inputs, layers, sampling."""
         plan = self.sent.popleft()
+        for trim in plan.trims:
+            del self._content(trim.slot)[trim.num_tokens :]
         for fill in plan.fills:
-            self._cache[fill.slot] = (fill.generation, [])
-            self.tokens.fill(fill)
+            self._fill(fill)
         self.tokens.apply_through(plan.feedback_through, self._feedback.pop)
         ids = self.tokens.inputs(plan).tolist()
         assert len(ids) == plan.padded_tokens
@@ -84,6 +101,17 @@ class SimulatedPipeline:
         if plan.feedback_posted:
             self._feedback[plan.seq] = torch.tensor([[row.generation, 1, row.token] for row in sampled])
         self.results.append((plan.seq, tuple(sampled)))
+        blocks = sum(blocks_of(len(history)) for _, history in self._cache.values())
+        assert self.num_blocks is None or blocks <= self.num_blocks, f"{plan}: {blocks} blocks"
+
+    def _content(self, slot: int) -> list[int]:
+        return self._cache.setdefault(slot, (0, []))[1]
+
+    def _fill(self, fill: SlotFill) -> None:
+        source = self._content(fill.slot if fill.copy_from is None else fill.copy_from)
+        assert len(source) >= fill.cached_tokens, f"{fill} of {len(source)} tokens"
+        self._cache[fill.slot] = (fill.generation, source[: fill.cached_tokens])
+        self.tokens.fill(fill)
 
     @property
     def num_unread_feedback(self) -> int:

@@ -1,0 +1,22 @@
+"""Prometheus' own checker of rules: found on this machine, or its tests are skipped and say how to get it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PROMTOOL: Final = shutil.which("promtool")
+needs_promtool: Final = pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is not installed: sh scripts/install-prometheus"
+)
+_LONGEST_SECONDS: Final = 120
+
+
+def promtool(*arguments: str | Path) -> None:
+    """Run it; what it found wrong, with expected and actual values, is the failure's text."""
+    assert PROMTOOL is not None
+    command = [PROMTOOL, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
