@@ -177,6 +177,7 @@ def has_two_groups(model: ModelInCluster, _: dict[str, Any]) -> None:
 
 def has_no_pods(model: ModelInCluster, _: dict[str, Any]) -> None:
     wait_until("the pods are gone", lambda: not model.pods(), SOON_SECONDS, model.everything)
+    model.until("the status says so too", lambda status: not status["groups"], SOON_SECONDS)
 
 
 EFFECTS: Final[dict[str, Callable[[ModelInCluster, dict[str, Any]], None]]] = {

@@ -1,5 +1,6 @@
 """One PipelineModel in a cluster: apply it, wait for what its status says, see everything when that does not come."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,8 +43,7 @@ class ModelInCluster:
 
     def condition(self, kind: str) -> dict[str, Any]:
         """One condition; empty before there is one."""
-        found = [each for each in self.status().get("conditions", []) if each["type"] == kind]
-        return dict(found[0]) if found else {}
+        return _condition(self.status(), kind)
 
     def pods(self, **selected: str) -> list[dict[str, Any]]:
         """Its pods, by `group`, `stage`, `incarnation` or `revision`; in order of group and stage."""
@@ -60,33 +60,44 @@ class ModelInCluster:
         return found[0]
 
     def until(self, what: str, holds: Any, seconds: float = READY_SECONDS) -> dict[str, Any]:
-        """Wait until `holds(status)`; returns the status."""
-        wait_until(what, lambda: holds(self.status()), seconds, self.everything)
-        return self.status()
+        """Wait until `holds(status)`; returns that very status, since the next may be another."""
+
+        def _status_that_holds() -> dict[str, Any] | None:
+            status = self.status()
+            return status if holds(status) else None
+
+        found = wait_until(what, _status_that_holds, seconds, self.everything)
+        assert found is not None
+        return found
 
     def until_ready(self, groups: int = 1, seconds: float = READY_SECONDS) -> dict[str, Any]:
-        """Wait until that many groups answer, and the condition says so for the latest spec."""
+        """Wait until that many groups answer, and the condition says so for the latest spec; returns the status."""
 
-        def _ready(status: dict[str, Any]) -> bool:
-            condition = self.condition("Ready")
-            latest = status.get("observedGeneration") == self.get()["metadata"]["generation"]
-            return latest and status.get("readyReplicas") == groups and condition.get("status") == "True"
+        def _ready_model() -> dict[str, Any] | None:
+            found = self.get()
+            status = found.get("status", {})
+            latest = status.get("observedGeneration") == found["metadata"]["generation"]
+            said = _condition(status, "Ready").get("status") == "True"
+            return found if latest and said and status.get("readyReplicas") == groups else None
 
-        return self.until(f"{groups} groups are ready", _ready, seconds)
+        model = wait_until(f"{groups} groups are ready", _ready_model, seconds, self.everything)
+        assert model is not None
+        return dict(model["status"])
 
     def until_incarnation(self, above: int, group: int = 0, seconds: float = READY_SECONDS) -> dict[str, Any]:
         """Wait until a later incarnation of a group is ready."""
 
         def _replaced(status: dict[str, Any]) -> bool:
-            found = next((each for each in status.get("groups", []) if each["index"] == group), None)
-            stages = found["stages"] if found else []
-            return bool(found and found["incarnation"] > above and stages and all(s.get("ready") for s in stages))
+            found = _group(status, group)
+            stages = found.get("stages", [])
+            return bool(stages and found["incarnation"] > above and all(s.get("ready") for s in stages))
 
         return self.until(f"group {group} is ready above incarnation {above}", _replaced, seconds)
 
     def incarnation(self, group: int = 0) -> int:
-        """Of one group, now."""
-        return int(next(each["incarnation"] for each in self.status()["groups"] if each["index"] == group))
+        """Of one group, once it is listed."""
+        status = self.until(f"group {group} is listed", lambda status: _group(status, group))
+        return int(_group(status, group)["incarnation"])
 
     def container_pid(self, stage: int, container: str, group: int = 0) -> int:
         """Process id of a container on our own nodes."""
@@ -116,6 +127,16 @@ class ModelInCluster:
                 ]
         parts.append(self.cluster.kubectl("get", "events", "-n", self.namespace).stdout[-4000:])
         return "\n".join(parts)
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """One condition of a status; empty when it has none of that kind."""
+    return next((dict(each) for each in status.get("conditions", []) if each["type"] == kind), {})
+
+
+def _group(status: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """What a status says of one group; empty when it lists none of that index."""
+    return next((dict(each) for each in status.get("groups", []) if each["index"] == index), {})
 
 
 def model_from_file(cluster: Cluster, namespace: str, file: Path, nodes: SimulatedNodes | None) -> ModelInCluster:

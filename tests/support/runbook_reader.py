@@ -110,9 +110,13 @@ def _in_front(command: str) -> str:
 
 
 def _variables(model: ModelInCluster) -> dict[str, str]:
-    """As the first page has one set them: a pod's name is made of its model's, group, incarnation and stage."""
+    """As the first page has one set them: a pod's name is made of its model's, group, incarnation and stage.
+
+    A model without its first group (suspended, say) has no pods to name. The status is read once: it may change.
+    """
     found = {"NAMESPACE": model.namespace, "MODEL": model.name, "GROUP": "0"}
-    if not model.status().get("groups"):
+    first = next((each for each in model.status().get("groups", []) if each["index"] == 0), None)
+    if first is None:
         return found
-    name = f"{model.name}-0-{model.incarnation()}"
+    name = f"{model.name}-0-{first['incarnation']}"
     return found | {"POD": f"{name}-1", "STAGE_0_POD": f"{name}-0"}
