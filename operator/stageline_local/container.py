@@ -117,10 +117,8 @@ class ContainerProcess:
             self.kill_now()
 
     def _signal_group(self, number: signal.Signals) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass
 
     async def run_in_same_environment(self, argv: list[str]) -> int:
         """Exit status of a command run beside the container, for exec probes; killed when the caller is cancelled."""
@@ -138,7 +136,8 @@ class ContainerProcess:
             return await process.wait()
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # reaped, and not told yet
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
 
 

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from stageline_api.failures import CLASS_OF_EXIT_CODE, CONSEQUENCES, FailureClass, TerminationMessage
 from stageline_operator.container_end import ContainerEnd
 
-SETTLE_SECONDS: Final = 2.0
+SETTLE_SECONDS: Final = 5.0
+"""Kubelets note ends in whole seconds, and a busy one tells of an end some seconds later."""
 _ENGINE: Final = "engine"
 _LONGEST_DETAIL: Final = 1000
 _CLASS_OF_POD_REASON: Final = {

@@ -30,8 +30,15 @@ class PodsInNamespace:
         return self.cluster.api.get("Pod", name, self.namespace) or {"status": {}, "gone": True}
 
     def until(self, what: str, holds: Any, name: str = "p", seconds: float = SOON_SECONDS) -> dict[str, Any]:
-        wait_until(what, lambda: holds(self.get(name)), seconds, lambda: to_json(self.get(name)))
-        return self.get(name)
+        """Wait until `holds(pod)`; returns that very pod, since the next may be another."""
+
+        def _pod_that_holds() -> dict[str, Any] | None:
+            pod = self.get(name)
+            return pod if holds(pod) else None
+
+        found = wait_until(what, _pod_that_holds, seconds, lambda: to_json(self.get(name)))
+        assert found is not None
+        return found
 
     def until_ready(self, name: str = "p") -> dict[str, Any]:
         return self.until(f"{name} is ready", lambda pod: condition(pod, "Ready") == "True", name)

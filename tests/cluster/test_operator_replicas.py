@@ -50,7 +50,7 @@ def test_a_killed_leader_is_replaced_within_15_seconds(
     cluster: Cluster, namespace: str, kubelet: InstantKubelet, replicas: list[OperatorReplica]
 ) -> None:
     first, second = replicas
-    assert looks_at_the_lease(second) > 0
+    wait_until("the second looks at the lease", lambda: looks_at_the_lease(second), SOON_SECONDS, second.log)
     first.end(signal.SIGKILL)
     # Not before: until its end the first may renew it for as long as it likes.
     looked = looks_at_the_lease(second)

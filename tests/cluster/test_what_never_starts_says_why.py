@@ -10,7 +10,7 @@ import pytest
 from cluster_api import wait_until
 from cluster_under_test import Cluster, column_of
 from instant_kubelet import instant_kubelet
-from model_in_cluster import ModelInCluster, small_model
+from model_in_cluster import ModelInCluster, condition_in, small_model
 from operator_process import OperatorProcess
 from simulated_nodes import SimulatedNodes
 
@@ -124,7 +124,10 @@ def test_a_stage_over_its_memory_limit_is_named_and_more_memory_mends_it(model: 
     """Torch alone takes more than the limit. Stage 0, which waits for its peer meanwhile, is not blamed."""
     stages = [{}, {"resources": {"limits": {"memory": "32Mi"}}}]
     model.apply(stages=stages, restart={"maxRestarts": 1})
-    status = model.until("its restart is used up", lambda _: reason_of(model, "Degraded") == "RestartBudgetSpent")
+    status = model.until(
+        "its restart is used up",
+        lambda status: condition_in(status, "Degraded").get("reason") == "RestartBudgetSpent",
+    )
     failures = [(f["failureClass"], f["stage"], f["exitCode"], f["incarnation"]) for f in status["lastFailures"]]
     assert failures == [("OOMKilled", 1, 137, 2), ("OOMKilled", 1, 137, 1)], status
     assert "OOMKilled" in model.condition("Ready")["message"]

@@ -6,6 +6,7 @@ import pytest
 
 from planned_cluster import START, PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_operator.cause import SETTLE_SECONDS
 from stageline_operator.lifecycle import plan
 from stageline_operator.objects.identity import bus_secret_name
 from stageline_operator.plan import Observed, Setting
@@ -91,7 +92,7 @@ def test_a_group_whose_engine_was_told_to_drain_is_on_record_as_that() -> None:
     cluster.end_container(1, 0, told, reason="Completed")
     cluster.settle()
     assert (cluster.phase(), cluster.status.last_failures) == ("Starting", ()), "what else ends may be the cause"
-    cluster.advance(2)
+    cluster.advance(SETTLE_SECONDS)
     planned = cluster.step()
     assert {deletion.grace_seconds for deletion in planned.delete} == {None}
     failure = cluster.status.last_failures[0]
@@ -274,14 +275,14 @@ def test_a_pod_that_finds_no_place_says_so_in_its_row() -> None:
     assert cluster.phase() == "Starting"
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.9])
+@pytest.mark.parametrize("seconds", [0.0, SETTLE_SECONDS - 0.1])
 def test_consequences_alone_wait_for_the_cause_to_be_seen(seconds: float) -> None:
     cluster = ready_cluster()
     cluster.end_container(0, 71, peer_lost(stage=0, peer=1))
     cluster.advance(seconds)
     planned = cluster.step()
     assert cluster.phase() == "Ready"
-    assert planned.requeue_after_seconds == pytest.approx(2.0 - seconds)
+    assert planned.requeue_after_seconds == pytest.approx(SETTLE_SECONDS - seconds)
     cluster.end_container(1, 137)
     cluster.step()
     assert (cluster.status.last_failures[0].stage, cluster.status.last_failures[0].failure_class) == (1, "Killed")
@@ -290,7 +291,7 @@ def test_consequences_alone_wait_for_the_cause_to_be_seen(seconds: float) -> Non
 def test_a_consequence_is_believed_when_nothing_else_shows() -> None:
     cluster = ready_cluster()
     cluster.end_container(0, 71, peer_lost(stage=0, peer=1))
-    cluster.advance(2.0)
+    cluster.advance(SETTLE_SECONDS)
     cluster.step()
     assert (cluster.status.last_failures[0].stage, cluster.status.last_failures[0].message) == (0, "lost my peer")
     assert cluster.status.last_failures[0].time == START

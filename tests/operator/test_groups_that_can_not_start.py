@@ -6,6 +6,7 @@ import pytest
 
 from planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_operator.cause import SETTLE_SECONDS
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
@@ -228,7 +229,7 @@ def test_a_node_found_to_be_lost_later_becomes_the_cause_and_frees_the_group() -
     cluster.holds_deletions = True
     words = TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=0, peer=1, detail="stage 1 is silent")
     cluster.end_container(0, 71, words)
-    cluster.advance(2)
+    cluster.advance(SETTLE_SECONDS)
     cluster.settle()
     assert cluster.status.last_failures[0].failure_class == "PeerLost"
     del cluster.objects[("Pod", "tiny-0-1-0")]

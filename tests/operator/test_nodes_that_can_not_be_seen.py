@@ -2,6 +2,7 @@
 
 from planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_operator.cause import SETTLE_SECONDS
 
 PEER_LOST = TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=0, peer=1, detail="stage 1 is silent")
 
@@ -65,7 +66,7 @@ def test_the_peer_that_noticed_first_is_not_the_cause_and_the_silent_pod_holds_n
     cluster = ready_cluster()
     cluster.end_container(0, 71, PEER_LOST)
     cluster.holds_deletions = True
-    cluster.advance(2)
+    cluster.advance(SETTLE_SECONDS)
     cluster.settle()
     assert cluster.status.last_failures[0].failure_class == "PeerLost"
     del cluster.objects[("Pod", "tiny-0-1-0")]

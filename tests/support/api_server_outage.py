@@ -19,7 +19,6 @@ _CONTROLLERS: Final = ("kube-controller-manager", "kube-scheduler")
 @contextmanager
 def api_server_outage(plane: ControlPlane) -> Iterator[None]:
     """The API server is killed for the length of the block, and ready again after it."""
-    beats = _beats(plane)
     with _asleep(plane):
         plane.stop_process("kube-apiserver", hard=True)
         try:
@@ -27,7 +26,7 @@ def api_server_outage(plane: ControlPlane) -> Iterator[None]:
         finally:
             plane.start_api_server()
             plane.wait_ready()
-            _await_beats(plane, beats)
+            _await_beats(plane)
 
 
 @contextmanager
@@ -49,8 +48,12 @@ def _beats(plane: ControlPlane) -> dict[str, str]:
     return {node["metadata"]["name"]: each["lastHeartbeatTime"] for node, each in ready if each["status"] == "True"}
 
 
-def _await_beats(plane: ControlPlane, before: dict[str, str]) -> None:
-    """A node that died shortly before the outage is waited for no longer than the controllers would wait for it."""
+def _await_beats(plane: ControlPlane) -> None:
+    """Of every node one that comes from now on: one from just before the outage is none, however late it was seen.
+
+    A node that died shortly before the outage is waited for no longer than the controllers would wait for it.
+    """
+    before = _beats(plane)
     deadline = time.monotonic() + NODE_LOST_SECONDS
     while _beats(plane).items() & before.items() and time.monotonic() < deadline:
         time.sleep(0.1)

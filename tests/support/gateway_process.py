@@ -24,6 +24,7 @@ HOLD_SECONDS: Final = 300
 _RBAC: Final = "rbac.authorization.k8s.io"
 _START_SECONDS: Final = 150.0
 _END_SECONDS: Final = 90.0
+_ANSWER_SECONDS: Final = 60.0
 
 
 def gateway_permissions(namespace: str) -> list[dict[str, Any]]:
@@ -84,7 +85,7 @@ class GatewayProcess:
 
     def resumed(self) -> float:
         """How many answers another run took over in the middle."""
-        page = httpx.get(f"http://127.0.0.1:{self._admin_port}/metrics", timeout=10, trust_env=False).text
+        page = httpx.get(f"http://127.0.0.1:{self._admin_port}/metrics", timeout=_ANSWER_SECONDS, trust_env=False).text
         samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
         return sum(
             sample.value for sample in samples if sample.name == RESUMES.name and sample.labels["outcome"] == "resumed"

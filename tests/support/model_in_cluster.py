@@ -43,7 +43,7 @@ class ModelInCluster:
 
     def condition(self, kind: str) -> dict[str, Any]:
         """One condition; empty before there is one."""
-        return _condition(self.status(), kind)
+        return condition_in(self.status(), kind)
 
     def pods(self, **selected: str) -> list[dict[str, Any]]:
         """Its pods, by `group`, `stage`, `incarnation` or `revision`; in order of group and stage."""
@@ -77,7 +77,7 @@ class ModelInCluster:
             found = self.get()
             status = found.get("status", {})
             latest = status.get("observedGeneration") == found["metadata"]["generation"]
-            said = _condition(status, "Ready").get("status") == "True"
+            said = condition_in(status, "Ready").get("status") == "True"
             return found if latest and said and status.get("readyReplicas") == groups else None
 
         model = wait_until(f"{groups} groups are ready", _ready_model, seconds, self.everything)
@@ -129,7 +129,7 @@ class ModelInCluster:
         return "\n".join(parts)
 
 
-def _condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def condition_in(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """One condition of a status; empty when it has none of that kind."""
     return next((dict(each) for each in status.get("conditions", []) if each["type"] == kind), {})
 

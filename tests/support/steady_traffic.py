@@ -33,13 +33,14 @@ class SteadyTraffic:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ending: threading.Event = field(default_factory=threading.Event)
 
-    def ask_until_told(self) -> None:
-        """One client."""
+    def ask_until_told(self, first_tokens: int) -> None:
+        """One client, whose first answer may be shorter: its text is not kept then."""
+        tokens = first_tokens
         with httpx.Client(base_url=self.url, timeout=_ANSWER_SECONDS, trust_env=False) as client:
             while not self._ending.is_set():
                 began = time.monotonic()
                 try:
-                    text = self._ask(client)
+                    text = self._ask(client, tokens)
                 except (httpx.HTTPError, AssertionError, ValueError) as error:
                     with self._lock:
                         self.failures.append(f"{type(error).__name__}: {error}")
@@ -47,18 +48,20 @@ class SteadyTraffic:
                     with self._lock:
                         self.answers += 1
                         self.spans.append((began, time.monotonic()))
-                        self.texts.add(text)
+                        if tokens == self.max_tokens:
+                            self.texts.add(text)
+                tokens = self.max_tokens
 
     def end(self) -> None:
         """Ask no more."""
         self._ending.set()
 
-    def _ask(self, client: httpx.Client) -> str:
+    def _ask(self, client: httpx.Client, max_tokens: int) -> str:
         """The text of one streamed answer; raises when it is not whole."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": "the and in"}],
-            "max_tokens": self.max_tokens,
+            "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
             **self.asked,
@@ -86,9 +89,14 @@ class SteadyTraffic:
 def steady_traffic(
     url: str, model: str, clients: int = 3, max_tokens: int = 12, **asked: Any
 ) -> Iterator[SteadyTraffic]:
-    """Traffic for the length of the block; afterwards every answer has come or failed."""
+    """Traffic for the length of the block; afterwards every answer has come or failed.
+
+    Answers that begin together and go on in step would end together: the first ones are of different lengths, so that
+    at every moment most are in the middle.
+    """
     traffic = SteadyTraffic(url, model, max_tokens, asked)
-    threads = [threading.Thread(target=traffic.ask_until_told, daemon=True) for _ in range(clients)]
+    firsts = [max(1, max_tokens * (place + 1) // clients) for place in range(clients)]
+    threads = [threading.Thread(target=traffic.ask_until_told, args=(first,), daemon=True) for first in firsts]
     for thread in threads:
         thread.start()
     try:

@@ -77,7 +77,7 @@ class Terminal:
                 start_new_session=True,
             )
         try:
-            wait_until(command, lambda: output.read_text() or process.poll() is not None, _SECONDS)
+            wait_until(command, lambda: output.stat().st_size or process.poll() is not None, _SECONDS)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=_SECONDS)
@@ -85,7 +85,7 @@ class Terminal:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return Typed(command, process.returncode, output.read_text().strip(), "")
+        return Typed(command, process.returncode, output.read_text(errors="replace").strip(), "")
 
     def _environment(self) -> dict[str, str]:
         own = {
