@@ -92,7 +92,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         "spec": spec,
     }
     (directory / "tiny.yaml").write_text(yaml.safe_dump(document))
-    monitored = Monitored(directory / "state", free_port(), free_pair())
+    # Beside the gateway's port are its metrics, beside the boards' is Prometheus.
+    monitored = Monitored(directory / "state", free_port(in_a_row=2), free_port(in_a_row=2))
     started = run_stageline(
         *("up", str(directory / "tiny.yaml"), "--detach", "--monitor", "--port", str(monitored.port)),
         *("--monitor-port", str(monitored.monitor_port), "--state-dir", str(monitored.state_dir)),
@@ -108,18 +109,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         record = read_record(monitored.state_dir / "tiny")
         if record is not None and record.is_running():
             os.kill(record.pid, signal.SIGKILL)
-
-
-def free_pair() -> int:
-    """A port that is free like the one after it: the boards' and Prometheus'."""
-    for _ in range(100):
-        port = free_port()
-        try:
-            with httpx.Client(trust_env=False, timeout=1.0) as client:
-                client.get(f"http://127.0.0.1:{port + 1}")
-        except httpx.ConnectError:
-            return port
-    raise AssertionError("no two free ports beside each other")
 
 
 def test_it_says_where_to_look(up: Monitored) -> None:

@@ -38,6 +38,7 @@ from stageline_cli.main import run
 from stageline_cli.on_call import bundle, readings
 from stageline_cli.on_call.choose_source import open_source
 from stageline_cli.on_call.watch import Watch
+from stageline_runtime.trace import collect
 
 BACKOFF_SECONDS = 20
 """Long enough to see that a group has failed; its supervisor is stopped while that is looked into."""
@@ -59,7 +60,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCommand]:
 @pytest.fixture(autouse=True)
 def patience_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that takes some seconds to answer is not one that can't be read."""
-    for module in (readings, bundle):
+    for module in (readings, bundle, collect):
         monkeypatch.setattr(module, "TIMEOUT_SECONDS", DEADLINE_SECONDS)
 
 

@@ -143,7 +143,7 @@ def test_health_and_readiness_say_why_not() -> None:
         problems = ["", "the cluster has not been listed yet"]
         server = HttpEndpoints(OperatorMetrics().registry, lambda: problems[0], lambda: problems[1])
         await server.start("127.0.0.1", 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=60) as client:
             answers = [await client.get(path) for path in ("/healthz", "/readyz", "/metrics")]
         await server.close()
         return [(answer.status_code, answer.text) for answer in answers[:2]] + [(answers[2].status_code, "")]

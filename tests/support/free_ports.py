@@ -17,8 +17,10 @@ _CLAIMS: Final[list[socket.socket]] = []
 """Of the ports that this process was given; they end with it."""
 
 
-def free_port() -> int:
+def free_port(in_a_row: int = 1) -> int:
     """A loopback port that nobody listens on at this moment, and that nobody else gets while this process lives.
+
+    So are those that come after it, `in_a_row` altogether.
 
     Raises:
         OSError: none of the ports tried is free.
@@ -27,7 +29,7 @@ def free_port() -> int:
     draw = random.SystemRandom()
     for _ in range(_TRIES):
         port = draw.choice(_CHOICES)
-        if _claimed(port):
+        if all(_claimed(each) for each in range(port, port + in_a_row)):
             return port
     raise OSError(f"no free port among {_TRIES} drawn from {_CHOICES}")
 

@@ -6,7 +6,6 @@ no test runs it.
 """
 
 import argparse
-import socket
 import sys
 import tempfile
 import time
@@ -108,23 +107,11 @@ def _model_up(scenario: Scenario, alert_speed: float, directory: Path) -> Iterat
     document["spec"] |= {"engine": scenario.engine, "restart": {"backoffSeconds": 1}}
     manifest = directory / "smollm2.yaml"
     manifest.write_text(yaml.safe_dump(document), encoding="utf-8")
-    port = _two_free_ports()
+    port = free_port(in_a_row=2)  # the page's and Prometheus'
     options = ("--monitor", "--monitor-port", str(port), "--alert-speed", str(alert_speed))
     with serving(manifest, directory / "up", default_cache_dir(), *options) as up:
         up.wait_for("Boards and alerts:")
         yield up, f"http://127.0.0.1:{port}/prometheus/api/v1"
-
-
-def _two_free_ports() -> int:
-    """A port with a free one after it: the page's and Prometheus'."""
-    while True:
-        first = free_port()
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", first + 1))
-            except OSError:
-                continue
-            return first
 
 
 def _watch(report: Report, prometheus: str) -> None:

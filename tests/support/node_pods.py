@@ -78,6 +78,6 @@ def is_alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter when it ends between opening and reading
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
