@@ -122,3 +122,43 @@ def test_a_renewal_that_is_cut_off_by_the_order_to_stop_does_not_keep_the_lease_
         return str(api.lease["spec"]["holderIdentity"])
 
     assert asyncio.run(scenario()) == ""
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["answer-lost", "refused"])
+def test_a_release_that_gets_no_answer_is_tried_again_and_told(
+    is_written: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoAnswerOnce(OneLease):
+        has_failed = False
+
+        async def replace(self, resource: Any, manifest: Mapping[str, Any]) -> dict[str, Any]:
+            is_release = not manifest["spec"]["holderIdentity"]
+            if not is_release or self.has_failed:
+                return await super().replace(resource, manifest)
+            self.has_failed = True
+            if is_written:
+                await super().replace(resource, manifest)
+            raise ApiError("update leases", 0)
+
+    async def scenario() -> str:
+        api = NoAnswerOnce()
+        leadership = Leadership(api, NAME, TIMES, "one")
+        leads = asyncio.Event()
+
+        async def lead() -> None:
+            leads.set()
+            await asyncio.Event().wait()
+
+        competing = asyncio.create_task(leadership.run(lead))
+        async with asyncio.timeout(120):
+            await leads.wait()
+        competing.cancel()
+        await asyncio.gather(competing, return_exceptions=True)
+        await leadership.release()
+        assert api.has_failed
+        assert api.lease is not None
+        return str(api.lease["spec"]["holderIdentity"])
+
+    with caplog.at_level("INFO"):
+        assert asyncio.run(scenario()) == ""
+    assert "released lease ns/lease" in caplog.text

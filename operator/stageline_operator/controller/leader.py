@@ -58,23 +58,25 @@ class Leadership:
         """Give the lease up, so that another replica need not wait; call it when nothing acts any more."""
         self._leads_until = 0.0
         try:
+            if self._seen is None or self._seen.holder != self._identity:
+                return
             for tries_left in reversed(range(_RELEASE_TRIES)):
-                if self._seen is None or self._seen.holder != self._identity:
-                    return
                 if await self._write_release(self._seen, may_fail=tries_left > 0):
                     break
-                # A renewal that was cut off on its way may have been written all the same.
+                # A renewal or a release that was cut off on its way may have been written all the same.
                 await self._look()
+                if self._seen is None or self._seen.holder != self._identity:
+                    break
             _log.info("released lease %s/%s", self._name.namespace, self._name.name)
         except ApiError as error:
             _log.warning("could not release the lease; it lapses by itself: %s", error)
 
     async def _write_release(self, seen: SeenLease, may_fail: bool) -> bool:
-        """Returns False when the lease has another version by now and `may_fail`. Raises `ApiError`."""
+        """Returns False when it `may_fail`, and the lease has another version or no answer came. Raises `ApiError`."""
         try:
             await self._api.replace(LEASE, released_manifest(self._name, seen.manifest))
         except ApiError as error:
-            if not (may_fail and error.is_conflict):
+            if not (may_fail and (error.is_conflict or error.is_passing)):
                 raise
             return False
         return True
