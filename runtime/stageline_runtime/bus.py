@@ -149,11 +149,12 @@ class StageBus:
 
     def unread_end(self) -> GroupFailed | Shutdown | None:
         """The group's end that came while the reading thread was busy; for another thread, takes nothing away."""
+        unread = list(self._received)
         try:
             data = self._connection.recv(_READ_BYTES, socket.MSG_PEEK)
-            unread = FrameReader[ToStage](ToStage).feed(self._reader.incomplete + data)
+            unread += FrameReader[ToStage](ToStage).feed(self._reader.incomplete + data)
         except (OSError, BusProtocolError):
-            return None
+            pass
         return next((message for message in unread if isinstance(message, GroupFailed | Shutdown)), None)
 
     def close(self) -> None:

@@ -227,7 +227,9 @@ class StageProcess:
         if failure.failure_class is FailureClass.ENGINE_LOST and self._drain_asked:
             return f"SIGTERM to stage {self._contract.stage}"
         is_loss = failure.failure_class in (FailureClass.ENGINE_LOST, FailureClass.PEER_LOST)
-        told = self._bus.unread_end() if is_loss and self._bus is not None else None
+        if not is_loss or self._bus is None:
+            return None
+        told = self._shutdown or self._bus.unread_end()
         return told.reason if isinstance(told, Shutdown) else None
 
     def _engine_hung_up(self) -> bool:

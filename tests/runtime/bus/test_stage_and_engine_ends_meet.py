@@ -136,7 +136,9 @@ def test_an_unread_end_is_found_and_stays_unread(engine: EngineSide, stage: Stag
     wait_for(stage.engine_hung_up)
     assert stage.unread_end() == told
     assert stage.receive(SECONDS) == WorkOutstanding(True)
+    assert stage.unread_end() == told, "off the wire with the message before it, and still unread"
     assert stage.receive(SECONDS) == told
+    assert stage.unread_end() is None
 
 
 def test_the_engine_s_end_is_seen_after_its_last_message(engine: EngineSide, stage: StageBus) -> None:

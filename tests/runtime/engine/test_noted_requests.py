@@ -13,6 +13,7 @@ from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import PodContract
+from stageline_runtime.engine import tracing as engine_tracing
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.metrics import EngineMetrics
 from stageline_runtime.engine.port import AdmittedRequest
@@ -133,7 +134,12 @@ def test_what_is_noted_is_forgotten_with_the_request() -> None:
     assert kept == {}
 
 
-def test_an_ended_request_waits_for_stages_that_have_not_told_until_it_is_closed() -> None:
+def test_an_ended_request_waits_for_stages_that_have_not_told_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # However long this process is held up between the end and the look at it.
+    monkeypatch.setattr(engine_tracing, "SETTLE_NANOSECONDS", 10**15)
+
     async def run() -> TwoStages:
         stages = TwoStages(tells=False)
         await stages.answer("traced")

@@ -60,6 +60,18 @@ def test_an_idle_group_drains_at_once(tiny_llama: Path, tmp_path: Path) -> None:
         assert_all_drained(group)
 
 
+def test_a_stage_that_hears_late_of_the_drain_calls_it_no_loss(tiny_llama: Path, tmp_path: Path) -> None:
+    """It has a heartbeat to run yet, for which engine and first stage are gone."""
+    with running_group(tmp_path, tiny_llama, 2) as group:
+        with group.standing_still("stage-1"):
+            group.wait_until(lambda: group.stage_status(0).get("steps", 0) > 1, "a heartbeat on the first stage")
+            tell(group, "engine")
+            for name in ("engine", "stage-0"):
+                group.wait_ended(name)
+        assert_all_drained(group)
+        assert_all_say(group, WAYS["engine"])
+
+
 def test_a_group_told_to_end_before_it_stands(tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2, start=False, held_back=frozenset({"stage-1"})) as group:
         group.wait_until(lambda: group.engine_status().get("stages_connected") == 1, "a handshake")

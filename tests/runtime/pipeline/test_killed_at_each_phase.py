@@ -109,7 +109,8 @@ def test_killed_in_the_middle_of_a_prefill(killed: str, stage_count: int, tiny_l
         signal_to(group, last_of(group), signal.SIGSTOP)
         with open_stream(group, PROMPT, greedy(4)) as stream:
             assert stream.next_event()["type"] == "admitted"
-            group.wait_until(lambda: num_prefill_steps(group) >= 2, "two chunks on the first stage")
+            run_ahead = stage_count + 1
+            group.wait_until(lambda: num_prefill_steps(group) == run_ahead, f"{run_ahead} chunks on the first stage")
             kill_and_let_go(group, killed, frozen=last_of(group))
             if killed != "engine":
                 (last,) = stream.rest()
@@ -127,10 +128,16 @@ def num_prefill_steps(group: RunningGroup) -> float:
 
 
 def kill_and_let_go(group: RunningGroup, killed: str, *, frozen: str) -> None:
-    """Kill one process; then let the frozen one see it."""
+    """Kill one process; then let the frozen one see it, before another that goes for the engine's loss is lost too."""
+    if killed == "engine":
+        signal_to(group, FIRST, signal.SIGSTOP)
     group.kill(killed)
+    group.wait_ended(killed)
     if frozen != killed:
         signal_to(group, frozen, signal.SIGCONT)
+    if killed == "engine":
+        group.wait_ended(frozen, END_SECONDS)
+        signal_to(group, FIRST, signal.SIGCONT)
 
 
 def signal_to(group: RunningGroup, name: str, number: signal.Signals) -> None:

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway_harness import MODEL, running_gateway
+from gateway_harness import MODEL, eventually, running_gateway
 from running_group import RunningGroup, running_group
 from span_collector import ReceivedSpan, SpanCollector, span_collector
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
@@ -69,6 +70,15 @@ def end_orderly(group: RunningGroup) -> None:
     assert group.wait_ended("engine", 60) == 0, group.account()
 
 
+def wait_sent(collector: SpanCollector, *last: str) -> None:
+    """Until spans of these names have come, the last ones there are: who sends them waits for that only shortly."""
+
+    def came() -> Counter[str]:
+        return Counter(span.name for span in collector.all_spans())
+
+    eventually(lambda: came() >= Counter(last), lambda: f"{came()} without {last}")
+
+
 def test_a_request_has_spans_of_its_wait_its_prompt_its_tokens_and_each_stage(
     tmp_path: Path, tiny_llama: Path, collector: SpanCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +90,7 @@ def test_a_request_has_spans_of_its_wait_its_prompt_its_tokens_and_each_stage(
         assert collector.bodies == []
         # What waits is sent by an engine that was told to end.
         end_orderly(group)
+    wait_sent(collector, "engine.request", "engine.request")
     assert {span.trace for span in collector.all_spans()} == {trace_id(1), trace_id(3)}, "2's client keeps no trace"
     spans: dict[str, list[ReceivedSpan]] = {}
     for span in collector.trace(trace_id(1)):
@@ -154,6 +165,7 @@ def test_a_resumed_answer_is_one_trace_of_the_gateway_and_both_engines(
         assert "data: [DONE]" in rest, rest[-3:]
         first.wait_ended("engine", 60)
         end_orderly(second)
+    wait_sent(collector, "POST /v1/completions", "engine.request", "engine.request")
     found = collector.trace(trace_id(4))
     (whole,) = [span for span in found if span.name == "POST /v1/completions"]
     lost, *others, went_on = collector.runs(trace_id(4))
