@@ -8,6 +8,7 @@ groups hold of the prompts by then could spare them the reading.
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ import pytest
 from chaos_answers import MOST_NEAR_TIES, different, incomplete, num_parted, request
 from chaos_clients import Seen, Traffic, stream_all, streaming
 from chaos_comebacks import freeze_newcomers, hold_load, hold_rendezvous, hold_warm_up, kill
-from chaos_groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, serving_tiny
+from chaos_groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, Member, serving_tiny
 
 pytestmark = pytest.mark.timeout(1500)
 CONTEXT_TOKENS = 1024
@@ -57,14 +58,40 @@ def check(groups: ChaosGroups, asked: Sequence[dict[str, Any]], disturbed: Seque
     assert (parted := num_parted(undisturbed, disturbed)) <= MOST_NEAR_TIES, f"{parted} answers parted at near ties"
 
 
-def begun(groups: ChaosGroups, traffic: Traffic, tokens: int) -> None:
-    """Until so many tokens have been relayed, of answers that are far from their end."""
-    groups.until(lambda: traffic.tokens >= tokens, f"{tokens} tokens")
+@contextmanager
+def caught_midway(groups: ChaosGroups, group: int, asked: Sequence[dict[str, Any]]) -> Iterator[tuple[Traffic, Member]]:
+    """Answers of one length that are streamed, with a group's last stage frozen in the midst of its share of them.
+
+    On a busy machine all of them may have ended before it stands still: then they are asked for again.
+    """
+    stage, deadline = groups.member(group, LAST), time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        before = generated(groups, group)
+        with streaming(groups.served.url, asked) as traffic:
+            while not traffic.is_over:
+                stage.freeze()
+                try:
+                    # Answers that have ended have brought whole lengths.
+                    if traffic.tokens and (generated(groups, group) - before) % asked[0]["max_tokens"]:
+                        yield traffic, stage
+                        return
+                finally:
+                    stage.thaw()
+                time.sleep(0.02)
+        assert not (broken := incomplete(asked, traffic.answers())), f"{broken}\n{groups.story()}"
+    raise AssertionError(f"group {group} was never in the midst of an answer\n{groups.story()}")
 
 
 def resumes(answers: Sequence[Seen]) -> int:
     """How often an answer went on in another run."""
     return sum(seen.usage.get("stageline_resumes", 0) for seen in answers)
+
+
+def generated(groups: ChaosGroups, group: int) -> int:
+    """Tokens that a group's engine has had of its stages."""
+    status = groups.engine(group)
+    assert status is not None, groups.story()
+    return status.generation_tokens_total
 
 
 def asked_of(groups: ChaosGroups, group: int) -> int:
@@ -77,8 +104,7 @@ def asked_of(groups: ChaosGroups, group: int) -> int:
 def test_all_groups_at_once_and_again_in_every_phase_of_their_comeback(groups: ChaosGroups) -> None:
     groups.wait_ready(2)
     asked = bodies(12, 96, "comeback")
-    with streaming(groups.served.url, asked) as traffic:
-        begun(groups, traffic, 48)
+    with caught_midway(groups, 0, asked) as (traffic, _):
         now = {one.group: one.incarnation for one in groups.members()}
         for one in groups.members():
             if (one.group, one.role) in {(0, LAST), (1, ENGINE), (1, FIRST)}:
@@ -123,16 +149,11 @@ def test_killed_while_a_prompt_is_read_and_others_wait(groups: ChaosGroups) -> N
 def test_a_stage_that_stands_still_for_a_while_loses_nothing(groups: ChaosGroups) -> None:
     groups.wait_ready(2)
     asked = bodies(8, 96, "pause")
-    stage = groups.member(0, LAST)
     lost_before = groups.gateway_log().count("engine lost")
-    with streaming(groups.served.url, asked) as traffic:
-        begun(groups, traffic, 32)
-        stage.freeze()
-        try:
-            time.sleep(1.0)  # what this is about: shorter than a step may take
-            running = asked_of(groups, 0)
-        finally:
-            stage.thaw()
+    with caught_midway(groups, 0, asked) as (traffic, stage):
+        time.sleep(1.0)  # what this is about: shorter than a step may take
+        running = asked_of(groups, 0)
+        stage.thaw()
         answers = traffic.answers()
     assert running, "nothing ran there"
     assert resumes(answers) == 0, groups.story()
@@ -144,10 +165,7 @@ def test_a_stage_that_stands_still_for_a_while_loses_nothing(groups: ChaosGroups
 def test_a_stage_that_stands_still_for_too_long_is_replaced_and_answers_go_on(groups: ChaosGroups) -> None:
     groups.wait_ready(2)
     asked = bodies(8, 96, "stall")
-    stage = groups.member(0, LAST)
-    with streaming(groups.served.url, asked) as traffic:
-        begun(groups, traffic, 32)
-        stage.freeze()
+    with caught_midway(groups, 0, asked) as (traffic, stage):
         answers = traffic.answers()
     assert resumes(answers) >= 1, groups.story()
     assert groups.member(0, LAST, since=stage.incarnation + 1), "the group was not replaced"
@@ -157,11 +175,10 @@ def test_a_stage_that_stands_still_for_too_long_is_replaced_and_answers_go_on(gr
 def test_a_group_that_drains_for_too_long_hands_its_answers_over(groups: ChaosGroups) -> None:
     groups.wait_ready(2)
     asked = bodies(12, 96, "drain")
-    stage, endpoint = groups.member(1, LAST), groups.endpoint(1)
+    endpoint = groups.endpoint(1)
     assert endpoint is not None, groups.story()
-    with streaming(groups.served.url, asked) as traffic:
-        begun(groups, traffic, 48)
-        stage.freeze()  # so that its answers surely last for longer than the gateway's patience
+    # Frozen, its answers surely last for longer than the gateway's patience.
+    with caught_midway(groups, 1, asked) as (traffic, stage):
         running, left_before = asked_of(groups, 1), groups.gateway_log().count("kind=left")
         assert httpx.post(f"{endpoint.url}/v1/drain", timeout=60, trust_env=False).status_code == 202
         left = left_before + running

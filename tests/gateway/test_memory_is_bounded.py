@@ -43,6 +43,12 @@ def bodies(gateway: RunningGateway) -> dict[str, int]:
     return counted
 
 
+def has_all_come(gateway: RunningGateway) -> bool:
+    """Whether all that was sent of the bodies that are being read is here."""
+    now = bodies(gateway)
+    return now["bytes"] == now["being_read"] * SENT_BYTES
+
+
 def buffered_bytes(gateway: RunningGateway) -> int:
     """Bytes of bodies in the HTTP server's own buffers, over all connections."""
     open_now = tuple(gateway.servers.public.server_state.connections)
@@ -78,10 +84,7 @@ def test_many_large_and_slow_senders_hold_no_more_than_the_room(tmp_path: Path, 
         least_bytes = ROOM_BYTES - DECLARED_BYTES - SENT_BYTES
         # What was sent may still be on its way to the gateway.
         eventually(lambda: bodies(gateway)["bytes"] >= least_bytes, lambda: f"room was left unused: {bodies(gateway)}")
-        eventually(
-            lambda: bodies(gateway)["bytes"] == bodies(gateway)["being_read"] * SENT_BYTES,
-            lambda: f"not all that was sent has come: {bodies(gateway)}",
-        )
+        eventually(lambda: has_all_come(gateway), lambda: f"not all that was sent has come: {bodies(gateway)}")
         most_buffered_bytes = max(most_buffered_bytes, buffered_bytes(gateway))
         held = bodies(gateway)
         assert held["bytes"] <= held["most_bytes"] <= ROOM_BYTES, held

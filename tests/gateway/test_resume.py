@@ -6,6 +6,7 @@ The engines here are those of `continued_answers`: a repeated or missing token s
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from stageline_api.engine_http import (
     GenerateRequest,
 )
 from stageline_api.health import Phase
+from stageline_gateway import fleet
 from stageline_gateway.settings import GatewaySettings
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x", "logprobs": 0, "max_tokens": 20}
@@ -65,13 +67,30 @@ def test_a_stream_goes_on_unbroken(
     assert_goes_on_unbroken(patient, engine, other_engine, ending, after)
 
 
+class ShortOnce:
+    """A gateway's `Patience` that is short for one silence alone: the one after so many events with tokens.
+
+    Were it so for all, a silence of a busy machine would end a run that is not counted here.
+    """
+
+    connect_seconds = idle_seconds = 60.0
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._events = count(1)
+
+    @property
+    def stall_seconds(self) -> float:
+        """Asked for at each event with tokens."""
+        return 0.3 if next(self._events) == self._after else 60.0
+
+
 @AFTER
 def test_a_stream_whose_engine_stalls_goes_on_unbroken(
-    tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine, after: int
+    tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Silence of a busy machine must be shorter than this: a run that it ends too is one more than are counted here.
-    settings = GatewaySettings(tmp_path / "stall.json", stall_timeout_seconds=2.5, probe_timeout_seconds=60)
-    with running_gateway(settings) as gateway:
+    monkeypatch.setattr(fleet, "Patience", lambda *_: ShortOnce(after))
+    with running_gateway(GatewaySettings(tmp_path / "stall.json")) as gateway:
         assert_goes_on_unbroken(gateway, engine, other_engine, Hold(), after)
 
 
