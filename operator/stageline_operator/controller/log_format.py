@@ -26,11 +26,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: LogFormat, level: str) -> None:
-    """Log to standard error. Libraries speak only of trouble: kopf logs whole objects when it is asked for details."""
+    """Log to standard error, Python's own warnings too, so that every line can be read by the same program.
+
+    Libraries speak only of trouble: kopf logs whole objects when it is asked for details.
+    """
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
     for library in ("kopf", "kubernetes", "aiohttp", "httpx", "httpcore", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
     # It says on each start that it leaves signals to us, as it should, and its end is said by who starts it again.
