@@ -6,6 +6,7 @@ too long or malformed is a protocol error, never a guess.
 """
 
 import asyncio
+import contextlib
 import select
 import socket
 import struct
@@ -82,7 +83,7 @@ class FrameReader(Generic[Message]):
 
 
 class StageBus:
-    """The stage's end: blocking, used by one thread only."""
+    """The stage's end: blocking, used by one thread only but for what says otherwise."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -148,13 +149,15 @@ class StageBus:
         return any(event & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
     def unread_end(self) -> GroupFailed | Shutdown | None:
-        """The group's end that came while the reading thread was busy; for another thread, takes nothing away."""
-        unread = list(self._received)
-        try:
+        """The group's end that came while the reading thread was busy; safe to ask from any thread, takes nothing away.
+
+        What is on the wire is looked at first: a message that is read meanwhile is found where it goes to.
+        """
+        unread: list[ToStage] = []
+        with contextlib.suppress(OSError, BusProtocolError):
             data = self._connection.recv(_READ_BYTES, socket.MSG_PEEK)
-            unread += FrameReader[ToStage](ToStage).feed(self._reader.incomplete + data)
-        except (OSError, BusProtocolError):
-            pass
+            unread = FrameReader[ToStage](ToStage).feed(self._reader.incomplete + data)
+        unread = [*self._received, *unread]
         return next((message for message in unread if isinstance(message, GroupFailed | Shutdown)), None)
 
     def close(self) -> None:

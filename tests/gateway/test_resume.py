@@ -36,9 +36,9 @@ RESUMES = "stageline_gateway_resumes_total"
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[RunningGateway]:
-    """A gateway that waits for groups, longer than a busy machine's engines are silent."""
-    settings = GatewaySettings(
+def settings(tmp_path: Path) -> GatewaySettings:
+    """Of a gateway that waits for groups, longer than a busy machine's engines are silent."""
+    return GatewaySettings(
         endpoints_path=tmp_path / "endpoints.json",
         connect_timeout_seconds=60,
         probe_interval_seconds=0.05,
@@ -47,6 +47,11 @@ def patient(tmp_path: Path) -> Iterator[RunningGateway]:
         resume_window_seconds=60,
         most_losses=4,
     )
+
+
+@pytest.fixture
+def patient(settings: GatewaySettings) -> Iterator[RunningGateway]:
+    """Such a gateway."""
     with running_gateway(settings) as gateway:
         yield gateway
 
@@ -87,10 +92,14 @@ class ShortOnce:
 
 @AFTER
 def test_a_stream_whose_engine_stalls_goes_on_unbroken(
-    tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine, after: int, monkeypatch: pytest.MonkeyPatch
+    settings: GatewaySettings,
+    engine: ScriptedEngine,
+    other_engine: ScriptedEngine,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet, "Patience", lambda *_: ShortOnce(after))
-    with running_gateway(GatewaySettings(tmp_path / "stall.json")) as gateway:
+    with running_gateway(settings) as gateway:
         assert_goes_on_unbroken(gateway, engine, other_engine, Hold(), after)
 
 

@@ -1,4 +1,4 @@
-"""The operator's log as a collector reads it: JSON in every line, whoever speaks."""
+"""The operator's log as a collector reads it: messages, warnings of libraries and faults, each one object of JSON."""
 
 import json
 import subprocess

@@ -65,7 +65,9 @@ class Leadership:
                     break
                 # A renewal or a release that was cut off on its way may have been written all the same.
                 await self._look()
-                if self._seen is None or self._seen.holder != self._identity:
+                if self._seen is None or self._seen.holder not in ("", self._identity):
+                    return
+                if not self._seen.holder:
                     break
             _log.info("released lease %s/%s", self._name.namespace, self._name.name)
         except ApiError as error:

@@ -26,7 +26,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: LogFormat, level: str) -> None:
-    """Log to standard error, Python's own warnings too, so that every line can be read by the same program.
+    """Log to standard error, Python's warnings too, so that the program that reads the log can read them.
 
     Libraries speak only of trouble: kopf logs whole objects when it is asked for details.
     """

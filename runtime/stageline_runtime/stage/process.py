@@ -229,7 +229,7 @@ class StageProcess:
         is_loss = failure.failure_class in (FailureClass.ENGINE_LOST, FailureClass.PEER_LOST)
         if not is_loss or self._bus is None:
             return None
-        told = self._shutdown or self._bus.unread_end()
+        told = self._bus.unread_end() or self._shutdown  # in this order: it may be taken from there meanwhile
         return told.reason if isinstance(told, Shutdown) else None
 
     def _engine_hung_up(self) -> bool:

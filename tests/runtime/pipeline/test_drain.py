@@ -64,7 +64,8 @@ def test_a_stage_that_hears_late_of_the_drain_calls_it_no_loss(tiny_llama: Path,
     """It has a heartbeat to run yet, for which engine and first stage are gone."""
     with running_group(tmp_path, tiny_llama, 2) as group:
         with group.standing_still("stage-1"):
-            group.wait_until(lambda: group.stage_status(0).get("steps", 0) > 1, "a heartbeat on the first stage")
+            before = group.stage_status(0)["steps"]
+            group.wait_until(lambda: group.stage_status(0)["steps"] > before, "a heartbeat on the first stage")
             tell(group, "engine")
             for name in ("engine", "stage-0"):
                 group.wait_ended(name)
