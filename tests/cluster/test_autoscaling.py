@@ -34,7 +34,7 @@ def test_the_shipped_autoscaler_adds_groups_by_the_queue_of_their_engines(
     model = small_model(cluster, namespace, Path("/models/tiny"), None, "smollm2", template=kubelet.template)
     model.apply()
     model.until_ready()
-    pods = {pod["metadata"]["uid"] for pod in model.pods()}
+    pods = model.pod_uids()
 
     def scaler() -> dict[str, Any]:
         found = cluster.kubectl_ok("get", "hpa", "smollm2", "-n", namespace, "-o", "json")
@@ -53,7 +53,7 @@ def test_the_shipped_autoscaler_adds_groups_by_the_queue_of_their_engines(
         waiting.labels("smollm2").set(30)
         status = model.until("there are four groups", lambda status: status.get("readyReplicas") == 4, SOON_SECONDS)
         assert status["replicas"] == model.get()["spec"]["replicas"] == 4
-        assert pods < {pod["metadata"]["uid"] for pod in model.pods()}, "the group that was there stays"
+        assert pods < model.pod_uids(), "the group that was there stays"
         waiting.labels("smollm2").set(0)
         wait_until("it waits", lambda: condition("AbleToScale") == "ScaleDownStabilized", SOON_SECONDS, scaler)
         assert model.get()["spec"]["replicas"] == 4

@@ -174,7 +174,7 @@ def test_the_example_answers_through_the_charts_gateway(cluster: Cluster, model:
 def test_an_upgrade_brings_the_new_crd_and_restarts_no_group(
     cluster: Cluster, own_nodes: SimulatedNodes, helm: helm_python.Config, model: ModelInCluster
 ) -> None:
-    before = {pod["metadata"]["uid"] for pod in model.pods()}
+    before = model.pod_uids()
     uid, generation = model.get()["metadata"]["uid"], model.get()["metadata"]["generation"]
     old_columns = cluster.kubectl_ok("get", "crd", "pipelinemodels.stageline.dev", "-o", "json")
     runtime = {"repository": "stageline", "tag": "a-newer-one"}
@@ -190,7 +190,7 @@ def test_an_upgrade_brings_the_new_crd_and_restarts_no_group(
     assert printer_columns(cluster) == columns_of(old_columns) + 1
     model.cluster.kubectl_ok("annotate", "plm", model.name, "-n", MODELS, "--overwrite", "seen=by-the-new-operator")
     model.until_ready(seconds=AVAILABLE_SECONDS)
-    assert {pod["metadata"]["uid"] for pod in model.pods()} == before, model.everything()
+    assert model.pod_uids() == before, model.everything()
     assert (model.get()["metadata"]["uid"], model.get()["metadata"]["generation"]) == (uid, generation)
 
 
@@ -214,16 +214,16 @@ def test_an_operator_of_some_namespaces_needs_no_right_outside_them(
     until_available(cluster, own_nodes)
     cluster_wide = "app.kubernetes.io/component=operator"
     assert not cluster.kubectl_ok("get", "clusterroles,clusterrolebindings", "-l", cluster_wide, "-o", "name")
-    before = {pod["metadata"]["uid"] for pod in model.pods()}
+    before = model.pod_uids()
     model.apply(restart={"backoffSeconds": 2})
     model.until_ready(seconds=AVAILABLE_SECONDS)
-    assert {pod["metadata"]["uid"] for pod in model.pods()} == before
+    assert model.pod_uids() == before
 
 
 def test_uninstalling_leaves_models_and_the_crd(
     cluster: Cluster, own_nodes: SimulatedNodes, helm: helm_python.Config, model: ModelInCluster
 ) -> None:
-    before, uid = {pod["metadata"]["uid"] for pod in model.pods()}, model.get()["metadata"]["uid"]
+    before, uid = model.pod_uids(), model.get()["metadata"]["uid"]
     helm.uninstall(RELEASE)
     wait_until(
         "the release's pods are gone",
@@ -232,7 +232,7 @@ def test_uninstalling_leaves_models_and_the_crd(
         lambda: everything(cluster, own_nodes),
     )
     assert model.get()["metadata"]["uid"] == uid
-    assert {pod["metadata"]["uid"] for pod in model.pods()} == before
+    assert model.pod_uids() == before
     kinds = "deployments,services,roles,rolebindings,serviceaccounts,networkpolicies,poddisruptionbudgets"
     left = cluster.kubectl_ok("get", kinds, "-n", NAMESPACE, "-l", "app.kubernetes.io/part-of=stageline", "-o", "name")
     assert not left.split()

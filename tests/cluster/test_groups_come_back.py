@@ -116,7 +116,7 @@ def test_an_operator_killed_while_a_group_is_replaced_goes_on_where_it_was(
 def test_neither_a_new_operator_nor_a_new_api_server_restarts_a_group(
     model: ModelInCluster, operator: OperatorProcess, control_plane: ControlPlane
 ) -> None:
-    pods = {pod["metadata"]["uid"] for pod in model.pods()}
+    pods = model.pod_uids()
     operator.end(signal.SIGKILL)
     with api_server_outage(control_plane):
         pass
@@ -124,4 +124,4 @@ def test_neither_a_new_operator_nor_a_new_api_server_restarts_a_group(
     model.cluster.kubectl_ok("annotate", "plm", model.name, "-n", model.namespace, "--overwrite", "seen=twice")
     wait_until("it was looked at", lambda: operator.passes() >= 1, 150, operator.log_end)
     model.until_ready()
-    assert {pod["metadata"]["uid"] for pod in model.pods()} == pods
+    assert model.pod_uids() == pods

@@ -30,10 +30,6 @@ def model(
     kubelet.holds = False
 
 
-def uids(model: ModelInCluster) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in model.pods()}
-
-
 def revisions(model: ModelInCluster) -> list[str]:
     return [group["revision"] for group in model.status()["groups"]]
 
@@ -45,11 +41,11 @@ def another_engine(model: ModelInCluster, seed: int = 7) -> dict[str, Any]:
 def test_a_partition_keeps_groups_as_they_are_even_when_one_fails(
     model: ModelInCluster, kubelet: InstantKubelet
 ) -> None:
-    before, (old, *_) = uids(model), revisions(model)
+    before, (old, *_) = model.pod_uids(), revisions(model)
     model.apply(engine=another_engine(model), rollout={"partition": 2})
     status = model.until_ready(groups=3)
     assert status["updatedReplicas"] == 1, status
-    assert len(before & uids(model)) == 4, "two groups of two stages are what they were"
+    assert len(before & model.pod_uids()) == 4, "two groups of two stages are what they were"
     kept = next(group for group in status["groups"] if group["revision"] == old)
     kubelet.end_container(model.pod(1, group=kept["index"]), 66, "out of device memory")
     model.until_incarnation(kept["incarnation"], group=kept["index"])
@@ -64,7 +60,7 @@ def test_a_partition_keeps_groups_as_they_are_even_when_one_fails(
 def test_a_rollout_that_gets_nowhere_says_so_and_nothing_is_undone(
     model: ModelInCluster, kubelet: InstantKubelet
 ) -> None:
-    before = uids(model)
+    before = model.pod_uids()
     kubelet.holds = True
     model.apply(engine=another_engine(model), rollout={"progressDeadlineSeconds": 2})
     too_late = "ProgressDeadlineExceeded"
@@ -74,12 +70,12 @@ def test_a_rollout_that_gets_nowhere_says_so_and_nothing_is_undone(
     assert model.condition("Available")["status"] == "True"
     status = model.status()
     assert (status["readyReplicas"], len(status["groups"])) == (3, 4), status
-    wait_until("the new group has pods", lambda: before < uids(model), SOON_SECONDS, model.everything)
+    wait_until("the new group has pods", lambda: before < model.pod_uids(), SOON_SECONDS, model.everything)
     events = ("events", "-n", model.namespace, "--for", f"plm/{model.name}")
     wait_until("an Event says so", lambda: too_late in model.cluster.kubectl_ok(*events), SOON_SECONDS)
     kubelet.holds = False
     model.until_ready(groups=3)
-    assert not before & uids(model), "what was late is finished all the same"
+    assert not before & model.pod_uids(), "what was late is finished all the same"
     assert model.condition("Progressing")["reason"] == "AsExpected"
 
 
@@ -87,22 +83,22 @@ def test_the_old_spec_applied_again_keeps_every_group_that_still_has_it(
     model: ModelInCluster, kubelet: InstantKubelet
 ) -> None:
     """Once before any new group is ready, and once when one has taken the place of an old one."""
-    before, (old, *_) = uids(model), revisions(model)
+    before, (old, *_) = model.pod_uids(), revisions(model)
     engine = model.manifest["spec"]["engine"]
     kubelet.holds = True
     model.apply(engine=another_engine(model))
     model.until("a fourth group starts", lambda status: len(status["groups"]) == 4, SOON_SECONDS)
     model.apply(engine=engine)
     model.until_ready(groups=3)
-    assert uids(model) == before
+    assert model.pod_uids() == before
     kubelet.holds = False
     model.apply(engine=another_engine(model), rollout={"partition": 2})
     model.until_ready(groups=3)
-    kept = before & uids(model)
+    kept = before & model.pod_uids()
     assert len(kept) == 4
     model.apply(engine=engine, rollout={})
     model.until_ready(groups=3)
-    assert kept < uids(model)
+    assert kept < model.pod_uids()
     assert revisions(model) == [old] * 3
 
 
@@ -110,16 +106,16 @@ def test_rapid_edits_take_nothing_down_and_only_the_last_one_is_rolled_out(
     model: ModelInCluster, kubelet: InstantKubelet, operator: OperatorProcess
 ) -> None:
     """While the pods of an edit still start, the next one comes. Pods that serve hear nothing of it."""
-    before, made = uids(model), pods_made(operator)
+    before, made = model.pod_uids(), pods_made(operator)
     seen: list[tuple[int, int]] = []
     kubelet.holds = True
     for seed in range(1, EDITS + 1):
         spec = {"spec": {"engine": {"seed": seed}}}
         status = model.cluster.api.patch("PipelineModel", model.name, spec, model.namespace)["status"]
         seen.append((status["readyReplicas"], len(status["groups"])))
-        wait_until("it was looked at", lambda: is_observed(model), SOON_SECONDS, model.everything)
+        wait_until("it was looked at", model.is_observed, SOON_SECONDS, model.everything)
     # The group of the edit before may be gone and the last edit's not begun.
-    wait_until("the last edit's group starts", lambda: before < uids(model), SOON_SECONDS, model.everything)
+    wait_until("the last edit's group starts", lambda: before < model.pod_uids(), SOON_SECONDS, model.everything)
     # A pod is there before the operator has read that it is.
     wait_until("its pods are counted", lambda: pods_made(operator) > made, SOON_SECONDS, operator.log_end)
     assert pods_made(operator) - made <= 2 * EDITS, "at most one group for each edit"
@@ -140,12 +136,7 @@ def test_rapid_edits_take_nothing_down_and_only_the_last_one_is_rolled_out(
     # They go after the status that no longer needs them.
     wait_until("only one config is left", lambda: len(_configs()) == 1, SOON_SECONDS, model.everything)
     assert f'"seed": {EDITS}' in _configs()[0]
-    assert not before & uids(model)
-
-
-def is_observed(model: ModelInCluster) -> bool:
-    found = model.get()
-    return bool(found["status"].get("observedGeneration") == found["metadata"]["generation"])
+    assert not before & model.pod_uids()
 
 
 def pods_made(operator: OperatorProcess) -> float:

@@ -32,24 +32,20 @@ def shared_spec() -> dict[str, Any]:
     return {"engine": {"dtype": "float32", "maxNumSeqs": 4, "maxModelLen": 512}, "timeouts": {"drainSeconds": 120}}
 
 
-def uids(model: ModelInCluster) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in model.pods()}
-
-
 def test_one_group_becomes_three_and_one_again(model: ModelInCluster) -> None:
     """Through the scale subresource, as an autoscaler does it. The group that stays is not touched."""
-    first = uids(model)
+    first = model.pod_uids()
     where = (f"plm/{model.name}", "-n", model.namespace)
     model.cluster.kubectl_ok("scale", *where, "--replicas=3")
     model.until_ready(groups=3)
     table = model.cluster.kubectl_ok("get", *where)
     assert [column_of(table, name) for name in ("READY", "DESIRED", "UP-TO-DATE", "STAGES")] == ["3", "3", "3", "2"]
     assert len(model.pods()) == 6
-    assert first < uids(model)
+    assert first < model.pod_uids()
     model.cluster.kubectl_ok("scale", *where, "--replicas=1")
     model.until_ready(groups=1)
     wait_until("the others are gone", lambda: len(model.pods()) == 2, GONE_SECONDS, model.everything)
-    assert uids(model) == first
+    assert model.pod_uids() == first
 
 
 def test_a_changed_template_replaces_groups_without_a_failed_request(
@@ -89,7 +85,7 @@ def roll_to_another_template(model: ModelInCluster) -> tuple[float, float]:
     Returns a moment shortly before the old pods were told to end and one shortly after, by `time.monotonic`; the latter
     is never when they were gone too soon to be seen ending.
     """
-    before, revision = uids(model), model.status()["groups"][0]["revision"]
+    before, revision = model.pod_uids(), model.status()["groups"][0]["revision"]
     seen: list[tuple[int, int]] = []
     untold, told = time.monotonic(), []
     engine = model.manifest["spec"]["engine"]
@@ -127,7 +123,7 @@ def stopped(pids: Collection[int]) -> Iterator[None]:
 
 
 def test_a_bad_image_never_takes_the_last_good_group_down(model: ModelInCluster) -> None:
-    before = uids(model)
+    before = model.pod_uids()
     model.apply(template={"image": "example.org/none:2"})
     model.until("the new group can't start", lambda status: len(status["groups"]) == 2)
 
@@ -140,11 +136,11 @@ def test_a_bad_image_never_takes_the_last_good_group_down(model: ModelInCluster)
     status = model.status()
     assert status["readyReplicas"] == 1
     assert model.condition("Available")["status"] == "True"
-    assert before <= uids(model)
+    assert before <= model.pod_uids()
     model.apply(template={})
-    wait_until("the bad group is gone", lambda: uids(model) == before, GONE_SECONDS, model.everything)
+    wait_until("the bad group is gone", lambda: model.pod_uids() == before, GONE_SECONDS, model.everything)
     model.until_ready()
-    assert uids(model) == before
+    assert model.pod_uids() == before
 
 
 def test_suspended_nothing_runs_and_resumed_it_serves_again(model: ModelInCluster) -> None:

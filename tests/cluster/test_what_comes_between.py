@@ -123,7 +123,7 @@ def test_an_operator_killed_while_groups_are_added_makes_each_of_them_once(
     model.until_ready()
     where = ("plm", model.name, "-n", model.namespace)
     model.cluster.kubectl_ok("scale", *where, "--replicas=6")
-    wait_until("it has begun", lambda: is_observed(model), SOON_SECONDS, model.everything)
+    wait_until("it has begun", model.is_observed, SOON_SECONDS, model.everything)
     operator.end(signal.SIGKILL)
     model.cluster.kubectl_ok("scale", *where, "--replicas=5")
     operator.start()
@@ -131,11 +131,6 @@ def test_an_operator_killed_while_groups_are_added_makes_each_of_them_once(
     wanted = [f"{model.name}-{g['index']}-{g['incarnation']}-{stage}" for g in status["groups"] for stage in (0, 1)]
     wait_until("no pod is left over", lambda: names(model) == sorted(wanted), SOON_SECONDS, model.everything)
     assert status.get("lastFailures", []) == []
-
-
-def is_observed(model: ModelInCluster) -> bool:
-    found = model.get()
-    return bool(found["status"].get("observedGeneration") == found["metadata"]["generation"])
 
 
 def test_two_operators_that_both_act_still_make_one_of_each(

@@ -1,8 +1,9 @@
 """Who may lead: a lease is taken only when its holder can't be acting any more."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,29 +98,38 @@ class OneLease(KubeApi):
         return self.lease
 
 
+async def lead_and_release(api: OneLease, times: LeaseTimes, at_the_end: Callable[[], Awaitable[Any]]) -> str:
+    """Lead until `at_the_end` returns, then give the lease up; who holds it after that."""
+    leads = asyncio.Event()
+
+    async def lead() -> None:
+        leads.set()
+        await asyncio.Event().wait()
+
+    leadership = Leadership(api, NAME, times, "one")
+    competing = asyncio.create_task(leadership.run(lead))
+    async with asyncio.timeout(120):
+        await leads.wait()
+        await at_the_end()
+    competing.cancel()
+    await asyncio.gather(competing, return_exceptions=True)
+    await leadership.release()
+    assert api.lease is not None
+    return str(api.lease["spec"]["holderIdentity"])
+
+
 def test_a_renewal_that_is_cut_off_by_the_order_to_stop_does_not_keep_the_lease_from_being_released() -> None:
     """It was written, and its version never heard of."""
 
     async def scenario() -> str:
         api = OneLease()
-        leads = asyncio.Event()
 
-        async def lead() -> None:
-            leads.set()
-            await asyncio.Event().wait()
-
-        leadership = Leadership(api, NAME, LeaseTimes(retry_seconds=0.01), "one")
-        competing = asyncio.create_task(leadership.run(lead))
-        async with asyncio.timeout(120):
-            await leads.wait()
+        async def cut_a_renewal_off() -> None:
             api.cut_off = True
             await api.unanswered.wait()
-        api.cut_off = False
-        competing.cancel()
-        await asyncio.gather(competing, return_exceptions=True)
-        await leadership.release()
-        assert api.lease is not None
-        return str(api.lease["spec"]["holderIdentity"])
+            api.cut_off = False
+
+        return await lead_and_release(api, LeaseTimes(retry_seconds=0.01), cut_a_renewal_off)
 
     assert asyncio.run(scenario()) == ""
 
@@ -162,22 +172,9 @@ def test_a_release_that_gets_no_answer_is_tried_again_while_the_lease_is_ours(
 ) -> None:
     async def scenario() -> str:
         api = NoAnswerOnce(meanwhile)
-        leadership = Leadership(api, NAME, TIMES, "one")
-        leads = asyncio.Event()
-
-        async def lead() -> None:
-            leads.set()
-            await asyncio.Event().wait()
-
-        competing = asyncio.create_task(leadership.run(lead))
-        async with asyncio.timeout(120):
-            await leads.wait()
-        competing.cancel()
-        await asyncio.gather(competing, return_exceptions=True)
-        await leadership.release()
+        left = await lead_and_release(api, TIMES, partial(asyncio.sleep, 0))
         assert api.has_failed
-        assert api.lease is not None
-        return str(api.lease["spec"]["holderIdentity"])
+        return left
 
     with caplog.at_level("INFO"):
         assert asyncio.run(scenario()) == holder

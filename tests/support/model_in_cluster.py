@@ -51,6 +51,10 @@ class ModelInCluster:
         found = self.cluster.api.list("Pod", self.namespace, wanted)
         return sorted(found, key=lambda pod: (pod["metadata"]["labels"][labels.GROUP], pod["metadata"]["name"]))
 
+    def pod_uids(self) -> set[str]:
+        """Which pods it has: one that was replaced has another uid, whatever its name."""
+        return {pod["metadata"]["uid"] for pod in self.pods()}
+
     def pod(self, stage: int, group: int = 0) -> dict[str, Any]:
         """The pod of one stage that is not being deleted."""
         found = [
@@ -70,15 +74,18 @@ class ModelInCluster:
         assert found is not None
         return found
 
+    def is_observed(self) -> bool:
+        """Whether the operator has looked at the latest spec."""
+        return _is_observed(self.get())
+
     def until_ready(self, groups: int = 1, seconds: float = READY_SECONDS) -> dict[str, Any]:
         """Wait until that many groups answer, and the condition says so for the latest spec; returns the status."""
 
         def _ready_model() -> dict[str, Any] | None:
             found = self.get()
             status = found.get("status", {})
-            latest = status.get("observedGeneration") == found["metadata"]["generation"]
             said = condition_in(status, "Ready").get("status") == "True"
-            return found if latest and said and status.get("readyReplicas") == groups else None
+            return found if _is_observed(found) and said and status.get("readyReplicas") == groups else None
 
         model = wait_until(f"{groups} groups are ready", _ready_model, seconds, self.everything)
         assert model is not None
@@ -127,6 +134,10 @@ class ModelInCluster:
                 ]
         parts.append(self.cluster.kubectl("get", "events", "-n", self.namespace).stdout[-4000:])
         return "\n".join(parts)
+
+
+def _is_observed(model: Mapping[str, Any]) -> bool:
+    return bool(model.get("status", {}).get("observedGeneration") == model["metadata"]["generation"])
 
 
 def condition_in(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
