@@ -21,6 +21,7 @@ from stageline_runtime.models.decoder import build_stage_model
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
 from stageline_runtime.models.device.families import device_builder
 from stageline_runtime.stage.failures import device_memory_failure
+from stageline_runtime.transport.nccl_link import operation_error
 
 NUM_PROMPTS = 6
 NUM_TOKENS = 24
@@ -130,14 +131,17 @@ class DeviceParts:
         raise CheckFailedError(f"{wanted} bytes were given by a device that has half of them")
 
     def nccl(self) -> Figures:
-        """NCCL starts, for a communicator of one rank."""
+        """NCCL starts, for a communicator of one rank, and says of an operation that it went well."""
         from torch._C._distributed_c10d import HashStore, ProcessGroupNCCL
 
         group: Any = ProcessGroupNCCL(HashStore(), 0, 1, ProcessGroupNCCL.Options())
         tensor = torch.full((4,), 3.0, device=self.accelerator.device)
-        group.allreduce([tensor]).wait()
+        work = group.allreduce([tensor])
+        work.wait()
         if tensor.tolist() != [3.0] * 4:
             raise CheckFailedError(f"a sum over one rank changed its tensor: {tensor.tolist()}")
+        if (error := operation_error(group, work)) is not None:
+            raise CheckFailedError(f"a sum that went well is said to have failed: {error}")
         group.abort()
         return {"version": ".".join(map(str, cast(Any, torch.cuda.nccl).version()))}
 

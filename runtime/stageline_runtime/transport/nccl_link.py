@@ -23,11 +23,11 @@ _POLL_SECONDS = 0.002
 
 
 class NcclLink:
-    """`rank` 0 is upstream, 1 downstream. Raises RuntimeError where NCCL can't be had."""
+    """One end of a communicator; `peer` is the other end's rank, 0 upstream and 1 downstream."""
 
-    def __init__(self, store: Store, name: str, rank: int, timeout_seconds: float) -> None:
-        self._group = _new_group(PrefixStore(name, store), rank, timeout_seconds)
-        self._peer = 1 - rank
+    def __init__(self, group: Any, peer: int) -> None:
+        self._group = group
+        self._peer = peer
         self._works: deque[Any] = deque()
 
     def send(self, tensor: Tensor) -> None:
@@ -41,9 +41,10 @@ class NcclLink:
     def error(self) -> str | None:
         """Whether NCCL has reported an error of an operation, oldest first; asked before each, so none piles up."""
         while self._works and self._works[0].is_completed():
-            if not self._works.popleft().is_success():
-                return "NCCL reported an error; its own words are in the log"
-        return None
+            error = operation_error(self._group, self._works.popleft())
+            if error is not None:
+                return error
+        return _group_error(self._group)
 
     def abort(self) -> None:
         """Give up everything outstanding."""
@@ -52,6 +53,26 @@ class NcclLink:
     def _queue(self, work: Any) -> None:
         work.wait()  # of the active stream: the host goes on
         self._works.append(work)
+
+
+def operation_error(group: Any, work: Any) -> str | None:
+    """Why `work` of `group` failed, once it is completed; None where it went well.
+
+    `WorkNCCL` refuses `is_success`. Its `exception` tells what its own looks at the communicator found. Once torch's
+    watchdog has aborted the communicator there are no more looks, and operations complete without an exception: then
+    the group tells.
+    """
+    exception = work.exception()
+    if exception is None:
+        return _group_error(group)
+    words = str(exception).splitlines() or [type(exception).__name__]
+    return f"NCCL reported an error: {words[0]}"
+
+
+def _group_error(group: Any) -> str | None:
+    """The first error that torch's watchdog has seen; it notes one before it aborts the communicator."""
+    error = group.get_error().name
+    return None if error == "SUCCESS" else f"NCCL reported {error}; its own words are in the log"
 
 
 def join_nccl(
@@ -72,9 +93,9 @@ def join_nccl(
     last = stage_count - 1
     # NCCL's own limit comes last: the stage's watchdog has said by then which operation it was.
     link_seconds = 2 * max(timeout_seconds, step_timeout_seconds)
-    before = NcclLink(store, f"hidden/{stage - 1}", 1, link_seconds) if stage > 0 else None
-    after = NcclLink(store, f"hidden/{stage}", 0, link_seconds) if stage < last else None
-    feedback = NcclLink(store, "feedback", 0 if stage == last else 1, link_seconds) if stage in (0, last) else None
+    before = _new_link(store, f"hidden/{stage - 1}", 1, link_seconds) if stage > 0 else None
+    after = _new_link(store, f"hidden/{stage}", 0, link_seconds) if stage < last else None
+    feedback = _new_link(store, "feedback", 0 if stage == last else 1, link_seconds) if stage in (0, last) else None
     _carry_one_number(accelerator, before, after, feedback, sends_feedback=stage == last)
     _await(accelerator, timeout_seconds)
     return NcclTransport(
@@ -113,6 +134,11 @@ def _await(accelerator: Accelerator, timeout_seconds: float) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"timed out: no first exchange over NCCL within {timeout_seconds:g} s")
         time.sleep(_POLL_SECONDS)
+
+
+def _new_link(store: Store, name: str, rank: int, timeout_seconds: float) -> NcclLink:
+    """Raises RuntimeError where NCCL can't be had."""
+    return NcclLink(_new_group(PrefixStore(name, store), rank, timeout_seconds), 1 - rank)
 
 
 def _new_group(store: Store, rank: int, timeout_seconds: float) -> Any:

@@ -1,11 +1,11 @@
 """The NCCL transport's waits, on streams whose work runs in a drawn order: every tensor arrives as it was sent.
 
-Two stages share one simulated machine; a link moves a tensor when both ends' streams have come to it. A ring slot
-written too early, a receive posted where it isn't awaited or a read before the receive gives a wrong number or a
-standstill under some seed. What NCCL itself does on a GPU is `make gpu-check`'s to show.
+Two stages share one simulated machine; the real links run over a stand-in for torch's process group, which moves a
+tensor when both ends' streams have come to it. A ring slot written too early, a receive posted where it isn't awaited
+or a read before the receive gives a wrong number or a standstill under some seed. What NCCL itself does on a GPU is
+`make gpu-check`'s to show.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -15,55 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulated_accelerator import SimulatedAccelerator, SimulatedStream
+from simulated_nccl import SimulatedCommunicator, SimulatedErrorType, SimulatedProcessGroup
 from stageline_runtime.transport.nccl import HIDDEN_RING, NcclTransport
+from stageline_runtime.transport.nccl_link import NcclLink
 from stageline_runtime.transport.protocol import PeerLostError, WireSizes
 
 NUM_PLANS = 3 * HIDDEN_RING
 HIDDEN_SIZE = 2
 MAX_TOKENS, MAX_ROWS = 4, 3
-
-
-class SimulatedLink:
-    """A communicator of two ranks."""
-
-    def __init__(self, devices: tuple[SimulatedAccelerator, SimulatedAccelerator]) -> None:
-        self._devices = devices
-        self.sent: deque[torch.Tensor] = deque()
-        self.failure: str | None = None
-        self.aborted = False
-
-    def of(self, stage: int) -> "SimulatedEnd":
-        return SimulatedEnd(self, self._devices[stage])
-
-
-class SimulatedEnd:
-    """One rank. What it queues on its active stream waits for the peer, as NCCL's kernels do."""
-
-    def __init__(self, link: SimulatedLink, device: SimulatedAccelerator) -> None:
-        self._link = link
-        self._device = device
-
-    def send(self, tensor: torch.Tensor) -> None:
-        """The buffer has to stay as it is until the peer has taken it."""
-        stream, sent = self._device.current, self._link.sent
-        stream.queue(lambda: sent.append(tensor))
-        stream.tasks.append(lambda: not any(waiting is tensor for waiting in sent))
-
-    def receive(self, tensor: torch.Tensor) -> None:
-        def take() -> bool:
-            if self._link.sent:
-                tensor.copy_(self._link.sent[0])
-                self._link.sent.popleft()
-                return True
-            return False
-
-        self._device.current.tasks.append(take)
-
-    def error(self) -> str | None:
-        return self._link.failure
-
-    def abort(self) -> None:
-        self._link.aborted = True
 
 
 class Pair:
@@ -72,21 +31,24 @@ class Pair:
     def __init__(self, seed: int) -> None:
         first = SimulatedAccelerator(seed)
         self.devices = (first, SimulatedAccelerator(seed + 1, beside=first))
-        self.hidden, self.feedback = SimulatedLink(self.devices), SimulatedLink(self.devices)
+        self.hidden, self.feedback = SimulatedCommunicator(), SimulatedCommunicator()
         self.first, self.last = (self._transport(stage) for stage in (0, 1))
 
     def _transport(self, stage: int) -> NcclTransport:
         return NcclTransport(
             self.devices[stage],
-            before=self.hidden.of(1) if stage == 1 else None,
-            after=self.hidden.of(0) if stage == 0 else None,
-            feedback=self.feedback.of(stage),
+            before=self._link(self.hidden, stage) if stage == 1 else None,
+            after=self._link(self.hidden, stage) if stage == 0 else None,
+            feedback=self._link(self.feedback, stage),
             stage=stage,
             stage_count=2,
             sizes=WireSizes(
                 hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=MAX_TOKENS, max_rows=MAX_ROWS
             ),
         )
+
+    def _link(self, communicator: SimulatedCommunicator, stage: int) -> NcclLink:
+        return NcclLink(SimulatedProcessGroup(communicator, self.devices[stage]), 1 - stage)
 
     def compute(self, stage: int, work: Callable[[], object]) -> None:
         cast(SimulatedStream, self.devices[stage].main).queue(work)
@@ -143,25 +105,62 @@ def test_nothing_is_posted_before_its_plan_is_near() -> None:
     assert not any(stream.tasks for stream in pair.devices[0].streams)
 
 
-@pytest.mark.parametrize("operation", ["receive hidden", "send hidden", "receive feedback", "send feedback"])
-def test_an_error_of_a_link_is_a_lost_peer(operation: str) -> None:
-    pair = Pair(0)
-    for link in (pair.hidden, pair.feedback):
-        link.failure = "remote process exited"
+def exchange(pair: Pair, seq: int) -> None:
+    """A hidden tensor there and feedback back, over on the device when it returns."""
+    pair.last.post_hidden(seq, 1)
+    pair.first.post_feedback(seq, 1)
+    pair.first.send_hidden(seq, torch.zeros(1, HIDDEN_SIZE))
+    pair.last.wait_hidden(seq)
+    pair.last.send_feedback(seq, torch.zeros(1, 3, dtype=torch.int64))
+    pair.first.wait_feedback(seq)
+    pair.devices[0].synchronize()
+
+
+def lost_peer(pair: Pair, operation: str) -> tuple[PeerLostError, int]:
+    """What plan 5's `operation` says, and the peer that it is about."""
     calls: dict[str, tuple[Callable[[], object], int]] = {
         "receive hidden": (lambda: pair.last.wait_hidden(5), 0),
         "send hidden": (lambda: pair.first.send_hidden(5, torch.zeros(1, HIDDEN_SIZE)), 1),
         "receive feedback": (lambda: pair.first.wait_feedback(5), 1),
-        "send feedback": (lambda: pair.last.send_feedback(5, torch.zeros(1, 3)), 0),
+        "send feedback": (lambda: pair.last.send_feedback(5, torch.zeros(1, 3, dtype=torch.int64)), 0),
     }
     call, peer = calls[operation]
-    with pytest.raises(PeerLostError, match="remote process exited") as lost:
+    with pytest.raises(PeerLostError) as lost:
         call()
-    assert (lost.value.peer, lost.value.operation, lost.value.seq) == (peer, operation, 5)
+    return lost.value, peer
+
+
+OPERATIONS = ["receive hidden", "send hidden", "receive feedback", "send feedback"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_error_that_an_operation_found_is_a_lost_peer(operation: str) -> None:
+    pair = Pair(0)
+    exchange(pair, 4)
+    for communicator in (pair.hidden, pair.feedback):
+        communicator.fail("NCCL error: remote process exited\nncclRemoteError: a long story")
+    lost, peer = lost_peer(pair, operation)
+    assert (lost.peer, lost.operation, lost.seq) == (peer, operation, 5)
+    assert str(lost).endswith("NCCL reported an error: NCCL error: remote process exited")
+
+
+@pytest.mark.parametrize("error", [SimulatedErrorType.TIMEOUT, SimulatedErrorType.COMM_ERROR], ids=lambda it: it.name)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_error_that_torchs_watchdog_found_is_a_lost_peer(operation: str, error: SimulatedErrorType) -> None:
+    """It aborts the communicator: operations then complete, none with an exception of its own."""
+    pair = Pair(0)
+    exchange(pair, 4)
+    for communicator in (pair.hidden, pair.feedback):
+        communicator.end_by_watchdog(error)
+    lost, peer = lost_peer(pair, operation)
+    assert (lost.peer, lost.operation, lost.seq) == (peer, operation, 5)
+    assert f"NCCL reported {error.name}" in str(lost)
+    again, _ = lost_peer(pair, operation)
+    assert str(again) == str(lost), "forgotten once no operation is outstanding"
 
 
 def test_closing_aborts_every_communicator() -> None:
     pair = Pair(0)
     pair.first.close()
-    assert pair.hidden.aborted
-    assert pair.feedback.aborted
+    assert pair.hidden.is_aborted
+    assert pair.feedback.is_aborted
