@@ -34,6 +34,7 @@ _REFUSED_WHEN_SET = {
     "use_bidirectional_attention": "a token can't see those after it",
     "alibi": "only rotary position embeddings are covered",
 }
+_HEAD = "lm_head.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TENSORS_FILE = "stageline-tensors.json"
@@ -107,7 +108,8 @@ def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | 
             front += elements
         else:
             tail += elements
-    is_tied = bool(fields.get("tie_word_embeddings"))
+    # Whatever config.json says: a head that is there is read, and one that isn't is the embedding.
+    is_tied = _HEAD not in counted
     return MeasuredParameters(layers=tuple(layers), front=front, tail=tail, is_tied=is_tied)
 
 

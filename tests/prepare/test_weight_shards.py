@@ -28,7 +28,7 @@ from stageline_runtime.stage.failures import as_failure
 from stageline_runtime.stage.own_shards import ensure_own_shards
 from stageline_runtime.stage.progress import StageProgress
 from stageline_runtime.stage.timeline import Timeline
-from tiny_models import write_tiny_gemma2, write_tiny_llama
+from tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
 
 REPO = "tiny/sharded"
 SOURCE = f"hf://{REPO}"
@@ -44,6 +44,11 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shard_four_layers(write_tiny_llama(tmp_path_factory.mktemp("tied")))
+
+
+@pytest.fixture(scope="module")
+def tied_beside_a_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shard_four_layers(add_head(write_tiny_llama(tmp_path_factory.mktemp("head")), equal=False))
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def held(entry: Path) -> set[str]:
     return {path.name for path in entry.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("kind", ["untied", "tied"])
+@pytest.mark.parametrize("kind", ["untied", "tied", "tied_beside_a_head"])
 def test_two_stages_with_caches_of_their_own_hold_only_their_shards(
     kind: str, hub: FakeHub, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -166,6 +166,21 @@ def _write_family(
     return _write(directory, model_class, config, "float32", seed, True, save_original_format=not stacked)
 
 
+def add_head(directory: Path, *, equal: bool) -> Path:
+    """Put a head into a tied checkpoint: a copy of the embedding, or weights of its own; returns `directory`."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    assert "lm_head.weight" not in tensors, "the model isn't tied"
+    embedding = tensors["model.embed_tokens.weight"]
+    drawn = 0.3 * torch.randn(embedding.shape, generator=torch.Generator().manual_seed(1))
+    tensors["lm_head.weight"] = embedding.clone() if equal else drawn.to(embedding.dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return directory
+
+
 def write_tiny_tokenizer(directory: Path, *, chat_template: bool = True) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` for a vocabulary of `VOCAB_SIZE` tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

@@ -2,7 +2,8 @@
 
 The model is built on the meta device, which costs no memory. Buffers that no checkpoint holds (rotary frequencies,
 embedding scales) are computed by the model's own initialisation, into memory marked beforehand, so that one which
-wasn't computed is found.
+wasn't computed is found. A tensor that is tied to another is read from the other's place only where the checkpoint
+lacks it, as in transformers.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.models.checkpoint import check_shapes, read_tensors
+from stageline_runtime.models.checkpoint import check_shapes, read_tensors, tensor_names
 from stageline_runtime.models.coverage_attention import ATTENTION_NAME, CoverageError
 from stageline_runtime.models.coverage_cut import ModelCut
 from stageline_runtime.models.weights import Progress
@@ -46,20 +47,24 @@ def load_cut(
     modules: list[nn.Module] = [cut.base, model]
     for module in modules:
         _compute_buffers(model, module)
-    _read(model_dir, *_places(model, cut), dtype, progress)
+    places, shapes = _places(model, cut, tensor_names(model_dir))
+    _read(model_dir, places, shapes, dtype, progress)
+    _share_equal_copies(model, places)
     for module in modules:
         module.eval().requires_grad_(False)
     return cut
 
 
 def held_tensors(model_dir: Path, layer_range: LayerRange, *, is_first: bool, is_last: bool) -> list[str]:
-    """Names of the checkpoint's tensors that `load_cut` would read; the checkpoint need not be there.
+    """Names of the checkpoint's tensors that `load_cut` would read; of a checkpoint in shards, the index is enough.
 
     Raises:
         CoverageError: transformers can't build the model, or it can't be cut.
+        WeightsError: the checkpoint is unreadable.
     """
     model = _build(model_dir)
-    _, shapes = _places(model, ModelCut(model, layer_range, is_first=is_first, is_last=is_last))
+    cut = ModelCut(model, layer_range, is_first=is_first, is_last=is_last)
+    _, shapes = _places(model, cut, tensor_names(model_dir))
     return sorted(shapes)
 
 
@@ -93,16 +98,25 @@ def _compute_buffers(model: Any, root: nn.Module) -> None:
                 raise CoverageError(f"{type(model).__name__} doesn't compute its buffer {name}.{buffer}")
 
 
-def _places(model: Any, cut: ModelCut) -> tuple[Places, dict[str, tuple[int, ...]]]:
-    """Where each tensor of the checkpoint goes, and its shape: its module, or the one that it is tied to, names it."""
+def _places(model: Any, cut: ModelCut, present: frozenset[str]) -> tuple[Places, dict[str, tuple[int, ...]]]:
+    """Where each tensor of the checkpoint goes, and its shape.
+
+    Its module names it; where that name isn't `present`, the module that it is tied to.
+    """
     places: Places = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    tied = model._tied_weights_keys if model.config.tie_word_embeddings else None
+    tied = _tied_names(model)
     for name, owner, attribute, tensor in _tensors(cut):
-        source = tied.get(name, name) if isinstance(tied, dict) else name
+        source = name if name in present else tied.get(name, name)
         places.setdefault(source, []).append((owner, attribute))
         shapes[source] = tuple(tensor.shape)
     return places, shapes
+
+
+def _tied_names(model: Any) -> dict[str, str]:
+    """Names of tensors that the model ties, and those that they are tied to."""
+    tied = model._tied_weights_keys if model.config.tie_word_embeddings else None
+    return tied if isinstance(tied, dict) else {}
 
 
 def _read(
@@ -120,6 +134,18 @@ def _read(
                 owner._buffers[attribute] = tensor
         loaded += tensor.nbytes
         progress(loaded, total)
+
+
+def _share_equal_copies(model: Any, places: Places) -> None:
+    """Hold a tied tensor once where the checkpoint has the same values under both names."""
+    for name, source in _tied_names(model).items():
+        if name not in places or source not in places:
+            continue
+        (owner, attribute), *_ = places[source]
+        shared = getattr(owner, attribute)
+        for copy_owner, copy_attribute in places[name]:
+            if torch.equal(shared, getattr(copy_owner, copy_attribute)):
+                setattr(copy_owner, copy_attribute, shared)
 
 
 def _tensors(cut: ModelCut) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:

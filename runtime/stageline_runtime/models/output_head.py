@@ -10,7 +10,7 @@ from stageline_runtime.models.weights import StageWeights
 
 
 class OutputHead:
-    """Reads its own weights, except a tied matrix that the stage already holds as its `embedding`."""
+    """Reads its own weights, except a matrix that the stage already holds as its `embedding`."""
 
     def __init__(
         self,
@@ -20,8 +20,7 @@ class OutputHead:
         kernels: RowKernels | None = None,
     ) -> None:
         self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps, kernels)
-        tied = embedding if config.tie_word_embeddings else None
-        self._to_vocabulary = Linear(weights.head() if tied is None else tied)
+        self._to_vocabulary = Linear(weights.head(embedding))
 
     def __call__(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`."""

@@ -1,11 +1,14 @@
 """One stage's weights, read by tensor name: the layers it holds and, at the ends, embedding, final norm and head.
 
 A stage never reads a tensor of another stage. With tied embeddings the first and the last stage both read the matrix.
-Missing and misshapen tensors are found from the headers before any data is read.
+A checkpoint that holds a head though `config.json` says that it is tied means that head, as in transformers: it is
+read in place of the embedding, so that no stage has to compare the two. Missing and misshapen tensors are found from
+the headers before any data is read.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +28,7 @@ from stageline_runtime.models.layer_weights import (
 from stageline_runtime.models.stage_shape import CPU, StageShape
 
 __all__ = [
+    "CheckpointForm",
     "DenseWeights",
     "ExpertForm",
     "ExpertWeights",
@@ -32,7 +36,7 @@ __all__ = [
     "Progress",
     "Projection",
     "StageWeights",
-    "expert_form",
+    "checkpoint_form",
     "stage_tensor_shapes",
     "stage_weight_bytes",
 ]
@@ -45,10 +49,19 @@ _FINAL_NORM_NAME = "model.norm.weight"
 _HEAD_NAME = "lm_head.weight"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointForm:
+    """What `config.json` doesn't tell of the names in a checkpoint."""
+
+    experts: ExpertForm = ExpertForm.STACKED
+    has_head: bool = False
+    """Whether it holds a head; one that is tied need not be there."""
+
+
 def stage_tensor_shapes(
     config: ModelConfig,
     layer_range: LayerRange,
-    form: ExpertForm = ExpertForm.STACKED,
+    form: CheckpointForm = CheckpointForm(),
     *,
     has_embedding: bool,
     has_head: bool,
@@ -60,33 +73,31 @@ def stage_tensor_shapes(
         shapes[EMBEDDING_NAME] = vocabulary
     for layer in range(layer_range.first, layer_range.last + 1):
         prefix = _layer_prefix(layer)
-        shapes |= {prefix + name: shape for name, shape in layer_file_shapes(config, layer, form).items()}
+        shapes |= {prefix + name: shape for name, shape in layer_file_shapes(config, layer, form.experts).items()}
     if has_head:
         shapes[_FINAL_NORM_NAME] = (config.hidden_size,)
-        shapes[head_name(config)] = vocabulary
+        shapes[head_name(config, form)] = vocabulary
     return shapes
 
 
-def expert_form(model_dir: Path, config: ModelConfig) -> ExpertForm:
-    """How the checkpoint names experts; without any, the form makes no difference.
+def checkpoint_form(model_dir: Path) -> CheckpointForm:
+    """How the checkpoint names experts, where it has any, and whether it holds a head.
 
     Raises:
         WeightsError: the checkpoint is unreadable.
     """
-    if config.mixture is None or not any(config.mixture.sparse_layers):
-        return ExpertForm.SEPARATE
     names = tensor_names(model_dir)
     forms = (form for form in ExpertForm if any(form.value in name for name in names))
-    return next(forms, ExpertForm.SEPARATE)
+    return CheckpointForm(experts=next(forms, ExpertForm.SEPARATE), has_head=_HEAD_NAME in names)
 
 
 def _layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
-def head_name(config: ModelConfig) -> str:
+def head_name(config: ModelConfig, form: CheckpointForm) -> str:
     """Name of the tensor that the head multiplies with."""
-    return EMBEDDING_NAME if config.tie_word_embeddings else _HEAD_NAME
+    return EMBEDDING_NAME if config.tie_word_embeddings and not form.has_head else _HEAD_NAME
 
 
 def stage_weight_bytes(
@@ -103,7 +114,7 @@ def stage_weight_bytes(
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    form = expert_form(model_dir, config)
+    form = checkpoint_form(model_dir)
     shapes = stage_tensor_shapes(config, layer_range, form, has_embedding=has_embedding, has_head=has_head)
     check_shapes(model_dir, shapes)
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
@@ -127,7 +138,7 @@ class StageWeights:
         self._model_dir = model_dir
         self._config = config
         self._layer_range = shape.layers
-        self._form = expert_form(model_dir, config)
+        self._form = checkpoint_form(model_dir)
         self._shapes = stage_tensor_shapes(
             config, shape.layers, self._form, has_embedding=shape.is_first, has_head=shape.is_last
         )
@@ -146,19 +157,24 @@ class StageWeights:
         """The stage's layers in order."""
         for layer in range(self._layer_range.first, self._layer_range.last + 1):
             prefix = _layer_prefix(layer)
-            named = self._read([prefix + name for name in layer_file_shapes(self._config, layer, self._form)])
+            named = self._read([prefix + name for name in layer_file_shapes(self._config, layer, self._form.experts)])
             tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
             named.clear()
-            yield fuse_layer(self._config, layer, self._form, tensors)
+            yield fuse_layer(self._config, layer, self._form.experts, tensors)
 
     def final_norm(self) -> torch.Tensor:
         """`[hidden_size]`."""
         return self._read([_FINAL_NORM_NAME])[_FINAL_NORM_NAME]
 
-    def head(self) -> torch.Tensor:
-        """`[vocab_size, hidden_size]`; the embedding's matrix where tied."""
-        name = head_name(self._config)
-        return self._read([name])[name]
+    def head(self, embedding: torch.Tensor | None) -> torch.Tensor:
+        """`[vocab_size, hidden_size]`; where tied, the stage's `embedding` if it has one, also for an equal copy."""
+        name = head_name(self._config, self._form)
+        if embedding is not None and name == EMBEDDING_NAME:
+            return embedding
+        head = self._read([name])[name]
+        if embedding is not None and self._config.tie_word_embeddings and torch.equal(head, embedding):
+            return embedding
+        return head
 
     def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}

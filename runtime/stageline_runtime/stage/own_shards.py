@@ -15,7 +15,7 @@ from stageline_api.model_source import HubSource, parse_source
 from stageline_runtime.model_config import ModelConfig
 from stageline_runtime.models.checkpoint import files_of_tensors
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import expert_form, stage_tensor_shapes
+from stageline_runtime.models.weights import checkpoint_form, stage_tensor_shapes
 from stageline_runtime.planning.memory import mebibytes
 from stageline_runtime.prepare.cache import missing_shards
 from stageline_runtime.stage.progress import StageProgress
@@ -51,7 +51,7 @@ def _own_tensors(model_dir: Path, config: ModelConfig, shape: StageShape) -> Col
         from stageline_runtime.models.coverage_load import held_tensors  # the coverage path is an extra
 
         return held_tensors(model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last)
-    form = expert_form(model_dir, config)
+    form = checkpoint_form(model_dir)
     return stage_tensor_shapes(config, shape.layers, form, has_embedding=shape.is_first, has_head=shape.is_last)
 
 

@@ -1,5 +1,6 @@
 """What sizing and the cut count as weights is what stages read; of a mixture only the picked experts count as work."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
 from tiny_models import (
+    add_head,
     write_tiny_cohere2,
     write_tiny_gemma2,
+    write_tiny_llama,
     write_tiny_mixtral,
     write_tiny_olmo2,
     write_tiny_phi3,
@@ -30,10 +33,22 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "mixtral, stacked": lambda path: write_tiny_mixtral(path, stacked=True),
     "qwen3_moe, some layers dense": lambda path: write_tiny_qwen3_moe(path, decoder_sparse_step=2),
     "gemma2": write_tiny_gemma2,
+    "gemma2, whose config leaves it to the family that it is tied": lambda path: without_field(write_tiny_gemma2(path)),
+    "gemma2, tied beside another head": lambda path: add_head(write_tiny_gemma2(path), equal=False),
+    "gemma2, tied beside an equal head": lambda path: add_head(write_tiny_gemma2(path), equal=True),
+    "llama, tied beside another head": lambda path: add_head(write_tiny_llama(path), equal=False),
     "cohere2": write_tiny_cohere2,
     "olmo2": write_tiny_olmo2,
     "phi3": write_tiny_phi3,
 }
+
+
+def without_field(model_dir: Path, name: str = "tie_word_embeddings") -> Path:
+    path = model_dir / "config.json"
+    fields = json.loads(path.read_text())
+    del fields[name]
+    path.write_text(json.dumps(fields))
+    return model_dir
 
 
 def bytes_read(model_dir: Path, config: ModelConfig, layers: LayerRange) -> int:

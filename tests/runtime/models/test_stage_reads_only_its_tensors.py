@@ -48,7 +48,7 @@ def load(model_dir: Path, config: ModelConfig, layers: LayerRange, progress: lis
     layer_weights = list(weights.layers())
     if is_last:
         weights.final_norm()
-    return Loaded(embedding, layer_weights, weights.head() if is_last else None)
+    return Loaded(embedding, layer_weights, weights.head(embedding) if is_last else None)
 
 
 def split_into_shards(model_dir: Path) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import pytest
 
 from planning_models import small_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.models.weights import head_name, stage_tensor_shapes
+from stageline_runtime.models.weights import CheckpointForm, head_name, stage_tensor_shapes
 from stageline_runtime.planning.memory import weight_bytes
 
 VARIANTS = {
@@ -26,5 +26,5 @@ def test_weight_bytes_are_those_of_the_tensors(changes: dict[str, object], is_fi
     elements = sum(math.prod(shape) for shape in shapes.values())
     if is_first and is_last and config.tie_word_embeddings:
         # One tensor in the file, held twice: dense for look-ups and packed for the head.
-        elements += math.prod(shapes[head_name(config)])
+        elements += math.prod(shapes[head_name(config, CheckpointForm())])
     assert weight_bytes(config, layers, is_first=is_first, is_last=is_last, element_bytes=2) == 2 * elements
