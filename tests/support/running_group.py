@@ -28,6 +28,7 @@ END_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 """For a page of a process of the group; only one that stands still takes as long."""
 STAGE_COMMAND = ("-m", "stageline_cli.main", "stage")
+ENGINE_COMMAND = ("-m", "stageline_cli.main", "engine")
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class RunningGroup:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stage_command: tuple[str, ...] = STAGE_COMMAND
     """Arguments of the interpreter that make a stage."""
+    engine_command: tuple[str, ...] = ENGINE_COMMAND
+    """Those that make the engine."""
 
     @property
     def url(self) -> str:
@@ -178,6 +181,7 @@ def running_group(
     start: bool = True,
     held_back: frozenset[str] = frozenset(),
     stage_command: tuple[str, ...] = STAGE_COMMAND,
+    engine_command: tuple[str, ...] = ENGINE_COMMAND,
     index: int = 0,
     **config: Any,
 ) -> Iterator[RunningGroup]:
@@ -189,7 +193,14 @@ def running_group(
     directory.mkdir(parents=True, exist_ok=True)
     leases = [_addresses().lease() for _ in range(stage_count)]
     addresses = [lease.address for lease in leases]
-    group = RunningGroup(directory, addresses, secrets.token_hex(16), index, stage_command=stage_command)
+    group = RunningGroup(
+        directory,
+        addresses,
+        secrets.token_hex(16),
+        index,
+        stage_command=stage_command,
+        engine_command=engine_command,
+    )
     settings = RuntimeConfig(
         model_name="test",
         namespace="default",
@@ -238,7 +249,7 @@ def start_process(group: RunningGroup, name: str, **changed: str) -> None:
     }
     with (group.directory / f"{name}.log").open("wb") as log:
         group.processes[name] = subprocess.Popen(
-            [sys.executable, *(group.stage_command if command == "stage" else ("-m", "stageline_cli.main", command))],
+            [sys.executable, *(group.stage_command if command == "stage" else group.engine_command)],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
