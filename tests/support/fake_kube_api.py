@@ -1,7 +1,7 @@
 """An API server with just what a watcher sees of one: lists with a version, and watches that stream what comes after.
 
-There is nothing of kinds that no test has put, and nobody may write. It can also do
-what real ones do at bad moments: forget to tell of a deletion, refuse a version as too old, fail.
+There is nothing of kinds that no test has put, and nobody may write. It tells which kinds it has, and it can also do
+what real ones do at bad moments: forget to tell of a deletion, refuse a version as too old, refuse watches, fail.
 """
 
 import json
@@ -16,9 +16,18 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from loopback_server import loopback_server
+from stageline_operator.controller.resources import RESOURCES, Resource
 
 PODS = "/api/v1/namespaces/here/pods"
 MODELS = "/apis/stageline.dev/v1alpha1/namespaces/here/pipelinemodels"
+_DISCOVERED = (
+    *RESOURCES,
+    Resource("Namespace", "", "v1", "namespaces", (), namespaced=False),
+    Resource("CustomResourceDefinition", "apiextensions.k8s.io", "v1", "customresourcedefinitions", ()),
+)
+"""The operator's, and those that kopf waits for before it begins."""
+LONGEST_WATCH_SECONDS = 300.0
+"""Where the watcher sets no end."""
 
 
 @dataclass
@@ -27,6 +36,8 @@ class FakeKubeApi:
 
     url: str = ""
     fails: bool = False
+    refuses_watches: bool = False
+    """As of somebody whose role allows lists only."""
     objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {PODS: {}, MODELS: {}})
     requests: list[str] = field(default_factory=list)
     """Path and query of each, in order."""
@@ -86,6 +97,27 @@ class FakeKubeApi:
                 "items": list(self.objects.get(path, {}).values()),
             }
 
+    def discovery(self, path: str) -> dict[str, Any] | None:
+        """What there is of groups, versions and kinds, where `path` asks for that."""
+        versions = {each.group: each.version for each in _DISCOVERED}
+        if path == "/api":
+            return {"versions": ["v1"]}
+        if path == "/apis":
+            named = [(group, {"version": version}) for group, version in versions.items() if group]
+            return {"groups": [{"name": name, "versions": [one], "preferredVersion": one} for name, one in named]}
+        kinds = [
+            {
+                "name": each.plural,
+                "singularName": "",
+                "kind": each.kind,
+                "namespaced": each.namespaced,
+                "verbs": each.verbs,
+            }
+            for each in _DISCOVERED
+            if path == each.path().rpartition("/")[0]
+        ]
+        return {"resources": kinds} if kinds else None
+
     def watch(self, path: str, since: int, seconds: float) -> Iterator[dict[str, Any]]:
         """Events of a path after a version, for so long."""
         deadline, told = time.monotonic() + seconds, since
@@ -114,15 +146,19 @@ def fake_kube_api() -> Iterator[FakeKubeApi]:
             api.requests.append(self.path)
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            self.send_response(500 if api.fails else 200)
+            refused = api.refuses_watches and "watch" in query
+            self.send_response(500 if api.fails else 403 if refused else 200)
+            self.send_header("Content-Type", "application/json")
             self.end_headers()
-            if api.fails:
+            if api.fails or refused:
                 return
             try:
                 if "watch" not in query:
-                    self.wfile.write(json.dumps(api.listing(parts.path)).encode())
+                    answer = api.discovery(parts.path) or api.listing(parts.path)
+                    self.wfile.write(json.dumps(answer).encode())
                     return
-                for event in api.watch(parts.path, int(query["resourceVersion"]), float(query["timeoutSeconds"])):
+                seconds = float(query.get("timeoutSeconds", LONGEST_WATCH_SECONDS))
+                for event in api.watch(parts.path, int(query["resourceVersion"]), seconds):
                     self.wfile.write(json.dumps(event).encode() + b"\n")
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the watcher left

@@ -58,11 +58,14 @@ class OperatorReplica:
     kubeconfig: Path
     log_file: Path
     arguments: tuple[str, ...]
+    under: tuple[str, ...] = ()
+    """A command that becomes the operator."""
     process: "subprocess.Popen[bytes]" = field(init=False)
 
     def start(self) -> None:
         """Start it and wait until it listens."""
-        command = [str(Path(sys.executable).parent / "stageline"), "operator", "--kubeconfig", str(self.kubeconfig)]
+        command = [*self.under, str(Path(sys.executable).parent / "stageline"), "operator"]
+        command += ["--kubeconfig", str(self.kubeconfig)]
         command += ["--image", IMAGE, "--metrics-host", "127.0.0.1", "--metrics-port", "0", *self.arguments]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
@@ -106,9 +109,11 @@ class OperatorReplica:
 
 
 @contextmanager
-def operator_replica(kubeconfig: Path, log_file: Path, *arguments: str) -> Iterator[OperatorReplica]:
+def operator_replica(
+    kubeconfig: Path, log_file: Path, *arguments: str, under: tuple[str, ...] = ()
+) -> Iterator[OperatorReplica]:
     """A replica that lives as long as the block."""
-    replica = OperatorReplica(kubeconfig, log_file, arguments)
+    replica = OperatorReplica(kubeconfig, log_file, arguments, under)
     replica.start()
     try:
         yield replica

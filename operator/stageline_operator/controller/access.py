@@ -1,9 +1,11 @@
 """How to reach the API server and as whom: from a kubeconfig, or from inside a pod."""
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import aiohttp
 import kopf
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import Configuration
@@ -44,7 +46,27 @@ def own_namespace() -> str | None:
         return None
 
 
-async def kopf_connection(configuration: Configuration) -> kopf.ConnectionInfo:
+@dataclass(frozen=True, kw_only=True)
+class KopfSession(kopf.AiohttpSession):
+    """A session with the credentials it was made from, by which kopf knows those that were refused already."""
+
+    connection: kopf.ConnectionInfo
+    aiohttp_session: aiohttp.ClientSession = field(compare=False)
+
+
+async def kopf_session(configuration: Configuration, told: aiohttp.TraceConfig) -> KopfSession:
+    """A session as kopf would make it, whose requests `told` hears of. Whoever calls closes it."""
+    connection = await _kopf_connection(configuration)
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
+        headers=connection.as_http_headers(),
+        proxy=connection.proxy_url,
+        trace_configs=[told],
+    )
+    return KopfSession(server=connection.server, aiohttp_session=session, connection=connection)
+
+
+async def _kopf_connection(configuration: Configuration) -> kopf.ConnectionInfo:
     """The same address and credentials in kopf's terms; a token is read anew each time."""
     header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").rpartition(" ")

@@ -1,7 +1,7 @@
 """`/metrics`, `/healthz` and `/readyz` of the operator.
 
-Healthy means that the event loop answers and no pass hangs; ready means that the cluster has been seen. A replica that
-waits for the lease is ready too.
+Healthy means that the event loop answers and no pass hangs; ready means that the cluster has been listed and every
+watch runs. A replica that waits for the lease watches as well, so it is ready on the same terms.
 """
 
 from collections.abc import Callable

@@ -69,6 +69,7 @@ class OperatorProcess:
         self.queue = WorkQueue()
         self.cache = ObjectCache(self._changed)
         self._view: ClusterView | None = None
+        self._source: WatchSource | None = None
         self._workers: Workers | None = None
         self.endpoints = HttpEndpoints(self.metrics.registry, self._unhealthy, self._unready)
         self.metrics.expose(self.cache, self._readings)
@@ -100,8 +101,13 @@ class OperatorProcess:
         settings = self._settings
         resources = await watchable_resources(self._api, settings.namespaces)
         view = self._view = ClusterView(self._api, self.cache, resources, settings, self.metrics)
-        source = WatchSource(
-            self._configuration, resources, settings.namespaces, view.take_event, view.watching_started
+        source = self._source = WatchSource(
+            self._configuration,
+            resources,
+            settings.namespaces,
+            view.take_event,
+            view.watching_started,
+            settings.identity,
         )
         await _together(source.run(), view.run(), self._compete(view))
 
@@ -159,8 +165,10 @@ class OperatorProcess:
         return 0.0 if self._workers is None else self._workers.longest_pass_seconds()
 
     def _unready(self) -> str:
-        is_ready = self._view is not None and self._view.synced.is_set()
-        return "" if is_ready else "the cluster has not been listed yet"
+        if self._view is None or self._source is None or not self._view.synced.is_set():
+            return "the cluster has not been listed yet"
+        # Without a watch a replica hears of changes minutes late, and a leader reacts to them as late.
+        return self._source.problem()
 
     def _readings(self) -> Iterator[Reading]:
         yield names.QUEUE_DEPTH, (), float(len(self.queue))

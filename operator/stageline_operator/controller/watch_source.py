@@ -3,7 +3,7 @@
 kopf runs in a thread with an event loop of its own, because it cancels whatever else it finds in its loop when it
 ends, and it ends on any unexpected answer of the API server. Then it is started again. It sees raw events only
 (`on.event`), so it patches nothing, keeps nothing in annotations and adds no finalizer; its Events and its peering
-are off.
+are off. It is given an identity, because it would ask the system for a user name, which a container's uid may lack.
 """
 
 import asyncio
@@ -11,12 +11,15 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+import aiohttp
 import kopf
 from kubernetes.aio.client import Configuration
 
-from stageline_operator.controller.access import kopf_connection
+from stageline_operator.controller.access import kopf_session
 from stageline_operator.controller.resources import Resource
+from stageline_operator.controller.running_watches import RunningWatches, told_of_watches
 
 OnWatchEvent = Callable[[Resource, str | None, dict[str, Any]], None]
 """Called in the operator's loop: resource, type (`ADDED`, `MODIFIED`, `DELETED`; None while listing), object."""
@@ -32,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class WatchSource:
-    """Watches `resources` in the namespaces given (all when empty) and hands every event to the operator's loop."""
+    """Watches `resources` in the namespaces given (all when empty) and hands every event to the operator's loop.
+
+    `identity` is this process's name among its replicas.
+    """
 
     def __init__(
         self,
@@ -41,13 +47,27 @@ class WatchSource:
         namespaces: Sequence[str],
         on_event: OnWatchEvent,
         on_start: Callable[[], None],
+        identity: str,
     ) -> None:
         self._configuration = configuration
         self._resources = tuple(resources)
         self._namespaces = tuple(namespaces)
         self._on_event = on_event
         self._on_start = on_start
+        self._identity = identity
         self._loop = asyncio.get_running_loop()
+        root = urlsplit(str(configuration.host)).path.rstrip("/")
+        self._watches = RunningWatches(
+            [
+                root + resource.path(namespace)
+                for resource in self._resources
+                for namespace in (self._namespaces if resource.namespaced else ()) or ("",)
+            ]
+        )
+
+    def problem(self) -> str:
+        """Which watch does not run; empty when all do."""
+        return self._watches.problem(self._loop.time())
 
     async def run(self) -> None:
         """Watch until cancelled, whatever happens to kopf."""
@@ -56,6 +76,7 @@ class WatchSource:
             began = self._loop.time()
             self._on_start()
             await self._run_once()
+            self._watches.all_broke(self._loop.time())
             if self._loop.time() - began > _STEADY_SECONDS:
                 wait_seconds = _FIRST_RESTART_SECONDS
             _log.warning("watching ended; starting it again in %g s", wait_seconds)
@@ -89,16 +110,34 @@ class WatchSource:
         except RuntimeError:
             pass  # the operator's loop is closed: nobody listens any more
 
+    def _answered(self, path: str, is_watch: bool) -> None:
+        if is_watch:
+            self._watches.began(path)
+        else:
+            self._watches.broke(path, self._loop.time())
+
     async def _operate(self, stop: threading.Event) -> None:
         registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=registry, id="stageline")(self._login)
+        told = told_of_watches(lambda path, is_watch: self._call(self._answered, path, is_watch))
+        sessions: list[aiohttp.ClientSession] = []
+
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            session = await kopf_session(self._configuration, told)
+            sessions.append(session.aiohttp_session)
+            return session
+
+        kopf.on.login(registry=registry, id="stageline")(login)
         for resource in self._resources:
             self._register(registry, resource)
-        where: dict[str, Any] = {"namespaces": list(self._namespaces)} if self._namespaces else {"clusterwide": True}
+        options: dict[str, Any] = {"namespaces": list(self._namespaces)} if self._namespaces else {"clusterwide": True}
+        options["identity"] = self._identity
         settings = self._kopf_settings()
         try:
-            await kopf.operator(registry=registry, settings=settings, standalone=True, stop_flag=stop, **where)
+            await kopf.operator(registry=registry, settings=settings, standalone=True, stop_flag=stop, **options)
         finally:
+            # kopf closes those it used, not one with credentials that it knew to be refused.
+            for session in sessions:
+                await session.close()
             # Encrypted connections that kopf closed take some more turns of this loop to end.
             await asyncio.sleep(_CLOSE_SECONDS)
 
@@ -108,9 +147,6 @@ class WatchSource:
 
         place = (resource.group, resource.version, resource.plural)
         kopf.on.event(*place, registry=registry, id=f"watch-{resource.plural}")(forward)
-
-    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
-        return await kopf_connection(self._configuration)
 
     def _kopf_settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
