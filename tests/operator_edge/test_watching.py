@@ -114,6 +114,22 @@ def test_watching_asks_for_no_user_name(api: FakeKubeApi, tmp_path: Path, monkey
     asyncio.run(watch())
 
 
+def test_watching_begins_again_after_an_error_that_ends_kopf(api: FakeKubeApi, tmp_path: Path) -> None:
+    async def watch() -> None:
+        put_model(api, "before")
+        async with watching(tmp_path / "kubeconfig") as here:
+            assert await here.heard.get() == (None, "before")
+            put_model(api, "later")
+            assert await here.heard.get() == ("ADDED", "later")
+            api.fail_watches()
+            assert {await here.heard.get(), await here.heard.get()} == {(None, "before"), (None, "later")}
+            put_model(api, "again")
+            assert await here.heard.get() == ("ADDED", "again")
+            assert here.source.problem() == ""
+
+    asyncio.run(watch())
+
+
 @OF_EACH_ROLE
 def test_a_replica_is_ready_only_once_its_watches_run_and_stays_so_while_they_reconnect(
     api: FakeKubeApi, tmp_path: Path, election: str

@@ -43,6 +43,7 @@ class FakeKubeApi:
     """Path and query of each, in order."""
     _version: int = 1
     _too_old: int = 0
+    _code: int = 410
     _events: list[tuple[int, str, str, dict[str, Any]]] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopped: bool = False
@@ -63,9 +64,11 @@ class FakeKubeApi:
 
     def expire(self) -> None:
         """Refuse every version so far as too old, and end the watches that use them."""
-        with self._changed:
-            self._too_old = self._version = self._version + 1
-            self._changed.notify_all()
+        self._end_watches(410)
+
+    def fail_watches(self) -> None:
+        """End the watches under way with an error that none of them expects."""
+        self._end_watches(500)
 
     def watches(self, path: str) -> int:
         """How many watches of a path were begun."""
@@ -82,6 +85,12 @@ class FakeKubeApi:
             "current-context": "fake",
         }
         path.write_text(json.dumps(config))
+
+    def _end_watches(self, code: int) -> None:
+        with self._changed:
+            self._too_old = self._version = self._version + 1
+            self._code = code
+            self._changed.notify_all()
 
     def _tell(self, kind: str, path: str, manifest: dict[str, Any]) -> None:
         with self._changed:
@@ -124,7 +133,7 @@ class FakeKubeApi:
         while (left := deadline - time.monotonic()) > 0 and not self._stopped:
             with self._changed:
                 if since < self._too_old:
-                    yield {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+                    yield {"type": "ERROR", "object": {"code": self._code, "message": "not from this version"}}
                     return
                 new = [event for event in self._events if event[0] > told]
                 if not new:

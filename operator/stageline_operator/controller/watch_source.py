@@ -135,6 +135,8 @@ class WatchSource:
         try:
             await kopf.operator(registry=registry, settings=settings, standalone=True, stop_flag=stop, **options)
         finally:
+            # A thread of this loop's executor waits for it, and the loop's end for that thread, also when kopf failed.
+            stop.set()
             # kopf closes those it used, not one with credentials that it knew to be refused.
             for session in sessions:
                 await session.close()
