@@ -6,11 +6,12 @@ Only what is built is accepted. `PipelineModel.model_validate(mapping)` reads a 
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from stageline_api import layer_ranges, spec_metadata
 from stageline_api.field_problem import FieldProblem, show_value
+from stageline_api.recorded_status import read_status
 from stageline_api.runtime_config import LayerRange
 from stageline_api.spec_base import SpecBase, cel, cel_extra
 from stageline_api.spec_engine import MOST_STAGES, EngineSpec, ParallelismSpec
@@ -133,6 +134,11 @@ class PipelineModelSpec(SpecBase):
         return ranges or None
 
 
+def _recorded(status: object) -> object:
+    """A file may hold the status of another version (`kubectl get -o yaml`), which is no fault of its spec."""
+    return read_status(status) if isinstance(status, dict) else status
+
+
 class PipelineModel(SpecBase):
     """The custom resource."""
 
@@ -140,7 +146,7 @@ class PipelineModel(SpecBase):
     kind: Literal["PipelineModel"]
     metadata: Metadata
     spec: PipelineModelSpec
-    status: Annotated[PipelineModelStatus | None, Field(strict=False)] = None
+    status: Annotated[PipelineModelStatus | None, Field(strict=False), BeforeValidator(_recorded)] = None
 
     model_config = ConfigDict(
         json_schema_extra=cel_extra(

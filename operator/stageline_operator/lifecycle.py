@@ -14,7 +14,7 @@ from stageline_api.spec_status import FailureRecord, GroupStatus
 from stageline_operator.context import Context
 from stageline_operator.gang import find_first_unplaced
 from stageline_operator.group_plan import plan_group
-from stageline_operator.group_step import GroupStep, begin
+from stageline_operator.group_step import GroupStep, begin, phase_of
 from stageline_operator.model_status import KEPT_FAILURES, model_events, next_status, progress_deadline
 from stageline_operator.observed_pod import ObservedPod, read_pod
 from stageline_operator.plan import Deletion, GroupPhase, Observed, Plan, Setting
@@ -62,7 +62,8 @@ def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> Observed
 
 def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedPod]]) -> list[GroupStatus]:
     """The groups of the status, and those that only their pods tell of: of lives that nobody remembers."""
-    known = {group.index: group for group in context.observed.status.groups}
+    recorded = context.observed.status.groups
+    known = {group.index: group.model_copy(update={"phase": phase_of(group)}) for group in recorded}
     for index, pods in pods_of.items():
         highest = max(pod.incarnation for pod in pods)
         unremembered = GroupStatus(index=index, incarnation=highest, phase=GroupPhase.REPLACING)

@@ -62,6 +62,14 @@ def test_what_kubectl_prints_reads_back(tmp_path: Path) -> None:
     assert stored["status"]["groups"][0]["restarts"] == ["2026-01-02T03:04:05.678901Z"]
 
 
+def test_a_stored_status_of_another_version_refuses_no_file(tmp_path: Path) -> None:
+    failure = {"time": "2026-01-02T03:04:05Z", "group": 0, "incarnation": 2, "failureClass": "CosmicRay"}
+    stored = manifest() | {"status": {"replicas": 1, "lastFailures": [failure], "groups": [{"index": 0}]}}
+    file = tmp_path / "stored.yaml"
+    file.write_text(yaml.safe_dump(stored))
+    assert load_one_model(file).status == PipelineModelStatus(replicas=1)
+
+
 def test_several_models_in_one_file_are_kept_in_order(tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     file.write_text("---\n".join(yaml.safe_dump(manifest(name)) for name in ("b", "a")))

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.health import Phase, StageStatus
+from stageline_api.recorded_status import read_status
 from stageline_api.spec_policy import RestartSpec
 from stageline_api.spec_status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
 from stageline_cli.on_call import metrics
@@ -74,7 +75,7 @@ def model_facts(model: ModelObjects, earlier: Reading, later: Reading, now: date
 
 
 def _status_of(manifest: Mapping[str, Any]) -> PipelineModelStatus:
-    return PipelineModelStatus.model_validate(manifest.get("status") or {})
+    return read_status(manifest.get("status"))
 
 
 def _health(model: ModelObjects, status: PipelineModelStatus, ready: int, wanted: int) -> Health:

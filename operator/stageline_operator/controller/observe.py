@@ -3,9 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from stageline_api import labels, pipeline_model
+from stageline_api.recorded_status import read_status
 from stageline_api.spec_status import PipelineModelStatus
 from stageline_operator.controller.object_cache import ObjectCache
 from stageline_operator.controller.resources import ModelKey, ObjectId, controller_of
@@ -65,11 +64,8 @@ def is_stage_pod(manifest: Mapping[str, Any], key: ModelKey) -> bool:
 
 
 def recorded_status(model: Mapping[str, Any]) -> PipelineModelStatus:
-    """The status on record. One that can't be read is as good as none: the next incarnation starts above its pods."""
-    try:
-        return PipelineModelStatus.model_validate(model.get("status") or {})
-    except ValidationError:
-        return PipelineModelStatus()
+    """What can be read of the status on record. Nothing is as good as none: incarnations go on above those of pods."""
+    return read_status(model.get("status"))
 
 
 def lost_nodes(cache: ObjectCache, nodes: Collection[str]) -> frozenset[str]:
