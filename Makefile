@@ -5,10 +5,10 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 MODEL ?= examples/smollm2.yaml
-SOURCES := operator runtime dashboards tests
+SOURCES := operator runtime dashboards bench tests
 CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stageline_api charts/stageline/files)
-PRINT_REFERENCE := from stageline_api.field_reference import *; print(render_field_reference(), end="")
-BENCH := $(PY) -m stageline_runtime.bench
+PRINT_REFERENCE := from stageline_api.manifests.field_reference import *; print(render_field_reference(), end="")
+BENCH := $(PY) -m stageline_bench.runtime
 GPU_PYTHON ?= $(PY)
 BENCH_PAGE := --page docs/benchmarks.md
 export PYTHON
@@ -49,12 +49,12 @@ format: setup ## Format the code and mend what lint can mend
 
 .PHONY: generate
 generate: setup ## Write the generated files anew: the CRD, its field reference, the chart's rules and its table of values, the boards, the page of metrics
-	$(PY) -m stageline_api.crd
-	$(PY) -m stageline_api.field_reference
-	$(PY) -m stageline_operator.controller.rbac
+	$(PY) -m stageline_api.manifests.crd
+	$(PY) -m stageline_api.manifests.field_reference
+	$(PY) -m stageline_operator.controller.client.rbac
 	$(PY) -m board_builder
-	PYTHONPATH=tests/support $(PY) -m chart_values_table
-	PYTHONPATH=tests/support $(PY) -m metrics_page
+	PYTHONPATH=tests/support $(PY) -m cluster.chart_values_table
+	PYTHONPATH=tests/support $(PY) -m boards.metrics_page
 
 .PHONY: lock
 lock: setup ## Write constraints.txt from what .venv holds
@@ -63,7 +63,7 @@ lock: setup ## Write constraints.txt from what .venv holds
 .PHONY: clean
 clean: ## Remove the environment and every cache (downloaded models stay)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
-	find operator runtime dashboards tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find operator runtime dashboards bench tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 ## Measure it (on a quiet machine)
 
@@ -79,27 +79,27 @@ bench-peers: setup ## Stageline against vLLM on the same prompts; makes .bench-v
 
 .PHONY: bench-gateway
 bench-gateway: setup ## What the gateway adds to an answer, and what a core of it relays beside nginx (ARGS="…")
-	@$(PY) -m stageline_gateway.bench $(BENCH_PAGE) $(ARGS)
+	@$(PY) -m stageline_bench.gateway $(BENCH_PAGE) $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: setup ## 500 models on a real control plane, and how soon a killed group is back; needs Go (ARGS="…")
-	@PYTHONPATH=tests/support $(PY) bench/operator_scale.py $(BENCH_PAGE) $(ARGS)
+	@PYTHONPATH=tests/support $(PY) -m cluster.operator_scale $(BENCH_PAGE) $(ARGS)
 
 .PHONY: bench-exporters
 bench-exporters: setup ## What counting and scrapes cost; fails when it is 1 % of a step or more
-	@$(PY) bench/exporter_cost.py
+	@$(PY) -m stageline_bench.costs.exporter_cost
 
 .PHONY: gpu-check
 gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no test on a CPU can, into docs/gpu.md; skipped without one
-	@PYTHONPATH=operator:runtime $(GPU_PYTHON) -m stageline_runtime.gpu_check --page docs/gpu.md
+	@PYTHONPATH=operator:runtime:bench $(GPU_PYTHON) -m stageline_bench.gpu_check --page docs/gpu.md
 
 .PHONY: game-day
 game-day: setup ## Break a model that up --monitor serves and see that the right alerts fire; half an hour (ARGS="…")
-	@PYTHONPATH=tests/support $(PY) -m game_day $(ARGS)
+	@PYTHONPATH=tests/support $(PY) -m boards.game_day $(ARGS)
 
 .PHONY: soak
 soak: setup ## Kill and stop a pipeline's processes under traffic for an hour, then fuzz for long (ARGS="--minutes 30")
-	@PYTHONPATH=tests/support $(PY) -m soak $(ARGS)
+	@PYTHONPATH=tests/support $(PY) -m chaos.soak $(ARGS)
 
 ## The parts of make check
 

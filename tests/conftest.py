@@ -19,7 +19,7 @@ settings.load_profile("stageline")
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """Hugging Face directory of SmolLM2-135M-Instruct, fetched and converted by the real preparation."""
-    from stageline_api.model_source import parse_source
+    from stageline_api.resource.model_source import parse_source
     from stageline_runtime.prepare.progress import reporter_for
     from stageline_runtime.prepare.sources import prepare_source
 
@@ -30,7 +30,7 @@ def smollm2_dir() -> Path:
 @pytest.fixture(scope="session")
 def exported_pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """`/metrics` of a real pipeline (`stage`, `engine`), gateway and operator: see `exported_names`."""
-    from exported_names import pages_once
+    from boards.exported_names import pages_once
 
     return pages_once(_common_directory(tmp_path_factory) / "exported")
 
@@ -38,7 +38,7 @@ def exported_pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str
 @pytest.fixture(scope="session", autouse=True)
 def kernels_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Stages of this run compile their kernels as ever, with a `cc` that has compiled them before."""
-    from compiled_once import first_on_path
+    from processes.compiled_once import first_on_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", first_on_path(_common_directory(tmp_path_factory) / "kernels"))

@@ -5,7 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 from board_builder.panels import DATASOURCE
 from board_builder.queries import WINDOW, current, max_by, selected, sum_by
 from board_builder.stages import GROUP
-from stageline_operator.controller import metric_names as operator
+from stageline_operator.controller.telemetry import metric_names as operator
 from stageline_runtime import metric_names as runtime
 
 FIRING = 'ALERTS{alertname=~"Stageline.*",alertstate="firing"}'

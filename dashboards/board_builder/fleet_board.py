@@ -17,8 +17,8 @@ from board_builder.requests import ERRORS, FAILING, error_ratio
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, imbalance
 from board_builder.tables import Column, Key, rows
 from board_builder.variables import choice, datasource, hidden
-from stageline_gateway import metric_names as names
-from stageline_operator.controller import metric_names as operator
+from stageline_gateway.telemetry import metric_names as names
+from stageline_operator.controller.telemetry import metric_names as operator
 
 NAMESPACE: Final = 'namespace=~"$namespace"'
 MODEL: Final = (NAMESPACE, 'model_name=~"$model_name"')

@@ -6,7 +6,7 @@ from board_builder.objectives import BURN, FIRST_TOKEN_SECONDS, OBJECTIVES, OUTP
 from board_builder.panels import AnyPanel, Limits, Series, Text, lines
 from board_builder.queries import selected
 from board_builder.tables import Column, Key, rows
-from stageline_gateway import metric_names as names
+from stageline_gateway.telemetry import metric_names as names
 
 Matchers = tuple[str, ...]
 

@@ -15,7 +15,7 @@ from board_builder.requests import ERRORS, FAILING, error_ratio
 from board_builder.tables import Column, Key, rows
 from board_builder.variables import choice, datasource
 from board_builder.versions import versions
-from stageline_gateway import metric_names as names
+from stageline_gateway.telemetry import metric_names as names
 
 MODEL: Final = ('namespace=~"$namespace"', 'model_name=~"$model_name"')
 PER_MODEL: Final = ("namespace", "model_name")

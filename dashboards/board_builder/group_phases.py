@@ -5,8 +5,8 @@ from typing import Final
 
 from board_builder.panels import Series
 from board_builder.queries import current, sum_by
-from stageline_operator.controller import metric_names as names
-from stageline_operator.plan import GroupPhase
+from stageline_operator.controller.telemetry import metric_names as names
+from stageline_operator.planner.types import GroupPhase
 
 COLORS: Final[Mapping[GroupPhase, str]] = {
     GroupPhase.READY: "green",

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import heatmap, timeseries
 
 from board_builder.panels import Limits, Series, Text, histogram_heatmap, lines
 from board_builder.queries import buckets, mean, quantile
-from stageline_gateway import metric_names as gateway
+from stageline_gateway.telemetry import metric_names as gateway
 
 LEVELS: Final = (0.5, 0.9, 0.95, 0.99)
 TRACED: Final = (gateway.TIME_TO_FIRST_TOKEN.name, gateway.E2E_REQUEST_LATENCY.name)

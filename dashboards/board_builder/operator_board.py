@@ -18,7 +18,7 @@ from board_builder.queries import current, events, max_by, or_zero, rate_by, sel
 from board_builder.tables import Column, Key, rows
 from board_builder.variables import choice, datasource
 from board_builder.versions import versions
-from stageline_operator.controller import metric_names as names
+from stageline_operator.controller.telemetry import metric_names as names
 
 MODEL: Final = ('namespace=~"$namespace"', 'model=~"$model"')
 PER_MODEL: Final = ("namespace", "model")

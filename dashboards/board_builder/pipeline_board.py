@@ -18,8 +18,8 @@ from board_builder.requests import ERRORS, FAILING, error_ratio
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, idle, imbalance, states
 from board_builder.tables import stacked_bars
 from board_builder.variables import choice, datasource, hidden
-from stageline_gateway import metric_names as gateway
-from stageline_operator.controller import metric_names as operator
+from stageline_gateway.telemetry import metric_names as gateway
+from stageline_operator.controller.telemetry import metric_names as operator
 from stageline_runtime import metric_names as names
 
 OF_MODEL: Final = ('namespace=~"$namespace"', 'model=~"$model"')

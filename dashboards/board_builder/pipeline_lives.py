@@ -7,7 +7,7 @@ from board_builder.panels import Series, Text, lines, states
 from board_builder.queries import current, events, in_order, selected, sum_by
 from board_builder.stages import GROUP
 from stageline_api.health import Phase
-from stageline_operator.controller import metric_names as operator
+from stageline_operator.controller.telemetry import metric_names as operator
 from stageline_runtime import metric_names as names
 
 COLORS: Final = {

@@ -5,7 +5,7 @@ from typing import Final
 
 from board_builder.panels import Limits
 from board_builder.queries import rate, rate_by, share, sum_by
-from stageline_gateway import metric_names as names
+from stageline_gateway.telemetry import metric_names as names
 
 FAILING: Final = Limits(0.001, 0.01)
 """The share that is promised, and ten times it."""

@@ -43,7 +43,7 @@ class RuntimeConfig(BaseModel):
     namespace: str
     served_name: str
     source: str
-    """Canonical source URL (`stageline_api.model_source`)."""
+    """Canonical source URL (`stageline_api.resource.model_source`)."""
     cache_dir: str
     """Root of the model cache: written by `stageline prepare`, and by stages that fetch their own shards."""
     stage_count: int

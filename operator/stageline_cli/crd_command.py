@@ -2,7 +2,7 @@
 
 import click
 
-from stageline_api.crd import render_crd
+from stageline_api.manifests.crd import render_crd
 
 
 @click.command()

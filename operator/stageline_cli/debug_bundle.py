@@ -12,9 +12,9 @@ from typing import Any, Final
 import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_cli.on_call.bundle import collect_bundle
-from stageline_cli.on_call.choose_source import one_model, open_source, source_options
-from stageline_cli.on_call.source import ModelObjects, is_of
+from stageline_cli.on_call.bundle.bundle import collect_bundle
+from stageline_cli.on_call.sources.choose_source import one_model, open_source, source_options
+from stageline_cli.on_call.sources.source import ModelObjects, is_of
 from stageline_cli.status import observe_twice
 
 STDOUT: Final = Path("-")

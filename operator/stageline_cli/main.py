@@ -20,11 +20,11 @@ _INTERRUPTED: Final = 130
 
 COMMANDS: Final = {
     "up": LazyCommand(
-        target="stageline_cli.up:up",
+        target="stageline_cli.up.command:up",
         help="Serve a PipelineModel on this machine, each stage a process.",
         extra="runtime,prepare,gateway",
     ),
-    "down": LazyCommand(target="stageline_cli.down:down", help="End what `up --detach` started."),
+    "down": LazyCommand(target="stageline_cli.up.down:down", help="End what `up --detach` started."),
     "status": LazyCommand(
         target="stageline_cli.status:status",
         help="Show how models, groups and stages are, and why.",
@@ -48,7 +48,7 @@ COMMANDS: Final = {
         extra="runtime",
     ),
     "bench": LazyCommand(
-        target="stageline_runtime.bench.command:bench",
+        target="stageline_bench.runtime.command:bench",
         help="Measure the runtime on this machine.",
         extra="runtime,prepare",
     ),

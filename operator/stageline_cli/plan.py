@@ -10,13 +10,13 @@ from typing import Final
 import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_api.field_problem import show_value
-from stageline_api.manifest_loader import load_one_model, refuse
-from stageline_api.model_source import FileSource
-from stageline_api.pipeline_model import PipelineModel, model_problems
+from stageline_api.manifests.manifest_loader import load_one_model, refuse
+from stageline_api.resource.field_problem import show_value
+from stageline_api.resource.model_source import FileSource
+from stageline_api.resource.pipeline_model import PipelineModel, model_problems
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
-from stageline_local.instance import default_cache_dir
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, sized_model_config
+from stageline_local.session.instance import default_cache_dir
+from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
 from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset
 from stageline_runtime.planning.devices_file import read_hardware
 from stageline_runtime.planning.group_plan import plan_group

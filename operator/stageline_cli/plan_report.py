@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from stageline_api.runtime_config import LayerRange
-from stageline_local.quantities import format_bytes
-from stageline_runtime.model_config import ModelConfig
+from stageline_local.node.quantities import format_bytes
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning import this_machine
 from stageline_runtime.planning.devices import Hardware
 from stageline_runtime.planning.group_plan import GroupPlan

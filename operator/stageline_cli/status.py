@@ -10,13 +10,13 @@ from typing import Any, Final
 import click
 from rich.console import Console, RenderableType
 
-from stageline_cli.on_call.choose_source import one_model, open_source, source_options
-from stageline_cli.on_call.document import as_json, as_yaml, snapshot_document
-from stageline_cli.on_call.facts import Health, Snapshot
-from stageline_cli.on_call.readings import Reading, read_all
-from stageline_cli.on_call.snapshot import build_snapshot
-from stageline_cli.on_call.source import ModelObjects, Source
-from stageline_cli.on_call.status_view import fleet_view, model_view
+from stageline_cli.on_call.bundle.document import as_json, as_yaml, snapshot_document
+from stageline_cli.on_call.facts.facts import Health, Snapshot
+from stageline_cli.on_call.facts.readings import Reading, read_all
+from stageline_cli.on_call.facts.snapshot import build_snapshot
+from stageline_cli.on_call.sources.choose_source import one_model, open_source, source_options
+from stageline_cli.on_call.sources.source import ModelObjects, Source
+from stageline_cli.on_call.views.status_view import fleet_view, model_view
 
 PLAIN_WIDTH: Final = 200
 """Columns where the output is no terminal."""

@@ -8,10 +8,10 @@ import click
 from rich.console import Console, Group
 from rich.live import Live
 
-from stageline_cli.on_call.choose_source import open_source, source_options
-from stageline_cli.on_call.keys import Keys
-from stageline_cli.on_call.top_view import top_view
-from stageline_cli.on_call.watch import Watch
+from stageline_cli.on_call.sources.choose_source import open_source, source_options
+from stageline_cli.on_call.views.keys import Keys
+from stageline_cli.on_call.views.top_view import top_view
+from stageline_cli.on_call.views.watch import Watch
 from stageline_cli.status import plain_or_terminal
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from stageline_api.endpoints import Endpoints
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_local.instance import default_state_root, read_record
+from stageline_local.session.instance import default_state_root, read_record
 from stageline_runtime.trace.collect import collect
 from stageline_runtime.trace.lanes import StageTimeline, Window, common_window
 from stageline_runtime.trace.perfetto import perfetto_json

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from stageline_api.errors import USAGE_EXIT_CODE
-from stageline_api.field_problem import FieldProblem, show_value
-from stageline_api.manifest_loader import load_manifests
-from stageline_api.pipeline_model import PipelineModel, model_problems
-from stageline_local.instance import default_cache_dir
+from stageline_api.manifests.manifest_loader import load_manifests
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.pipeline_model import PipelineModel, model_problems
+from stageline_local.session.instance import default_cache_dir
 
 
 @click.command()
@@ -44,7 +44,7 @@ def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldPr
 
     `cache_dir` is the model cache of a PipelineModel that names none.
     """
-    from stageline_runtime.model_config import UnsupportedModelError, read_model_config
+    from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
     from stageline_runtime.prepare.cache import prepared_model_dir
 
     directory = prepared_model_dir(

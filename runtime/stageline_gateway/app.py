@@ -8,24 +8,24 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_gateway.admin import build_admin
-from stageline_gateway.admission import Admission
-from stageline_gateway.catalog import describe_model, why_unready
-from stageline_gateway.completions import Door, complete, prepare_chat, prepare_completion
-from stageline_gateway.engine_calls import EngineCalls
+from stageline_gateway.admission.admission import Admission
+from stageline_gateway.admission.body_memory import Intake
+from stageline_gateway.admission.keys_file import KeysFile
+from stageline_gateway.endpoints.admin import build_admin
+from stageline_gateway.endpoints.completions import Door, complete, prepare_chat, prepare_completion
+from stageline_gateway.endpoints.openapi import document
+from stageline_gateway.endpoints.page import add_page
+from stageline_gateway.endpoints.pipeline_watch import PipelineWatch
+from stageline_gateway.endpoints.tokenize_routes import add_tokenize_routes
+from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.errors import model_not_found, not_supported
 from stageline_gateway.fleet import build_fleet
-from stageline_gateway.intake import Intake
-from stageline_gateway.keys_file import KeysFile
-from stageline_gateway.metrics import GatewayMetrics
-from stageline_gateway.openapi import document
-from stageline_gateway.page import add_page
-from stageline_gateway.pipeline_watch import PipelineWatch
-from stageline_gateway.responses import JsonAnswer, add_error_forms
+from stageline_gateway.groups.catalog import describe_model, why_unready
+from stageline_gateway.groups.watching import kept_going
+from stageline_gateway.server.responses import JsonAnswer, add_error_forms
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.tokenize_routes import add_tokenize_routes
-from stageline_gateway.tracing import open_tracing
-from stageline_gateway.watching import kept_going
+from stageline_gateway.telemetry.metrics import GatewayMetrics
+from stageline_gateway.telemetry.tracing import open_tracing
 
 
 def build_app(settings: GatewaySettings) -> FastAPI:

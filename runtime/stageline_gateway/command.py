@@ -104,10 +104,10 @@ def gateway(
 ) -> None:
     """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespace."""
     from stageline_gateway.app import build_app
-    from stageline_gateway.log_form import configure_logging
-    from stageline_gateway.serve import Ending, Sockets, bind, bind_near, serve, url_of
+    from stageline_gateway.server.log_format import configure_logging
+    from stageline_gateway.server.serve import Ending, Sockets, bind, bind_near, serve, url_of
+    from stageline_gateway.server.tls import TlsFiles
     from stageline_gateway.settings import GatewaySettings
-    from stageline_gateway.tls import TlsFiles
 
     configure_logging(access_log)
     if (tls_certificate is None) != (tls_key is None):
@@ -139,7 +139,7 @@ def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) 
         raise UserError(message, USAGE_EXIT_CODE)
     if not kubernetes:
         return ""
-    from stageline_gateway.discovery_kubernetes import check_login, own_namespace
+    from stageline_gateway.groups.discovery_kubernetes import check_login, own_namespace
 
     check_login()
     return namespace or own_namespace()

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stageline_api.endpoints import Endpoints
-from stageline_gateway.backends import Backends
-from stageline_gateway.discovery import EndpointsFile
-from stageline_gateway.dispatch import Dispatcher
-from stageline_gateway.metrics import GatewayMetrics
-from stageline_gateway.placement import Persistence
-from stageline_gateway.probing import Prober
-from stageline_gateway.runs import Runs
-from stageline_gateway.served import Served
+from stageline_gateway.engine_client.generation import EngineClient, Patience
+from stageline_gateway.groups.backends import Backends
+from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.groups.discovery_file import EndpointsFile
+from stageline_gateway.groups.probing import Prober
+from stageline_gateway.groups.watching import kept_going
+from stageline_gateway.relay.dispatch import Dispatcher
+from stageline_gateway.relay.placement import Persistence
+from stageline_gateway.relay.runs import Runs
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.upstream import EngineClient, Patience
-from stageline_gateway.watching import kept_going
+from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 
 class Discovery(Protocol):
@@ -100,6 +100,6 @@ def _discovery(settings: GatewaySettings, served: Served) -> Discovery:
     if settings.endpoints_path is not None:
         return EndpointsFile(settings.endpoints_path, served, settings.poll_seconds)
     # Imported only where it is used: on one machine no Kubernetes client is needed.
-    from stageline_gateway.discovery_kubernetes import KubernetesDiscovery
+    from stageline_gateway.groups.discovery_kubernetes import KubernetesDiscovery
 
     return KubernetesDiscovery(settings.namespace, served, settings.relist_seconds)

@@ -7,8 +7,8 @@ clocks. `model_name` is the name clients ask for; no request appears in a label.
 
 from typing import Final
 
-from stageline_api import metric_buckets as buckets
-from stageline_api.metric_spec import MetricSpec
+from stageline_api.telemetry import metric_buckets as buckets
+from stageline_api.telemetry.metric_spec import MetricSpec
 
 _ENGINE: Final = ("model_name",)
 _STAGE: Final = ("model_name", "stage")

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from manifest_samples import SOURCE, manifest
+from cluster.manifest_samples import SOURCE, manifest
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass
-from stageline_api.manifest_loader import load_manifests, load_one_model
-from stageline_api.model_source import PackageSource
-from stageline_api.pipeline_model import PipelineModel
+from stageline_api.manifests.manifest_loader import load_manifests, load_one_model
+from stageline_api.resource.base import SpecBase
+from stageline_api.resource.model_source import PackageSource
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.runtime_config import RuntimeConfig, Timeouts
-from stageline_api.spec_base import SpecBase
-from stageline_api.spec_status import FailureRecord, GroupStatus, PipelineModelStatus
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manifest_samples import SOURCE
-from stageline_api.manifest_loader import LoadResult, load_manifests, parse_manifest
-from stageline_api.pipeline_model import PipelineModel
+from cluster.manifest_samples import SOURCE
+from stageline_api.manifests.manifest_loader import LoadResult, load_manifests, parse_manifest
+from stageline_api.resource.pipeline_model import PipelineModel
 
 FULL: dict[str, Any] = {
     "apiVersion": "stageline.dev/v1alpha1",

@@ -11,9 +11,9 @@ import click
 import pytest
 import yaml
 
-from manifest_samples import manifest
-from stageline_api.crd import render_crd
+from cluster.manifest_samples import manifest
 from stageline_api.errors import UserError
+from stageline_api.manifests.crd import render_crd
 from stageline_cli import main as command_line
 from stageline_cli.lazy_group import LazyCommand, LazyGroup
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from manifest_samples import manifest
-from stageline_api import crd, field_reference
-from stageline_api.pipeline_model import PipelineModel
+from cluster.manifest_samples import manifest
+from stageline_api.manifests import crd, field_reference
+from stageline_api.resource.pipeline_model import PipelineModel
 
 CHART_FILE = Path(__file__).parents[2] / "charts" / "stageline" / "files" / "crds" / crd.FILE_NAME
 FORBIDDEN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "not", "const", "title", "additionalItems", "uniqueItems"}
@@ -36,7 +36,7 @@ def _at(path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", [crd.PACKAGED_FILE, CHART_FILE], ids=["package", "chart"])
 def test_the_committed_file_is_what_the_types_say(file: Path) -> None:
-    assert file.read_text() == crd.render_crd(), "run `python -m stageline_api.crd` and commit the result"
+    assert file.read_text() == crd.render_crd(), "run `python -m stageline_api.manifests.crd` and commit the result"
 
 
 def test_the_schema_is_structural() -> None:
@@ -118,5 +118,5 @@ def test_kubectl_shows_and_scales_it() -> None:
 def test_the_committed_field_reference_is_what_the_types_say() -> None:
     committed = field_reference.DOCUMENT.read_text()
     assert committed == field_reference.render_field_reference(), (
-        "run `python -m stageline_api.field_reference` and commit the result"
+        "run `python -m stageline_api.manifests.field_reference` and commit the result"
     )

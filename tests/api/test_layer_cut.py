@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from manifest_samples import manifest
-from stageline_api.pipeline_model import PipelineModel, PipelineModelSpec, check_cut
+from cluster.manifest_samples import manifest
+from stageline_api.resource.pipeline_model import PipelineModel, PipelineModelSpec, check_cut
 
 _BOUNDARIES = st.sets(st.integers(1, 200), min_size=1, max_size=12).map(lambda ends: [0, *sorted(ends)])
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline_api.manifest_loader import load_manifests
+from stageline_api.manifests.manifest_loader import load_manifests
 
 HEAD = "apiVersion: stageline.dev/v1alpha1\nkind: PipelineModel\nmetadata: {name: m}\n"
 MODEL = "  model: {source: 'hf://org/name'}\n"

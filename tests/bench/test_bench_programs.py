@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stageline_runtime.bench.command import bench
-from stageline_runtime.bench.results import Result
-from tiny_models import write_tiny_llama
+from oracles.tiny_models import write_tiny_llama
+from stageline_bench.runtime.command import bench
+from stageline_bench.runtime.results import Result
 
 pytestmark = pytest.mark.timeout(900)
-BENCH = (sys.executable, "-m", "stageline_runtime.bench")
+BENCH = (sys.executable, "-m", "stageline_bench.runtime")
 CORES = sorted(os.sched_getaffinity(0))
 DEADLINE_SECONDS = 150.0
 PAGE = "# Figures\n\nProse.\n\n<!-- begin {0} -->\nold\n<!-- end {0} -->\n\nMore prose.\n"

@@ -5,14 +5,14 @@ from typing import cast
 import pytest
 
 from stageline_api.errors import UserError
-from stageline_runtime.bench import bench_group
-from stageline_runtime.bench.bench_group import BenchGroup
-from stageline_runtime.bench.figures import RoundReport, common_window_tokens_per_second, median_ratio, ran_together
-from stageline_runtime.bench.peers import peer_targets
-from stageline_runtime.bench.report import render
-from stageline_runtime.bench.results import Result, Target, round_figures, this_machine
-from stageline_runtime.bench.stage_clock import StageSeconds, pipeline_figures
-from stageline_runtime.bench.workload import Workload
+from stageline_bench.runtime import bench_group
+from stageline_bench.runtime.bench_group import BenchGroup
+from stageline_bench.runtime.figures import RoundReport, common_window_tokens_per_second, median_ratio, ran_together
+from stageline_bench.runtime.peers import peer_targets
+from stageline_bench.runtime.report import render
+from stageline_bench.runtime.results import Result, Target, round_figures, this_machine
+from stageline_bench.runtime.stage_clock import StageSeconds, pipeline_figures
+from stageline_bench.runtime.workload import Workload
 
 
 def report(submitted: float, *token_seconds: tuple[float, ...]) -> RoundReport:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from free_ports import free_port
+from processes.free_ports import free_port
 from stageline_api.errors import UserError
-from stageline_gateway.bench import relays
-from stageline_gateway.bench.figures import measure, quantiles
-from stageline_gateway.bench.processes import python_module, started
-from stageline_gateway.bench.report import BEGIN, END, added_ms, result_of, update_page
+from stageline_bench.gateway import relays
+from stageline_bench.gateway.figures import measure, quantiles
+from stageline_bench.gateway.processes import python_module, started
+from stageline_bench.gateway.report import BEGIN, END, added_ms, result_of, update_page
 
 LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0, "seconds": 4.0}
 
@@ -20,13 +20,13 @@ LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0,
 @pytest.fixture
 def on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test machine may have one core, or others than 0 and 1."""
-    monkeypatch.setattr("stageline_gateway.bench.processes.os.sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr("stageline_bench.gateway.processes.os.sched_setaffinity", lambda *_: None)
 
 
 @pytest.mark.usefixtures("on_any_core")
 def test_streams_are_whole_with_and_without_a_gateway(tmp_path: Path) -> None:
     port = free_port()
-    with started(python_module("stageline_gateway.bench.synthetic_engine"), 0, tmp_path / "engine.log") as engine:
+    with started(python_module("stageline_bench.gateway.synthetic_engine"), 0, tmp_path / "engine.log") as engine:
         assert engine.stdout is not None
         engine_port = int(engine.stdout.readline())
         direct = measure(relays.direct(engine_port), tmp_path, **LOAD)
@@ -72,7 +72,7 @@ def test_quantiles_are_of_the_ordered_values() -> None:
     assert quantiles([0.007]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
 
 
-@pytest.mark.parametrize("program", ["stageline_gateway.bench", "stageline_runtime.bench"])
+@pytest.mark.parametrize("program", ["stageline_bench.gateway", "stageline_bench.runtime"])
 def test_an_option_that_is_not_there_is_named_without_a_traceback(program: str) -> None:
     ended = subprocess.run([sys.executable, "-m", program, "--odd"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")

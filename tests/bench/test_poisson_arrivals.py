@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from loopback_server import served
+from processes.loopback_server import served
 from stageline_api.errors import UserError
-from stageline_runtime.bench.arrivals import ArrivalLoad, StreamTimes, play
-from stageline_runtime.bench.serve import serve_targets, stream_figures
+from stageline_bench.runtime.arrivals import ArrivalLoad, StreamTimes, play
+from stageline_bench.runtime.serve import serve_targets, stream_figures
 
 PAUSE_SECONDS = 0.02
 LOAD = ArrivalLoad(rate=50.0, requests=10, input_tokens=4, output_tokens=3)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from chaos_answers import MOST_NEAR_TIES, different, incomplete, num_parted, request
-from chaos_clients import stream_all
-from chaos_groups import DEADLINE_SECONDS, ChaosGroups, serving_tiny
+from chaos.answers import MOST_NEAR_TIES, different, incomplete, num_parted, request
+from chaos.clients import stream_all
+from chaos.groups import DEADLINE_SECONDS, ChaosGroups, serving_tiny
 
 NUM_REQUESTS = 200
 TOKENS = 48

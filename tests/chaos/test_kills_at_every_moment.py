@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from chaos_answers import MOST_NEAR_TIES, different, incomplete, num_parted, request
-from chaos_clients import Seen, Traffic, stream_all, streaming
-from chaos_comebacks import freeze_newcomers, hold_load, hold_rendezvous, hold_warm_up, kill
-from chaos_groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, Member, serving_tiny
+from chaos.answers import MOST_NEAR_TIES, different, incomplete, num_parted, request
+from chaos.clients import Seen, Traffic, stream_all, streaming
+from chaos.comebacks import freeze_newcomers, hold_load, hold_rendezvous, hold_warm_up, kill
+from chaos.groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, Member, serving_tiny
 
 pytestmark = pytest.mark.timeout(1500)
 CONTEXT_TOKENS = 1024

@@ -9,7 +9,7 @@ import helm_python
 import pytest
 import yaml
 
-from rendered_chart import (
+from cluster.rendered_chart import (
     CHART,
     NAMESPACE,
     NOTES,
@@ -20,11 +20,12 @@ from rendered_chart import (
     rendered_files,
     rendered_objects,
 )
-from stageline_api import crd, ports
+from stageline_api import ports
+from stageline_api.manifests import crd
 from stageline_cli.main import cli, run
 from stageline_dashboards.shipped import board_paths
-from stageline_operator.controller.rbac import lease_rules, node_rules, workload_rules
-from stageline_operator.plan import Setting
+from stageline_operator.controller.client.rbac import lease_rules, node_rules, workload_rules
+from stageline_operator.planner.types import Setting
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},

@@ -7,8 +7,8 @@ import helm_python
 import pytest
 import yaml
 
-from chart_values_table import CHART, README, default_of, described_values, readme_with_table
-from rendered_chart import rendered_objects
+from cluster.chart_values_table import CHART, README, default_of, described_values, readme_with_table
+from cluster.rendered_chart import rendered_objects
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicas": 2}, "additional properties 'replicas' not allowed"),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from repository_files import ROOT
-from stageline_api.manifest_loader import load_one_model
-from stageline_operator.objects import GroupIncarnation, build_stage_pod
+from processes.repository_files import ROOT
+from stageline_api.manifests.manifest_loader import load_one_model
+from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
 
 EXAMPLES = ROOT / "examples"
 

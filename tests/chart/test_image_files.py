@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository_files import ROOT, repository_files
+from processes.repository_files import ROOT, repository_files
 from stageline_cli.main import cli
 
 FILES = [path for path in repository_files() if path.name.startswith("Dockerfile")]

@@ -7,8 +7,8 @@ import helm_python
 import pytest
 import yaml
 
-from rendered_chart import CHART, NOTES, of_kind, rendered_files, rendered_objects, rendered_rules
-from stageline_api import metric_buckets
+from cluster.rendered_chart import CHART, NOTES, of_kind, rendered_files, rendered_objects, rendered_rules
+from stageline_api.telemetry import metric_buckets
 from stageline_dashboards.shipped import rule_paths
 
 FILES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_paths()}

@@ -8,11 +8,11 @@ import helm_python
 import pytest
 import yaml
 
-from alert_scenarios import Firing, Scenario, series, write_cases
-from promtool import needs_promtool, promtool
-from rendered_chart import rendered_objects, rendered_rules
-from stageline_api import metric_buckets
-from stageline_gateway import metric_names as names
+from boards.alert_scenarios import Firing, Scenario, series, write_cases
+from boards.promtool import needs_promtool, promtool
+from cluster.rendered_chart import rendered_objects, rendered_rules
+from stageline_api.telemetry import metric_buckets
+from stageline_gateway.telemetry import metric_names as names
 
 SMALL: Final = {"namespace": "team-a", "model_name": "smollm2/135m"}
 LARGE: Final = {"namespace": "team-a", "model_name": "llama-70b"}

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, foreign_cluster, own_cluster, uses_foreign_cluster
-from control_plane import ControlPlane
-from gateway_process import GatewayProcess, running_gateway
-from instant_kubelet import InstantKubelet, instant_kubelet
-from model_in_cluster import ModelInCluster, small_model
-from operator_process import OperatorProcess
-from repository_files import ROOT
-from simulated_nodes import SimulatedNodes, running_nodes
-from tiny_models import write_tiny_llama
+from cluster.api import wait_until
+from cluster.control_plane import ControlPlane
+from cluster.instant_kubelet import InstantKubelet, instant_kubelet
+from cluster.model_in_cluster import ModelInCluster, small_model
+from cluster.operator_process import OperatorProcess
+from cluster.simulated_nodes import SimulatedNodes, running_nodes
+from cluster.under_test import Cluster, foreign_cluster, own_cluster, uses_foreign_cluster
+from oracles.tiny_models import write_tiny_llama
+from processes.gateway_process import GatewayProcess, running_gateway
+from processes.repository_files import ROOT
 
 CRD_FILE = ROOT / "charts" / "stageline" / "files" / "crds" / "stageline.dev_pipelinemodels.yaml"
 NODE_NAMES = ("node-a", "node-b", "node-c")

@@ -10,10 +10,10 @@ import httpx
 import pytest
 import yaml
 
-from cluster_under_test import Cluster
-from manifest_samples import manifest
-from refused_specs import refused_manifests
-from repository_files import ROOT
+from cluster.manifest_samples import manifest
+from cluster.refused_specs import refused_manifests
+from cluster.under_test import Cluster
+from processes.repository_files import ROOT
 
 CASES = refused_manifests()
 NOT_IN_JSON = {

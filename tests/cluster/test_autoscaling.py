@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster
-from control_plane import ControlPlane
-from external_metrics_api import external_metrics
-from instant_kubelet import InstantKubelet
-from model_in_cluster import small_model
-from operator_process import OperatorProcess
-from stageline_api.metric_registry import MetricRegistry
+from cluster.api import wait_until
+from cluster.control_plane import ControlPlane
+from cluster.external_metrics_api import external_metrics
+from cluster.instant_kubelet import InstantKubelet
+from cluster.model_in_cluster import small_model
+from cluster.operator_process import OperatorProcess
+from cluster.under_test import Cluster
+from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_runtime import metric_names
 
 SOON_SECONDS = 180.0

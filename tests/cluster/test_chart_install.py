@@ -14,13 +14,13 @@ import httpx
 import pytest
 import yaml
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, own_cluster, uses_foreign_cluster
-from installed_chart import AVAILABLE_SECONDS, everything, node_values, until_available
-from model_in_cluster import READY_SECONDS, ModelInCluster, model_from_file
-from rendered_chart import CHART, NAMESPACE, RELEASE, copy_of_chart, rendered_objects
-from repository_files import ROOT
-from simulated_nodes import SimulatedNodes, running_nodes
+from cluster.api import wait_until
+from cluster.installed_chart import AVAILABLE_SECONDS, everything, node_values, until_available
+from cluster.model_in_cluster import READY_SECONDS, ModelInCluster, model_from_file
+from cluster.rendered_chart import CHART, NAMESPACE, RELEASE, copy_of_chart, rendered_objects
+from cluster.simulated_nodes import SimulatedNodes, running_nodes
+from cluster.under_test import Cluster, own_cluster, uses_foreign_cluster
+from processes.repository_files import ROOT
 
 MODELS: Final = "models"
 KEY: Final = "sk-chart-0123456789abcdef"

@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 
-from api_server_outage import api_server_outage
-from cluster_api import wait_until
-from cluster_under_test import Cluster
-from control_plane import ControlPlane
+from cluster.api import wait_until
+from cluster.api_server_outage import api_server_outage
+from cluster.control_plane import ControlPlane
+from cluster.under_test import Cluster
 
 SOON_SECONDS = 180.0
 """The garbage collector pauses for half a minute and more while it learns of new kinds."""

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from api_server_outage import api_server_outage
-from cluster_api import wait_until
-from control_plane import ControlPlane
-from gateway_process import GatewayProcess
-from model_in_cluster import READY_SECONDS, ModelInCluster
-from operator_process import OperatorProcess
-from serving_command import alive, kill
-from simulated_nodes import SimulatedNodes
-from steady_traffic import steady_traffic
+from chaos.steady_traffic import steady_traffic
+from cluster.api import wait_until
+from cluster.api_server_outage import api_server_outage
+from cluster.control_plane import ControlPlane
+from cluster.model_in_cluster import READY_SECONDS, ModelInCluster
+from cluster.operator_process import OperatorProcess
+from cluster.simulated_nodes import SimulatedNodes
+from processes.gateway_process import GatewayProcess
+from processes.serving_command import alive, kill
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from api_server_outage import api_server_outage
-from cluster_api import wait_until
-from cluster_under_test import Cluster, to_json
-from control_plane import NODE_LOST_SECONDS, ControlPlane
-from node_pods import pod_of, python_container
-from serving_command import alive, kill, wait_gone
-from simulated_nodes import SimulatedNodes
+from cluster.api import wait_until
+from cluster.api_server_outage import api_server_outage
+from cluster.control_plane import NODE_LOST_SECONDS, ControlPlane
+from cluster.node_pods import pod_of, python_container
+from cluster.simulated_nodes import SimulatedNodes
+from cluster.under_test import Cluster, to_json
+from processes.serving_command import alive, kill, wait_gone
 
 SOON_SECONDS = 120.0
 SLEEP = "time.sleep(600)"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster
-from model_in_cluster import ModelInCluster
-from serving_command import kill, run_stageline
+from cluster.api import wait_until
+from cluster.model_in_cluster import ModelInCluster
+from cluster.under_test import Cluster
+from processes.serving_command import kill, run_stageline
 
 PLANTED = "planted-key-of-a-cluster-1"
 ACCOUNT = "on-call"

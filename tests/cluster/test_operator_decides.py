@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, to_json
-from instant_kubelet import TOLERATION, InstantKubelet, instant_kubelet
-from operator_under_test import RULES, condition_of, create_model, grant, operator_replica, wait_ready
+from cluster.api import wait_until
+from cluster.instant_kubelet import TOLERATION, InstantKubelet, instant_kubelet
+from cluster.operator_under_test import RULES, condition_of, create_model, grant, operator_replica, wait_ready
+from cluster.under_test import Cluster, to_json
 from stageline_api import labels
 from stageline_api.failures import FailureClass, TerminationMessage
 

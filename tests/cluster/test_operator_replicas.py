@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, to_json
-from instant_kubelet import InstantKubelet
-from operator_under_test import RULES, OperatorReplica, create_model, grant, operator_replica, wait_ready
+from cluster.api import wait_until
+from cluster.instant_kubelet import InstantKubelet
+from cluster.operator_under_test import RULES, OperatorReplica, create_model, grant, operator_replica, wait_ready
+from cluster.under_test import Cluster, to_json
 from stageline_operator.controller.settings import LeaseTimes
 
 SOON_SECONDS = 180.0

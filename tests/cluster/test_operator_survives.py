@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from api_server_outage import api_server_outage
-from cluster_api import wait_until
-from cluster_under_test import Cluster, to_json
-from control_plane import ControlPlane
-from instant_kubelet import InstantKubelet
-from operator_under_test import create_model, operator_replica, wait_ready
-from unreliable_proxy import ProxyRules, unreliable_proxy
+from cluster.api import wait_until
+from cluster.api_server_outage import api_server_outage
+from cluster.control_plane import ControlPlane
+from cluster.instant_kubelet import InstantKubelet
+from cluster.operator_under_test import create_model, operator_replica, wait_ready
+from cluster.under_test import Cluster, to_json
+from cluster.unreliable_proxy import ProxyRules, unreliable_proxy
 
 SOON_SECONDS = 180.0
 LABEL = {"stageline.dev/model": "tiny"}

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, to_json
-from instant_kubelet import InstantKubelet
-from operator_under_test import (
+from cluster.api import wait_until
+from cluster.instant_kubelet import InstantKubelet
+from cluster.operator_under_test import (
     Killed,
     OperatorReplica,
     condition_of,
@@ -17,6 +16,7 @@ from operator_under_test import (
     run_until_killed,
     wait_ready,
 )
+from cluster.under_test import Cluster, to_json
 from stageline_api.labels import INCARNATION
 from stageline_operator.controller.settings import FIELD_MANAGER
 

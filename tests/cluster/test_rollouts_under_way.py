@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster
-from instant_kubelet import InstantKubelet
-from model_in_cluster import ModelInCluster, small_model
-from operator_process import OperatorProcess
+from cluster.api import wait_until
+from cluster.instant_kubelet import InstantKubelet
+from cluster.model_in_cluster import ModelInCluster, small_model
+from cluster.operator_process import OperatorProcess
+from cluster.under_test import Cluster
 
 SOON_SECONDS = 180.0
 EDITS = 20

@@ -16,19 +16,19 @@ import pytest
 import trustme
 import yaml
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, cluster_of, uses_foreign_cluster
-from control_plane import running_control_plane
-from control_plane_binary import control_plane_binaries
-from installed_chart import node_values, until_available
-from instant_kubelet import InstantKubelet
-from model_in_cluster import ModelInCluster, small_model
-from rendered_chart import CHART, NAMESPACE, RELEASE
-from runbook_commands import changes, run_in_tests
-from runbook_reader import GATEWAY_NAME, RunbookReader
-from served_kubelet import ADDRESS_OPTION, served_kubelet
-from simulated_nodes import SimulatedNodes, running_nodes
-from typed_commands import Terminal, Typed
+from boards.runbook_commands import changes, run_in_tests
+from boards.runbook_reader import GATEWAY_NAME, RunbookReader
+from boards.typed_commands import Terminal, Typed
+from cluster.api import wait_until
+from cluster.control_plane import running_control_plane
+from cluster.control_plane_binary import control_plane_binaries
+from cluster.installed_chart import node_values, until_available
+from cluster.instant_kubelet import InstantKubelet
+from cluster.model_in_cluster import ModelInCluster, small_model
+from cluster.rendered_chart import CHART, NAMESPACE, RELEASE
+from cluster.served_kubelet import ADDRESS_OPTION, served_kubelet
+from cluster.simulated_nodes import SimulatedNodes, running_nodes
+from cluster.under_test import Cluster, cluster_of, uses_foreign_cluster
 
 MODELS: Final = "models"
 SOON_SECONDS: Final = 120.0

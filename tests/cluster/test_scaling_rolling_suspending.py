@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import column_of
-from gateway_process import GatewayProcess
-from model_in_cluster import ModelInCluster
-from operator_process import OperatorProcess
-from simulated_nodes import SimulatedNodes
+from chaos.steady_traffic import steady_traffic
+from cluster.api import wait_until
+from cluster.model_in_cluster import ModelInCluster
+from cluster.operator_process import OperatorProcess
+from cluster.simulated_nodes import SimulatedNodes
+from cluster.under_test import column_of
+from oracles.tiny_models import EOS_TOKEN_ID
+from processes.gateway_process import GatewayProcess
 from stageline_api import labels
-from steady_traffic import steady_traffic
-from tiny_models import EOS_TOKEN_ID
 
 GONE_SECONDS = 200.0
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster
-from manifest_samples import SOURCE
-from stageline_api.pipeline_model import PipelineModel
-from stageline_operator.objects import GroupIncarnation, build_stage_pod
+from cluster.api import wait_until
+from cluster.manifest_samples import SOURCE
+from cluster.under_test import Cluster
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
 
 RESTRICTED: dict[str, dict[str, Any]] = {
     "downloaded": {"model": {"source": SOURCE}},

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import httpx
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, column_of
-from gateway_process import running_gateway
-from model_in_cluster import READY_SECONDS, model_from_file
-from operator_process import OperatorProcess
-from serving_command import alive
-from simulated_nodes import SimulatedNodes
+from cluster.api import wait_until
+from cluster.model_in_cluster import READY_SECONDS, model_from_file
+from cluster.operator_process import OperatorProcess
+from cluster.simulated_nodes import SimulatedNodes
+from cluster.under_test import Cluster, column_of
+from processes.gateway_process import running_gateway
+from processes.serving_command import alive
 from stageline_api import labels
 
 KINDS = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "NetworkPolicy")

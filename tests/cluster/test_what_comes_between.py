@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster
-from instant_kubelet import TOLERATION, InstantKubelet, instant_kubelet
-from model_in_cluster import ModelInCluster, small_model
-from operator_process import OperatorProcess
-from operator_under_test import operator_replica
-from simulated_nodes import SimulatedNodes
+from cluster.api import wait_until
+from cluster.instant_kubelet import TOLERATION, InstantKubelet, instant_kubelet
+from cluster.model_in_cluster import ModelInCluster, small_model
+from cluster.operator_process import OperatorProcess
+from cluster.operator_under_test import operator_replica
+from cluster.simulated_nodes import SimulatedNodes
+from cluster.under_test import Cluster
 from stageline_api import labels
 
 SOON_SECONDS = 180.0

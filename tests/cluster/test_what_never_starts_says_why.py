@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from cluster_under_test import Cluster, column_of
-from instant_kubelet import instant_kubelet
-from model_in_cluster import ModelInCluster, condition_in, small_model
-from operator_process import OperatorProcess
-from simulated_nodes import SimulatedNodes
+from cluster.api import wait_until
+from cluster.instant_kubelet import instant_kubelet
+from cluster.model_in_cluster import ModelInCluster, condition_in, small_model
+from cluster.operator_process import OperatorProcess
+from cluster.simulated_nodes import SimulatedNodes
+from cluster.under_test import Cluster, column_of
 
 SOON_SECONDS = 180.0
 TOO_MANY = {"limits": {"nvidia.com/gpu": "9"}, "requests": {"nvidia.com/gpu": "9"}}

@@ -5,12 +5,12 @@ from typing import Final
 
 import pytest
 
-from alert_scenarios import Scenario, alert_names, write_cases
-from control_alert_scenarios import GATEWAY_SOURCES, OPERATOR, SCRAPES
-from group_alert_scenarios import LIVES, PIPELINES
-from promtool import needs_promtool, promtool
-from queue_alert_scenarios import QUEUES
-from user_alert_scenarios import BUDGETS, PRESENCE
+from boards.alert_scenarios import Scenario, alert_names, write_cases
+from boards.control_alert_scenarios import GATEWAY_SOURCES, OPERATOR, SCRAPES
+from boards.group_alert_scenarios import LIVES, PIPELINES
+from boards.promtool import needs_promtool, promtool
+from boards.queue_alert_scenarios import QUEUES
+from boards.user_alert_scenarios import BUDGETS, PRESENCE
 
 SCENARIOS: Final = (
     *PRESENCE,

@@ -14,7 +14,7 @@ from board_builder import __main__ as builder
 from board_builder import links
 from board_builder.layout import COLUMNS, Line
 from board_builder.panels import Text, number
-from board_queries import BOARDS, board_named, every_expression, panels_of
+from boards.board_queries import BOARDS, board_named, every_expression, panels_of
 
 EACH = pytest.mark.parametrize("name", sorted(BOARDS))
 FOREIGN_WINDOWS = {"[1h]": "how far back the last life of a group, or a series that is scraped again, may lie"}

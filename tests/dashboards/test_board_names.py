@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from board_queries import BOARDS, every_expression
-from exported_names import missing_names
-from promql_labels import EXPORTED, read
-from recorded_history import recorded, recorded_names
+from boards.board_queries import BOARDS, every_expression
+from boards.exported_names import missing_names
+from boards.promql_labels import EXPORTED, read
+from boards.recorded_history import recorded, recorded_names
 
 MADE_BY_PROMETHEUS = {"ALERTS"}
 _NAME = re.compile(r"(?<![\w:$])(ALERTS|stageline_\w+)(?![\w:])")

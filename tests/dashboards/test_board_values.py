@@ -1,6 +1,7 @@
 """Every query of every board against a real Prometheus that holds five scripted hours, and what the panels then say.
 
-The numbers asserted are worked out by hand from the script (tests/support/fleet_scenarios.py), not read from a panel.
+The numbers asserted are worked out by hand from the script (tests/support/boards/fleet_scenarios.py), not read from a
+panel.
 """
 
 import math
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from backfilled_prometheus import BackfilledPrometheus, needs_prometheus
-from board_answers import Answers, asked, asked_of, begin_of, prometheus_of_scenarios
-from fleet_scenarios import SCENARIOS
+from boards.backfilled_prometheus import BackfilledPrometheus, needs_prometheus
+from boards.board_answers import Answers, asked, asked_of, begin_of, prometheus_of_scenarios
+from boards.fleet_scenarios import SCENARIOS
 from stageline_api.health import Phase
 
 pytestmark = needs_prometheus

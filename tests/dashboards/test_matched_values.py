@@ -7,15 +7,15 @@ from typing import Final
 
 import pytest
 
-from board_queries import BOARDS, every_expression
-from rule_names import shipped_rules
+from boards.board_queries import BOARDS, every_expression
+from boards.rule_names import shipped_rules
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_operator.controller.metric_names import RECONCILE_TOTAL
-from stageline_operator.plan import GroupPhase
-from stageline_operator.stage_rows import NotReady
-from stageline_runtime.stage.clock import BusyKind, WaitReason
+from stageline_operator.controller.telemetry.metric_names import RECONCILE_TOTAL
+from stageline_operator.planner.group.stage_rows import NotReady
+from stageline_operator.planner.types import GroupPhase
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
 
 STATUS: Final = frozenset({"True", "False", "Unknown"})
 """Of a condition."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from alert_scenarios import alerting_rules
-from promql_labels import alert_labels, labels_of, read
-from rule_names import shipped_rules
+from boards.alert_scenarios import alerting_rules
+from boards.promql_labels import alert_labels, labels_of, read
+from boards.rule_names import shipped_rules
 
 RULES = shipped_rules()
 GROUP = {"namespace", "model", "model_name", "group"}

@@ -7,10 +7,10 @@ from typing import Final
 
 import pytest
 
-from exported_names import missing_names
-from promtool import needs_promtool, promtool
-from repository_files import ROOT
-from rule_names import exported_in, recorded_in, recorded_names, shipped_rules
+from boards.exported_names import missing_names
+from boards.promtool import needs_promtool, promtool
+from boards.rule_names import exported_in, recorded_in, recorded_names, shipped_rules
+from processes.repository_files import ROOT
 from stageline_dashboards.shipped import rule_paths
 
 CASES: Final = sorted(Path(__file__).with_name("rules").glob("*.yaml"))

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from rendered_chart import NAMESPACE, found, of_kind, rendered_objects
-from repository_files import ROOT
-from runbook_commands import (
+from boards.runbook_commands import (
     FORWARDED,
     GOES_ON,
     NOT_RUN,
@@ -26,9 +24,11 @@ from runbook_commands import (
     run_in_tests,
     to_fill_in,
 )
-from runbook_pages import FOLDER, runbooks
+from boards.runbook_pages import FOLDER, runbooks
+from cluster.rendered_chart import NAMESPACE, found, of_kind, rendered_objects
+from processes.repository_files import ROOT
 from stageline_api import labels
-from stageline_operator.objects.stage_pod import ENGINE_CONTAINER, PREPARE_CONTAINER, STAGE_CONTAINER
+from stageline_operator.planner.objects.stage_pod import ENGINE_CONTAINER, PREPARE_CONTAINER, STAGE_CONTAINER
 
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md")))
 COMMANDS = re.findall(r"kubectl [^`\n|;>]+", TEXT)

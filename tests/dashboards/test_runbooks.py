@@ -8,14 +8,14 @@ import click
 import pytest
 import yaml
 
-from alert_scenarios import alert_names, alerting_rules
-from board_queries import BOARDS, board_named, panels_of
-from chart_values_table import described_values
-from exported_names import missing_names
-from promtool import needs_promtool, promtool
-from repository_files import ROOT
-from rule_names import exported_in, recorded_in, recorded_names
-from runbook_pages import FOLDER, SECTIONS, Runbook, runbooks
+from boards.alert_scenarios import alert_names, alerting_rules
+from boards.board_queries import BOARDS, board_named, panels_of
+from boards.exported_names import missing_names
+from boards.promtool import needs_promtool, promtool
+from boards.rule_names import exported_in, recorded_in, recorded_names
+from boards.runbook_pages import FOLDER, SECTIONS, Runbook, runbooks
+from cluster.chart_values_table import described_values
+from processes.repository_files import ROOT
 from stageline_cli.main import cli
 
 PAGES = runbooks()

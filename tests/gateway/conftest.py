@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway_harness import RunningGateway, group, running_gateway
-from scripted_engine import ScriptedEngine
-from span_collector import SpanCollector, span_collector
+from processes.gateway_harness import RunningGateway, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
+from processes.span_collector import SpanCollector, span_collector
 from stageline_gateway.settings import GatewaySettings
 
 

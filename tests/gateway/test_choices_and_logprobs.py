@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from gateway_harness import MODEL, RunningGateway, eventually
-from scripted_engine import Drop, Hold, Refuse, Say, ScriptedEngine, Step, answer
+from processes.gateway_harness import MODEL, RunningGateway, eventually
+from processes.scripted_engine import Drop, Hold, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import (
     Admitted,
     Delta,

@@ -5,9 +5,9 @@ from contextlib import ExitStack, suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_gateway.backends import Backends
-from stageline_gateway.circuit import CLOSED, Circuit, CircuitPolicy
-from stageline_gateway.served import Served
+from stageline_gateway.groups.backends import Backends
+from stageline_gateway.groups.circuit_breaker import CLOSED, Circuit, CircuitPolicy
+from stageline_gateway.groups.discovered_groups import Served
 
 POLICY = CircuitPolicy(failures_to_open=3, cool_down_seconds=1.0, longest_cool_down_seconds=5.0, trial_seconds=2.0)
 

@@ -6,8 +6,8 @@ import socket
 import httpx
 import pytest
 
-from gateway_harness import MODEL, RunningGateway, eventually
-from scripted_engine import Hold, Say, ScriptedEngine, Step
+from processes.gateway_harness import MODEL, RunningGateway, eventually
+from processes.scripted_engine import Hold, Say, ScriptedEngine, Step
 from stageline_api.engine_http import Admitted, Delta
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

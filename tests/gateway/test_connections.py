@@ -16,14 +16,14 @@ import httpx
 import pytest
 import trustme
 
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
-from scripted_engine import Hold, Say, ScriptedEngine
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import Hold, Say, ScriptedEngine
 from stageline_api.engine_http import Admitted, Delta
 from stageline_api.errors import UserError
-from stageline_gateway import http_protocol
-from stageline_gateway.http_protocol import HEADER_LIMIT_BYTES
+from stageline_gateway.server import http_protocol
+from stageline_gateway.server.http_protocol import HEADER_LIMIT_BYTES
+from stageline_gateway.server.tls import TlsFiles, new_context
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.tls import TlsFiles, new_context
 
 
 @pytest.fixture

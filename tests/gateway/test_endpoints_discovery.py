@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
-from scripted_engine import ScriptedEngine
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
+from processes.scripted_engine import ScriptedEngine
 from stageline_gateway.settings import GatewaySettings
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_gateway.engine_connection import (
+from stageline_gateway.engine_client.engine_connection import (
     MOST_WAITING_LINES,
     ConnectionBrokenError,
     EngineConnection,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from free_ports import free_port
-from gateway_harness import MODEL, RunningGateway, group, running_gateway
-from scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
+from processes.free_ports import free_port
+from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
+from processes.scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import Admitted, Delta, EngineError, ErrorCode, Failed, Finished, FinishReason
+from stageline_gateway.openai_api.answer_shapes import CompletionShape
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.shapes import CompletionShape
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}
 STREAM = BODY | {"stream": True}

@@ -7,10 +7,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
 
-from exported_names import OPEN_METRICS
-from gateway_harness import MODEL, RunningGateway, group, running_gateway
-from scripted_engine import ScriptedEngine
-from span_collector import SpanCollector
+from boards.exported_names import OPEN_METRICS
+from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
+from processes.span_collector import SpanCollector
 from stageline_gateway.settings import GatewaySettings
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
-from backfilled_prometheus import needs_prometheus, running_prometheus
-from board_queries import BOARDS, board_named, filled_in, panels_of
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
-from scripted_engine import ScriptedEngine
-from span_collector import SpanCollector
+from boards.backfilled_prometheus import needs_prometheus, running_prometheus
+from boards.board_queries import BOARDS, board_named, filled_in, panels_of
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
+from processes.span_collector import SpanCollector
 from stageline_gateway.settings import GatewaySettings
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway_harness import MODEL, eventually, group, write_endpoints
-from scripted_engine import Hold, Say, ScriptedEngine, answer
+from processes.gateway_harness import MODEL, eventually, group, write_endpoints
+from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
-from stageline_gateway.serve import bind
+from stageline_gateway.server.serve import bind
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x", "stream": True}
 COMMAND = [sys.executable, "-m", "stageline_gateway"]

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from continued_answers import TEXT, read, rest_of
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
-from scripted_engine import Drop, ScriptedEngine
+from chaos.continued_answers import TEXT, read, rest_of
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import Drop, ScriptedEngine
 from stageline_gateway.settings import GatewaySettings
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
-from scripted_engine import Hold, Say, ScriptedEngine, answer
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
 from stageline_api.errors import UserError
 from stageline_gateway.app import build_app

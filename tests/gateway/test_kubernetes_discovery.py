@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
-from gateway_harness import RunningGateway, eventually, group, running_gateway
-from scripted_engine import ScriptedEngine
+from cluster.fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
+from processes.gateway_harness import RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
 from stageline_api import labels
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.health import Phase
 from stageline_gateway.command import gateway as gateway_command
-from stageline_gateway.pod_endpoints import endpoints_of
-from stageline_gateway.probing import ANOTHER_GROUP
-from stageline_gateway.runs import Runs
+from stageline_gateway.groups.pod_endpoints import endpoints_of
+from stageline_gateway.groups.probing import ANOTHER_GROUP
+from stageline_gateway.relay.runs import Runs
 from stageline_gateway.settings import GatewaySettings
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "x"}

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_gateway.keys import Limits
-from stageline_gateway.limits import WINDOW_SECONDS, KeyUse
+from stageline_gateway.admission.key_limits import WINDOW_SECONDS, KeyUse
+from stageline_gateway.admission.keys import Limits
 
 
 def use_of(limits: Limits, now_seconds: float = 0.0) -> KeyUse:

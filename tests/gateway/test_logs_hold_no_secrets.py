@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from gateway_harness import MODEL, eventually, group, write_endpoints
-from scripted_engine import Drop, Refuse, Say, ScriptedEngine, answer
+from processes.gateway_harness import MODEL, eventually, group, write_endpoints
+from processes.scripted_engine import Drop, Refuse, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted, Delta, EngineError, ErrorCode
 
 KEY = "sk-hidden-0123456789abcdef"

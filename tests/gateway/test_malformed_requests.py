@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-import fuzz_effort
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
-from scripted_engine import ScriptedEngine
-from stageline_gateway import http_protocol
+from chaos import fuzz_effort
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
+from stageline_gateway.server import http_protocol
 from stageline_gateway.settings import GatewaySettings
 
 EXAMPLES = 200 * fuzz_effort.FACTOR

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway_harness import MODEL, RunningGateway, eventually
-from scripted_engine import Drop, Hold, Pause, Say, ScriptedEngine, Step, answer
+from processes.gateway_harness import MODEL, RunningGateway, eventually
+from processes.scripted_engine import Drop, Hold, Pause, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import Admitted, Delta
 
 ABORTS = int(os.environ.get("STAGELINE_ABORTS", "10000"))

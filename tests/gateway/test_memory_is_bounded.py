@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
-from scripted_engine import Hold, Say, ScriptedEngine, answer
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
-from stageline_gateway import http_protocol
+from stageline_gateway.admission.body_memory import BodyHold, Intake
 from stageline_gateway.errors import ApiError
-from stageline_gateway.http_protocol import GatewayProtocol
-from stageline_gateway.intake import BodyHold, Intake
+from stageline_gateway.server import http_protocol
+from stageline_gateway.server.http_protocol import GatewayProtocol
 from stageline_gateway.settings import GatewaySettings
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

@@ -6,8 +6,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from gateway_harness import MODEL, RunningGateway, group
-from scripted_engine import Refuse, Say, ScriptedEngine, Step, answer
+from processes.gateway_harness import MODEL, RunningGateway, group
+from processes.scripted_engine import Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import (
     Admitted,
     ChatPrompt,

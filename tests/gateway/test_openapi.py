@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import fuzz_effort
-from gateway_harness import MODEL, RunningGateway, running_gateway
-from scripted_engine import ScriptedEngine
+from chaos import fuzz_effort
+from processes.gateway_harness import MODEL, RunningGateway, running_gateway
+from processes.scripted_engine import ScriptedEngine
 from stageline_api.endpoints import GroupEndpoint
-from stageline_gateway.openapi import document
+from stageline_gateway.endpoints.openapi import document
 from stageline_gateway.settings import GatewaySettings
 
 EXAMPLES = 45 * fuzz_effort.FACTOR

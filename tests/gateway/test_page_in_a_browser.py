@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from browser import HOW_TO_GET, Browser, browser, is_installed
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
-from running_group import running_group
-from scripted_engine import ScriptedEngine
+from boards.browser import HOW_TO_GET, Browser, browser, is_installed
+from oracles.tiny_models import write_tiny_llama
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
+from processes.running_group import running_group
+from processes.scripted_engine import ScriptedEngine
 from stageline_api.endpoints import GroupEndpoint
 from stageline_gateway.settings import GatewaySettings
-from tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.skipif(not is_installed(), reason=HOW_TO_GET), pytest.mark.timeout(900)]
 

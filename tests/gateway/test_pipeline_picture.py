@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_harness import MODEL, RunningGateway, eventually, running_gateway, write_endpoints
-from scripted_engine import ScriptedEngine
+from processes.gateway_harness import MODEL, RunningGateway, eventually, running_gateway, write_endpoints
+from processes.scripted_engine import ScriptedEngine
 from stageline_api.endpoints import GroupEndpoint
-from stageline_api.timeline import TimelineMark
-from stageline_gateway.pipeline_picture import COLUMNS, StageMarks, lane, picture
-from stageline_gateway.pipeline_watch import REREAD_SECONDS
+from stageline_api.telemetry.timeline import TimelineMark
+from stageline_gateway.endpoints.pipeline_picture import COLUMNS, StageMarks, lane, picture
+from stageline_gateway.endpoints.pipeline_watch import REREAD_SECONDS
 from stageline_gateway.settings import GatewaySettings
 
 STATES = ["busy.decode", "busy.dummy", "wait.recv", "wait.host", "idle"]

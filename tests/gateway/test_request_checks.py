@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway_harness import MODEL, RunningGateway, group, running_gateway
-from scripted_engine import ScriptedEngine
+from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
 from stageline_gateway.settings import GatewaySettings
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}

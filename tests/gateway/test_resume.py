@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from continued_answers import LATE_CHARACTERS, TEXT, WORDS, Streamed, begun, read, rest_of
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
-from scripted_engine import Drop, Hold, Refuse, Say, ScriptedEngine, Step
+from chaos.continued_answers import LATE_CHARACTERS, TEXT, WORDS, Streamed, begun, read, rest_of
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
+from processes.scripted_engine import Drop, Hold, Refuse, Say, ScriptedEngine, Step
 from stageline_api.endpoints import Endpoints
 from stageline_api.engine_http import (
     Admitted,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway_harness import MODEL, RunningGateway, group, running_gateway
-from scripted_engine import Drop, Say, ScriptedEngine, Step
+from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
+from processes.scripted_engine import Drop, Say, ScriptedEngine, Step
 from stageline_api.engine_http import (
     Admitted,
     Delta,

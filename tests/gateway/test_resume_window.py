@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from continued_answers import TEXT, read, rest_of
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
-from scripted_engine import Drop, Hold, Say, ScriptedEngine, Step
+from chaos.continued_answers import TEXT, read, rest_of
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
+from processes.scripted_engine import Drop, Hold, Say, ScriptedEngine, Step
 from stageline_api.endpoints import Endpoints
 from stageline_api.engine_http import Admitted, Delta, GenerateRequest, SamplingParams, TextPrompt
 from stageline_gateway import fleet
-from stageline_gateway.backends import Backends
 from stageline_gateway.errors import ApiError, not_ready
-from stageline_gateway.placement import Persistence, Search
-from stageline_gateway.resume import Progress
-from stageline_gateway.served import Served
+from stageline_gateway.groups.backends import Backends
+from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.relay.placement import Persistence, Search
+from stageline_gateway.relay.resume import Progress
 from stageline_gateway.settings import GatewaySettings
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "x", "logprobs": 0, "max_tokens": 20, "stream": True}

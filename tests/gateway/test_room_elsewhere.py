@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from continued_answers import TEXT, read, rest_of
-from gateway_harness import MODEL, eventually, group, running_gateway, write_endpoints
-from scripted_engine import Hold, Refuse, Say, ScriptedEngine, Step
+from chaos.continued_answers import TEXT, read, rest_of
+from processes.gateway_harness import MODEL, eventually, group, running_gateway, write_endpoints
+from processes.scripted_engine import Hold, Refuse, Say, ScriptedEngine, Step
 from stageline_api.endpoints import Endpoints
 from stageline_api.engine_http import (
     Admitted,
@@ -21,14 +21,14 @@ from stageline_api.engine_http import (
     TextPrompt,
 )
 from stageline_api.health import Phase
-from stageline_gateway.backends import Backends
-from stageline_gateway.engine_connection import EngineConnection
-from stageline_gateway.resume import Progress
-from stageline_gateway.routing import identity
-from stageline_gateway.runs import Runs
-from stageline_gateway.served import Served
+from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_gateway.engine_client.generation import EngineLostError, LossKind
+from stageline_gateway.groups.backends import Backends
+from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.groups.routing import identity
+from stageline_gateway.relay.resume import Progress
+from stageline_gateway.relay.runs import Runs
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.upstream import EngineLostError, LossKind
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}
 LEFT = "stageline_gateway_engine_losses_total"

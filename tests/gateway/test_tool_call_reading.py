@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_api.engine_http import ToolCallFormat
-from stageline_gateway.tool_calls import Call, reader_for
+from stageline_gateway.openai_api.tool_calls import Call, reader_for
 
 NAMES = {"f", "weather"}
 Found = tuple[str, list[tuple[str, str]]]

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from gateway_harness import MODEL, RunningGateway
-from scripted_engine import Refuse, Say, ScriptedEngine, Step
+from processes.gateway_harness import MODEL, RunningGateway
+from processes.scripted_engine import Refuse, Say, ScriptedEngine, Step
 from stageline_api.engine_http import (
     Admitted,
     ChatPrompt,

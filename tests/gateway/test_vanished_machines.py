@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from black_hole import BlackHole, black_hole
-from continued_answers import TEXT, begun, read, rest_of
-from gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
-from scripted_engine import Hold, KeepSaying, Say, ScriptedEngine
+from chaos.black_hole import BlackHole, black_hole
+from chaos.continued_answers import TEXT, begun, read, rest_of
+from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway, write_endpoints
+from processes.scripted_engine import Hold, KeepSaying, Say, ScriptedEngine
 from stageline_api.endpoints import Endpoints
 from stageline_api.engine_http import Admitted, Delta
-from stageline_gateway.backends import SILENT
+from stageline_gateway.groups.backends import SILENT
 from stageline_gateway.settings import GatewaySettings
 
 INTERVAL_SECONDS = 0.5

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from backfilled_prometheus import needs_prometheus, running_prometheus
-from browser import HOW_TO_GET, Browser, browser, is_installed
-from free_ports import free_port
+from boards.backfilled_prometheus import needs_prometheus, running_prometheus
+from boards.browser import HOW_TO_GET, Browser, browser, is_installed
+from processes.free_ports import free_port
 from stageline_local.monitoring.board_server import BoardServer
 from stageline_local.monitoring.options import find_plotly
 

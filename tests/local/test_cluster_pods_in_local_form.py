@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from node_pods import pod_of, python_container
+from cluster.kubelet.api_access import read_kubeconfig
+from cluster.kubelet.local_form import add_account, local_form, referenced_objects
+from cluster.kubelet.reported_status import lost_patch, status_patch
+from cluster.node_pods import pod_of, python_container
 from stageline_api.errors import UserError
-from stageline_local.kubelet.api_access import read_kubeconfig
-from stageline_local.kubelet.local_form import add_account, local_form, referenced_objects
-from stageline_local.kubelet.reported_status import lost_patch, status_patch
-from stageline_local.pod_fields import UnsupportedPodFieldError, check_pod
-from stageline_local.pod_runner import restart_wait_seconds
+from stageline_local.node.pod_fields import UnsupportedPodFieldError, check_pod
+from stageline_local.node.pod_runner import restart_wait_seconds
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOKEN_MOUNT = {"name": "kube-api-access-x1", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from planned_cluster import tiny_model
+from cluster.planned_cluster import tiny_model
 from stageline_api import labels
-from stageline_api.spec_status import GroupStatus, PipelineModelStatus
-from stageline_local.endpoints_file import group_endpoints
-from stageline_operator.plan import GroupPhase
+from stageline_api.resource.status import GroupStatus, PipelineModelStatus
+from stageline_local.session.endpoints_file import group_endpoints
+from stageline_operator.planner.types import GroupPhase
 
 POD: dict[str, Any] = {
     "metadata": {"labels": {labels.STAGE: "0", labels.GROUP: "0", labels.INCARNATION: "3"}},

@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from free_ports import free_port
-from node_pods import is_alive
-from planned_cluster import tiny_model
+from cluster.node_pods import is_alive
+from cluster.planned_cluster import tiny_model
+from processes.free_ports import free_port
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_api.spec_status import GroupStatus
-from stageline_local.images import LocalImages, machine_environment
-from stageline_local.local_model import LOCAL_IMAGE
-from stageline_local.session import LocalSession, SessionOptions
+from stageline_api.resource.status import GroupStatus
+from stageline_local.node.images import LocalImages, machine_environment
+from stageline_local.session.local_model import LOCAL_IMAGE
+from stageline_local.session.session import LocalSession, SessionOptions
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -37,7 +37,7 @@ class SessionFixture:
         self.cache = directory / "cache"
         self.cache.mkdir()
         fake = directory / "bin" / "stageline"
-        script = str(SUPPORT / "fake_stageline.py")
+        script = str(SUPPORT / "processes" / "fake_stageline.py")
         fake.write_text(f"#!{sys.executable}\nimport runpy\nrunpy.run_path({script!r}, run_name='__main__')\n")
         fake.chmod(0o755)
         env = machine_environment() | {"PATH": f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from node_pods import NodeFixture, pod_of, python_container
-from stageline_local.memory_limit import held_bytes, memory_limit_bytes
+from cluster.node_pods import NodeFixture, pod_of, python_container
+from stageline_local.node.memory_limit import held_bytes, memory_limit_bytes
 
 MIB = 2**20
 ALLOCATE = "held = bytearray(os.urandom(4096)) * (200 * 256)\n"

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from node_pods import IMAGE, pod_of, python_container
-from stageline_local.images import LocalImages, machine_environment
-from stageline_local.kubelet.agent import NodeAgent
-from stageline_local.kubelet.api_access import ApiAccess
-from stageline_local.kubelet.api_client import ApiClient, Change, Listing
-from stageline_local.kubelet.node_objects import NodeIdentity
+from cluster.kubelet.agent import NodeAgent
+from cluster.kubelet.api_access import ApiAccess
+from cluster.kubelet.api_client import ApiClient, Change, Listing
+from cluster.kubelet.node_objects import NodeIdentity
+from cluster.node_pods import IMAGE, pod_of, python_container
+from stageline_local.node.images import LocalImages, machine_environment
 
 ACCESS = ApiAccess("https://127.0.0.1:1", ssl.create_default_context(), {}, "")
 

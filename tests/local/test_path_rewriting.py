@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_local.container_env import expand, resolve_service_names
-from stageline_local.mounts import MissingObjectError, PathRewriter
+from stageline_local.node.container_env import expand, resolve_service_names
+from stageline_local.node.mounts import MissingObjectError, PathRewriter
 
 REWRITER = PathRewriter({"/tmp": Path("/s/tmp"), "/etc/app": Path("/s/app"), "/etc/app/sub": Path("/s/other")})
 

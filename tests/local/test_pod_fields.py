@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stageline_local.pod_fields import UnsupportedPodFieldError, check_pod
+from stageline_local.node.pod_fields import UnsupportedPodFieldError, check_pod
 
 
 def pod(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from node_pods import IMAGE, NodeFixture, is_alive, pod_of, python_container
-from stageline_cli.stage_view import unstartable_message
-from stageline_local.pod_fields import UnsupportedPodFieldError
+from cluster.node_pods import IMAGE, NodeFixture, is_alive, pod_of, python_container
+from stageline_cli.up.stage_view import unstartable_message
+from stageline_local.node.pod_fields import UnsupportedPodFieldError
 
 FOREVER = "time.sleep(600)"
 
@@ -398,7 +398,7 @@ def test_every_pod_has_an_address_of_its_own_across_nodes(tmp_path: Path) -> Non
 
 
 def test_an_address_with_a_taken_port_is_passed_over(tmp_path: Path) -> None:
-    from stageline_local.addresses import AddressPool
+    from stageline_local.node.addresses import AddressPool
 
     first = AddressPool(tmp_path).lease()
     first.release()

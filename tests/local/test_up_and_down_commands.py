@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from free_ports import free_port
-from stageline_local.instance import Instance, process_start_ticks, read_record
+from oracles.tiny_models import write_tiny_llama
+from processes.free_ports import free_port
+from stageline_local.session.instance import Instance, process_start_ticks, read_record
 from stageline_runtime.prepare.cache import prepared_model_dir
-from tiny_models import write_tiny_llama
 
 
 def stageline(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -15,12 +15,12 @@ import httpx
 import pytest
 import yaml
 
-from browser import HOW_TO_GET, Browser, browser, is_installed
-from free_ports import free_port
-from serving_command import command_line, descendants, kill, run_stageline, wait_gone
+from boards.browser import HOW_TO_GET, Browser, browser, is_installed
+from oracles.tiny_models import write_tiny_llama
+from processes.free_ports import free_port
+from processes.serving_command import command_line, descendants, kill, run_stageline, wait_gone
 from stageline_dashboards import shipped
-from stageline_local.instance import read_record
-from tiny_models import write_tiny_llama
+from stageline_local.session.instance import read_record
 
 pytestmark = [
     pytest.mark.skipif(

@@ -17,8 +17,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from free_ports import free_port
-from serving_command import ServingCommand, descendants, kill, run_stageline, serving, wait_gone
+from processes.free_ports import free_port
+from processes.serving_command import ServingCommand, descendants, kill, run_stageline, serving, wait_gone
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ import httpx
 import pytest
 import yaml
 
-from free_ports import free_port
-from serving_command import run_stageline, serving
+from oracles.tiny_models import write_tiny_llama
+from processes.free_ports import free_port
+from processes.serving_command import run_stageline, serving
 from stageline_api.failures import ExitCode
-from tiny_models import write_tiny_llama
 
 
 def write_model(path: Path, model_dir: Path, **spec: object) -> Path:

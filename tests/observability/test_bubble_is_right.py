@@ -20,17 +20,17 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from pipeline_checks import greedy
-from running_group import RunningGroup, running_group
+from oracles.pipeline_checks import greedy
+from oracles.tiny_models import write_tiny_tokenizer
+from processes.running_group import RunningGroup, running_group
 from stageline_api import ports
-from stageline_runtime.bench.paced import write_paced_model
-from stageline_runtime.bench.stage_clock import PipelineFigures, StageSeconds, parse_stage_seconds, pipeline_figures
-from tiny_models import write_tiny_tokenizer
+from stageline_bench.runtime.paced import write_paced_model
+from stageline_bench.runtime.stage_clock import PipelineFigures, StageSeconds, parse_stage_seconds, pipeline_figures
 
 PACES: Final = (0.1, 0.25, 0.175)
 POINTS: Final = 0.03
 ROUNDS: Final = 5
-STAGE: Final = Path(__file__).parents[1] / "support" / "uneven_stage.py"
+STAGE: Final = Path(__file__).parents[1] / "support" / "processes" / "uneven_stage.py"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from exported_names import exported_labels, exported_names, missing_names
-from metrics_page import METRICS
-from stageline_api.metric_spec import sample_names
+from boards.exported_names import exported_labels, exported_names, missing_names
+from boards.metrics_page import METRICS
+from stageline_api.telemetry.metric_spec import sample_names
 
 COMPONENT = pytest.mark.parametrize("component", METRICS)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from exported_names import exported_labels, exported_names
-from metrics_page import METRICS
-from repository_files import ROOT, repository_files
+from boards.exported_names import exported_labels, exported_names
+from boards.metrics_page import METRICS
+from processes.repository_files import ROOT, repository_files
 
 PLACES: Final = ("docs", "examples", "charts", "README.md", "operator/stageline_local", "operator/stageline_cli")
 NAME: Final = re.compile(r"(?<![\w:./])stageline_[a-z0-9]+(?:_[a-z0-9]+)+\b(?![:/.(]|\s*=)")

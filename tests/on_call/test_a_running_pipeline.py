@@ -19,7 +19,7 @@ import httpx
 import pytest
 import yaml
 
-from on_call_checks import (
+from oracles.on_call_checks import (
     DEADLINE_SECONDS,
     NAMESPACE,
     PLANTED_HEADER,
@@ -31,13 +31,14 @@ from on_call_checks import (
     write_manifest,
     written,
 )
-from pseudo_terminal import on_terminal
-from serving_command import ServingCommand, kill, serving
+from processes.pseudo_terminal import on_terminal
+from processes.serving_command import ServingCommand, kill, serving
 from stageline_api import ports
 from stageline_cli.main import run
-from stageline_cli.on_call import bundle, readings
-from stageline_cli.on_call.choose_source import open_source
-from stageline_cli.on_call.watch import Watch
+from stageline_cli.on_call.bundle import bundle
+from stageline_cli.on_call.facts import readings
+from stageline_cli.on_call.sources.choose_source import open_source
+from stageline_cli.on_call.views.watch import Watch
 from stageline_runtime.trace import collect
 
 BACKOFF_SECONDS = 20

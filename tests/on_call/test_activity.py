@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_cli.on_call import metrics
-from stageline_cli.on_call.activity import histogram_quantile, pipeline_facts, stage_activity, traffic_facts
-from stageline_cli.on_call.samples import Samples, parse_samples
+from stageline_cli.on_call.facts import metric_names as metrics
+from stageline_cli.on_call.facts.activity import histogram_quantile, pipeline_facts, stage_activity, traffic_facts
+from stageline_cli.on_call.facts.samples import Samples, parse_samples
 
 
 def stage_page(busy: float, dummy: float, recv: float, idle: float) -> Samples:

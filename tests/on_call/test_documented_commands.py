@@ -6,7 +6,7 @@ import shlex
 import click
 import pytest
 
-from repository_files import ROOT
+from processes.repository_files import ROOT
 from stageline_cli.main import cli
 
 COMMANDS = ("status", "top", "debug-bundle")

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from stageline_cli.on_call.document import as_json, snapshot_document
-from stageline_cli.on_call.facts import Health, ModelFacts, Snapshot
-from stageline_cli.on_call.readings import Reading
-from stageline_cli.on_call.snapshot import build_snapshot
-from stageline_cli.on_call.source import ModelObjects
-from stageline_cli.on_call.status_view import fleet_view, model_view
-from stageline_cli.on_call.text_page import text_page
-from stageline_cli.on_call.top_view import top_view
+from stageline_cli.on_call.bundle.document import as_json, snapshot_document
+from stageline_cli.on_call.bundle.text_page import text_page
+from stageline_cli.on_call.facts.facts import Health, ModelFacts, Snapshot
+from stageline_cli.on_call.facts.readings import Reading
+from stageline_cli.on_call.facts.snapshot import build_snapshot
+from stageline_cli.on_call.sources.source import ModelObjects
+from stageline_cli.on_call.views.status_view import fleet_view, model_view
+from stageline_cli.on_call.views.top_view import top_view
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_cli.on_call.redaction import REDACTED, Redactor, is_secret_name, redact_object, secret_values
+from stageline_cli.on_call.bundle.redaction import REDACTED, Redactor, is_secret_name, redact_object, secret_values
 
 SECRET = 'pl4nted/"sécret"+value'
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from free_ports import free_port
-from readable_kube_api import readable_kube_api
+from cluster.readable_kube_api import readable_kube_api
+from processes.free_ports import free_port
 from stageline_cli.main import run
-from stageline_cli.on_call.cluster_source import served_namespace
+from stageline_cli.on_call.sources.cluster_source import served_namespace
 
 WITHOUT_KUBERNETES = """
 import sys

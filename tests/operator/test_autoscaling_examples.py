@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from repository_files import ROOT
-from stageline_api import pipeline_model
-from stageline_runtime.engine.metrics import EngineMetrics
+from processes.repository_files import ROOT
+from stageline_api.resource import pipeline_model
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 
 FILES = sorted((ROOT / "examples" / "autoscaling").glob("*.yaml"))
 

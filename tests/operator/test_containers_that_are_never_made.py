@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from planned_cluster import PlannedCluster, tiny_model
+from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_operator.plan import PodTrouble
+from stageline_operator.planner.types import PodTrouble
 
 WORDS = 'MountVolume.SetUp failed for volume "data" : secret "none" not found'
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from planned_cluster import PlannedCluster, tiny_model
-from stageline_operator.field_ownership import owned_fields, owns_all_of
+from cluster.planned_cluster import PlannedCluster, tiny_model
+from stageline_operator.planner.objects.field_ownership import owned_fields, owns_all_of
 
 OURS = "stageline-operator"
 SERVICE: dict[str, Any] = {

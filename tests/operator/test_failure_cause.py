@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_operator.cause import Failure, classify, find_cause
-from stageline_operator.container_end import ContainerEnd
+from stageline_operator.planner.group.cause import Failure, classify, find_cause
+from stageline_operator.planner.observed.container_end import ContainerEnd
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = START + timedelta(seconds=60)

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from planned_cluster import START, PlannedCluster, tiny_model
+from cluster.planned_cluster import START, PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_operator.cause import SETTLE_SECONDS
-from stageline_operator.lifecycle import plan
-from stageline_operator.objects.identity import bus_secret_name
-from stageline_operator.plan import Observed, Setting
+from stageline_operator.planner.group.cause import SETTLE_SECONDS
+from stageline_operator.planner.objects.identity import bus_secret_name
+from stageline_operator.planner.plan import plan
+from stageline_operator.planner.types import Observed, Setting
 
 
 def ready_cluster(**spec: Any) -> PlannedCluster:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from planned_cluster import PlannedCluster, tiny_model
+from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_operator.cause import SETTLE_SECONDS
+from stageline_operator.planner.group.cause import SETTLE_SECONDS
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 

@@ -1,8 +1,8 @@
 """An operator without rights on nodes tells a lost one from its pods, and ends in the same cause."""
 
-from planned_cluster import PlannedCluster, tiny_model
+from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_operator.cause import SETTLE_SECONDS
+from stageline_operator.planner.group.cause import SETTLE_SECONDS
 
 PEER_LOST = TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=0, peer=1, detail="stage 1 is silent")
 

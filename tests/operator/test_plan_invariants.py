@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned_cluster import PlannedCluster, tiny_model
+from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api import labels
 
 EVENTS = st.lists(

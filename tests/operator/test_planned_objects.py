@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from repository_files import ROOT
+from processes.repository_files import ROOT
 from stageline_api import env, labels, ports
-from stageline_api.pipeline_model import PipelineModel
+from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
-from stageline_local.pod_fields import UnsupportedPodFieldError, check_pod
-from stageline_operator.objects import (
+from stageline_local.node.pod_fields import UnsupportedPodFieldError, check_pod
+from stageline_operator.planner.objects import (
     GroupIncarnation,
     build_access_policies,
     build_bus_secret,
@@ -24,8 +24,8 @@ from stageline_operator.objects import (
     build_stage_pod,
     revision_of,
 )
-from stageline_operator.objects.identity import bus_secret_name
-from stageline_operator.plan import Peers, Setting
+from stageline_operator.planner.objects.identity import bus_secret_name
+from stageline_operator.planner.types import Peers, Setting
 
 LIFE = GroupIncarnation(group=1, incarnation=7)
 IMAGE = "stageline:test"

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from planned_cluster import tiny_model
-from simulated_control_plane import SimulatedControlPlane, Snapshot
+from cluster.planned_cluster import tiny_model
+from cluster.simulated_control_plane import SimulatedControlPlane, Snapshot
 from stageline_api import labels
-from stageline_api.spec_status import PipelineModelStatus
-from stageline_operator.objects.identity import config_map_name, revision_of
-from stageline_operator.plan import Plan
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_operator.planner.objects.identity import config_map_name, revision_of
+from stageline_operator.planner.types import Plan
 
 MAX_RESTARTS = 3
 LEAVING = ("Replacing", "Draining")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planned_cluster import PlannedCluster, tiny_model
-from stageline_api.spec_status import PipelineModelStatus
-from stageline_operator.controller.observe import recorded_status
+from cluster.planned_cluster import PlannedCluster, tiny_model
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_operator.controller.view.observe import recorded_status
 
 Manifest = dict[str, Any]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planned_cluster import PlannedCluster, tiny_model
+from cluster.planned_cluster import PlannedCluster, tiny_model
 
 IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_operator.controller.api_errors import ApiError
-from stageline_operator.controller.kube_api import KubeApi
-from stageline_operator.controller.leader import Leadership
-from stageline_operator.controller.lease import SeenLease, lease_manifest, released_manifest, see
+from stageline_operator.controller.client.api_errors import ApiError
+from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_operator.controller.lead.leader import Leadership
+from stageline_operator.controller.lead.lease import SeenLease, lease_manifest, released_manifest, see
 from stageline_operator.controller.settings import LeaseName, LeaseTimes
 
 NAME = LeaseName("ns", "lease")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_api import labels
-from stageline_operator.controller.object_cache import ObjectCache
-from stageline_operator.controller.resources import ModelKey, ObjectId
+from stageline_operator.controller.client.resources import ModelKey, ObjectId
+from stageline_operator.controller.view.object_cache import ObjectCache
 
 KEY = ModelKey("ns", "m")
 POD = ObjectId("Pod", "ns", "m-0-1-0")

@@ -6,7 +6,7 @@ import sys
 
 SPEAKS = """
 import logging, warnings
-from stageline_operator.controller.log_format import configure_logging
+from stageline_operator.controller.telemetry.log_format import configure_logging
 configure_logging({log_format!r}, "info")
 logging.getLogger("of.us").info("two\\nlines")
 warnings.warn("a library is unhappy", RuntimeWarning)

@@ -11,15 +11,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stageline_api import pipeline_model
-from stageline_api.metric_spec import MetricSpec
-from stageline_operator.controller import metric_names as names
-from stageline_operator.controller.http_endpoints import HttpEndpoints
-from stageline_operator.controller.metrics import OperatorMetrics
-from stageline_operator.controller.model_gauges import gauges_of
-from stageline_operator.controller.object_cache import ObjectCache
-from stageline_operator.controller.observe import recorded_status
-from stageline_operator.controller.transitions import Transition
+from stageline_api.resource import pipeline_model
+from stageline_api.telemetry.metric_spec import MetricSpec
+from stageline_operator.controller.telemetry import metric_names as names
+from stageline_operator.controller.telemetry.http_endpoints import HttpEndpoints
+from stageline_operator.controller.telemetry.metrics import OperatorMetrics
+from stageline_operator.controller.telemetry.model_gauges import gauges_of
+from stageline_operator.controller.telemetry.transitions import Transition
+from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.controller.view.observe import recorded_status
 
 NOW = datetime.now(UTC)
 """When this file was read, which may be many minutes before its tests run; no age below may cross a limit by then."""

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from stageline_api import labels
-from stageline_operator.controller import pod_troubles
-from stageline_operator.controller.api_errors import ApiError
-from stageline_operator.controller.kube_api import KubeApi, Listing
-from stageline_operator.controller.object_cache import ObjectCache
-from stageline_operator.controller.pod_troubles import PodTroubles, trouble_in
-from stageline_operator.controller.resources import ModelKey
+from stageline_operator.controller.client.api_errors import ApiError
+from stageline_operator.controller.client.kube_api import KubeApi, Listing
+from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.view import pod_troubles
+from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.controller.view.pod_troubles import PodTroubles, trouble_in
 
 KEY = ModelKey("ns", "m")
 

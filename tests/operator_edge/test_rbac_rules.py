@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stageline_operator.controller.rbac import CHART_FILE, lease_rules, node_rules, render, workload_rules
+from stageline_operator.controller.client.rbac import CHART_FILE, lease_rules, node_rules, render, workload_rules
 
 ALL = [*workload_rules(), *node_rules(), *lease_rules()]
 
@@ -12,7 +12,7 @@ def verbs_on(resource: str) -> set[str]:
 
 
 def test_the_chart_has_the_generated_rules() -> None:
-    assert CHART_FILE.read_text(encoding="utf-8") == render(), "run python -m stageline_operator.controller.rbac"
+    assert CHART_FILE.read_text(encoding="utf-8") == render(), "run python -m stageline_operator.controller.client.rbac"
 
 
 def test_nothing_is_granted_on_everything() -> None:

@@ -7,10 +7,10 @@ import pytest
 from aiohttp import web
 
 from stageline_api import labels, ports
-from stageline_operator.controller import stage_layers
-from stageline_operator.controller.object_cache import ObjectCache
-from stageline_operator.controller.resources import ModelKey
-from stageline_operator.controller.stage_layers import StageLayers
+from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.view import stage_layers
+from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.controller.view.stage_layers import StageLayers
 
 KEY = ModelKey("ns", "m")
 LOADING = {"phase": "Loading", "stage": 0, "stage_count": 2, "incarnation": 1}

@@ -5,8 +5,8 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
-from stageline_api.spec_status import FailureRecord, GroupStatus, PipelineModelStatus
-from stageline_operator.controller.transitions import Transition, transition_between
+from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_operator.controller.telemetry.transitions import Transition, transition_between
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

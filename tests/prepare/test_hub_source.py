@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fake_hub import COMMIT, FakeHub, running_hub
+from oracles.tiny_models import write_tiny_llama
+from processes.fake_hub import COMMIT, FakeHub, running_hub
 from stageline_api.failures import ExitCode
-from stageline_api.model_source import parse_source
+from stageline_api.resource.model_source import parse_source
 from stageline_runtime.prepare.cache import MANIFEST_NAME, read_manifest
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
-from tiny_models import write_tiny_llama
 
 REPO = "tiny/llama"
 TOKEN = "hf_not_a_real_token_but_secret"

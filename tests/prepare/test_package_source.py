@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from package_index import build_wheel, package_index
-from stageline_api.model_source import parse_source
+from oracles.tiny_gguf import write_tiny_gguf
+from oracles.tiny_models import write_tiny_llama
+from processes.package_index import build_wheel, package_index
+from stageline_api.resource.model_source import parse_source
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
-from tiny_gguf import write_tiny_gguf
-from tiny_models import write_tiny_llama
 
 SOURCE = "pypi://tiny-model==1.0/tiny.gguf"
 Serve = Callable[..., None]

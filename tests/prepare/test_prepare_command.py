@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from package_index import build_wheel, package_index
-from prepare_process import PrepareProcess
+from oracles.tiny_models import write_tiny_llama
+from processes.package_index import build_wheel, package_index
+from processes.prepare_process import PrepareProcess
 from stageline_api.failures import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, TerminationMessage
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.prepare.errors import PrepareError, storage_error
 from stageline_runtime.prepare.progress import BarReporter, PlainReporter
 from stageline_runtime.prepare.publish import Filled, ensure_entry
-from tiny_models import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from fake_hub import PAUSE_SECONDS, FakeHub, running_hub
-from prepare_process import PrepareProcess, partials, wait_until
-from sharded_models import SHARDS, shard_four_layers
+from oracles.sharded_models import SHARDS, shard_four_layers
+from oracles.tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
+from processes.fake_hub import PAUSE_SECONDS, FakeHub, running_hub
+from processes.prepare_process import PrepareProcess, partials, wait_until
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_api.model_source import parse_source
+from stageline_api.resource.model_source import parse_source
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import read_model_config
-from stageline_runtime.models.coverage_load import load_cut
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.coverage.load import load_cut
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import stage_weight_bytes
+from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
-from stageline_runtime.stage.clock import StateClock
 from stageline_runtime.stage.failures import as_failure
 from stageline_runtime.stage.own_shards import ensure_own_shards
-from stageline_runtime.stage.progress import StageProgress
-from stageline_runtime.stage.timeline import Timeline
-from tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.state_clock import StateClock
+from stageline_runtime.stage.telemetry.timeline import Timeline
 
 REPO = "tiny/sharded"
 SOURCE = f"hf://{REPO}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repository_files import ROOT
+from processes.repository_files import ROOT
 
 PYTHON_THAT_TELLS = '#!/bin/sh\necho "python $*"\nexit "${PYTHON_STATUS:-0}"\n'
 
@@ -56,7 +56,10 @@ def test_with_go_it_builds_and_then_tests(checkout: Path) -> None:
     add_go(checkout)
     done = run_script(checkout)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["python -m control_plane_binary", "python -m pytest -n 0 tests/cluster -x"]
+    assert done.stdout.splitlines() == [
+        "python -m cluster.control_plane_binary",
+        "python -m pytest -n 0 tests/cluster -x",
+    ]
 
 
 def test_a_build_that_fails_with_go_there_is_a_failure(checkout: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from repository_files import ROOT, repository_files
+from processes.repository_files import ROOT, repository_files
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PLACEHOLDER = re.compile(r"\b[A-Z0-9_]+_PLACEHOLDER\b")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repository_files import ROOT
+from processes.repository_files import ROOT
 
 # Packages whose processes never load torch. It costs seconds and hundreds of MB each, and the engine restarts often.
 TORCH_FREE = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository_files import PACKAGE_FOLDERS, ROOT, package_sources, repository_files
+from processes.repository_files import PACKAGE_FOLDERS, ROOT, package_sources, repository_files
 
 MAX_FILE_BYTES = 1_000_000
 PICKLING_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"}

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from metrics_page import METRICS, PAGE, page_with_tables
-from stageline_api.metric_spec import MetricKind, MetricSpec
+from boards.metrics_page import METRICS, PAGE, page_with_tables
+from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
 
 EVERY = [spec for specs in METRICS.values() for spec in specs]
 

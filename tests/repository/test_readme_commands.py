@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from repository_files import ROOT, environment_outside_make
-from stageline_api.pipeline_model import PipelineModel
+from processes.repository_files import ROOT, environment_outside_make
+from stageline_api.resource.pipeline_model import PipelineModel
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 STAGELINE = str(Path(sys.executable).parent / "stageline")

@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 
-from call_recorder import Function, Record
-from recorded_requests import ENGINE, GATEWAY, STAGE_0, RecordedRequests, Records
-from repository_files import ROOT
-from request_path import EMBEDDING, RequestPath, package_crossings, path_of
+from processes.call_recorder import Function, Record
+from processes.recorded_requests import ENGINE, GATEWAY, STAGE_0, RecordedRequests, Records
+from processes.repository_files import ROOT
+from processes.request_path import EMBEDDING, RequestPath, package_crossings, path_of
 
 MOST_FILES_ON_THE_WAY_IN = 74
 """From the request's arrival at the gateway to stage 0's first embedding. A change may lower it, not raise it."""

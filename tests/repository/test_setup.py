@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from repository_files import ROOT, environment_outside_make
+from processes.repository_files import ROOT, environment_outside_make
 
 PYPROJECT = """
 [build-system]

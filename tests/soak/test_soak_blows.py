@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from serving_command import ServingCommand, alive, descendants, wait_gone
-from soak_disturber import BLOWS, Blow, Disturber, Victim, living, stop_for
-from soak_vitals import leak, vitals_of
+from chaos.soak_disturber import BLOWS, Blow, Disturber, Victim, living, stop_for
+from chaos.soak_vitals import leak, vitals_of
+from processes.serving_command import ServingCommand, alive, descendants, wait_gone
 from stageline_api import env
-from stageline_local.instance import process_start_ticks
+from stageline_local.session.instance import process_start_ticks
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ALIVE = [
@@ -119,7 +119,7 @@ def test_an_interrupted_soak_ends_with_its_report_and_leaves_no_process(tmp_path
     log = tmp_path / "soak.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "soak", "--minutes", "9", "--only", "pipeline", "--seed", "1"],
+            [sys.executable, "-m", "chaos.soak", "--minutes", "9", "--only", "pipeline", "--seed", "1"],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(SUPPORT), "TMPDIR": str(tmp_path)},

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import soak_commands
-from serving_command import wait_gone
+from chaos import soak_commands
+from processes.serving_command import wait_gone
 
 
 def test_a_part_that_fails_says_so_and_where_its_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from soak_answers import Answer, Choice, Judge, Token, what_is_missing
-from soak_pipeline import MOST_ROUND_SECONDS, PipelineSoak, rounds
-from soak_report import failures_of, report_lines
-from soak_requests import KINDS, Request, requests_of
-from soak_traffic import Traffic
-from soak_vitals import MEBIBYTE, MOST_FILES, MOST_THREADS, Vitals, leak, lives
+from chaos.soak_answers import Answer, Choice, Judge, Token, what_is_missing
+from chaos.soak_pipeline import MOST_ROUND_SECONDS, PipelineSoak, rounds
+from chaos.soak_report import failures_of, report_lines
+from chaos.soak_requests import KINDS, Request, requests_of
+from chaos.soak_traffic import Traffic
+from chaos.soak_vitals import MEBIBYTE, MOST_FILES, MOST_THREADS, Vitals, leak, lives
 
 IDS: dict[Token, int] = {(97,): 0, (98,): 1, (99,): 2}
 BODY = {"model": "tiny", "messages": [], "temperature": 0.0, "seed": 3, "max_tokens": 3, "stream": True}

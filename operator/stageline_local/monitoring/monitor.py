@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stageline_api.pipeline_model import PipelineModel
-from stageline_api.spec_status import PipelineModelStatus
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.monitoring.board_server import BoardServer
 from stageline_local.monitoring.operator_series import OperatorSeries
 from stageline_local.monitoring.options import MonitorOptions, find_plotly, find_prometheus
 from stageline_local.monitoring.prometheus import PrometheusServer
 from stageline_local.monitoring.scrape import pod_targets, prometheus_config
-from stageline_local.pod_status import Terminated
+from stageline_local.node.pod_status import Terminated
 
 SCRAPE_INTERVAL_SECONDS: Final = 2
 """One machine's handful of targets can be asked often: what happens shows within seconds."""

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from stageline_api import pipeline_model
-from stageline_api.pipeline_model import PipelineModel
-from stageline_api.spec_status import PipelineModelStatus
-from stageline_operator.controller import metric_names as names
-from stageline_operator.controller.metrics import OperatorMetrics
-from stageline_operator.controller.model_gauges import Reading
-from stageline_operator.controller.object_cache import ObjectCache
-from stageline_operator.controller.transitions import transition_between
+from stageline_api.resource import pipeline_model
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_operator.controller.telemetry import metric_names as names
+from stageline_operator.controller.telemetry.metrics import OperatorMetrics
+from stageline_operator.controller.telemetry.model_gauges import Reading
+from stageline_operator.controller.telemetry.transitions import transition_between
+from stageline_operator.controller.view.object_cache import ObjectCache
 
 
 class OperatorSeries:

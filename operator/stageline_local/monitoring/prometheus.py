@@ -13,12 +13,12 @@ from typing import Any, Final
 import httpx
 import yaml
 
-from stageline_local.container import ContainerCommand
 from stageline_local.monitoring.drill import quickened
 from stageline_local.monitoring.scrape import TargetGroup, targets_file
-from stageline_local.pod_status import Terminated
+from stageline_local.node.container import ContainerCommand
+from stageline_local.node.pod_status import Terminated
+from stageline_local.node.supervised_process import SupervisedProcess
 from stageline_local.replaced_file import replace_file
-from stageline_local.supervised_process import SupervisedProcess
 
 _KEPT_TIME: Final = "24h"
 _KEPT_BYTES: Final = "512MB"

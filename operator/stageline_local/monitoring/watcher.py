@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from stageline_api.pipeline_model import PipelineModel
-from stageline_api.spec_status import PipelineModelStatus
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.monitoring.options import MonitorOptions
-from stageline_local.pod_status import Terminated
+from stageline_local.node.pod_status import Terminated
 
 
 class Watcher(Protocol):

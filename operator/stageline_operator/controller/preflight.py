@@ -5,9 +5,9 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from stageline_operator.controller.api_errors import ApiError
-from stageline_operator.controller.kube_api import KubeApi
-from stageline_operator.controller.resources import NODE, PIPELINE_MODEL, WATCHED, Resource
+from stageline_operator.controller.client.api_errors import ApiError
+from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_operator.controller.client.resources import NODE, PIPELINE_MODEL, WATCHED, Resource
 
 _RETRY_SECONDS: Final = 3.0
 _FORBIDDEN: Final = (401, 403)

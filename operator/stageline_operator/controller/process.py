@@ -12,25 +12,25 @@ from typing import Any, Final
 
 from kubernetes.aio.client import Configuration
 
-from stageline_operator.controller import metric_names as names
-from stageline_operator.controller.cluster_view import ClusterView
-from stageline_operator.controller.event_recorder import EventRecorder
-from stageline_operator.controller.http_endpoints import HttpEndpoints
-from stageline_operator.controller.kube_api import KubeApi
-from stageline_operator.controller.leader import Leadership
-from stageline_operator.controller.metrics import OperatorMetrics
-from stageline_operator.controller.model_gauges import Reading
-from stageline_operator.controller.object_cache import ObjectCache
-from stageline_operator.controller.pod_troubles import PodTroubles
+from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.lead.leader import Leadership
+from stageline_operator.controller.loop.cluster_view import ClusterView
+from stageline_operator.controller.loop.event_recorder import EventRecorder
+from stageline_operator.controller.loop.reconciler import Reconciler
+from stageline_operator.controller.loop.work_queue import WorkQueue
+from stageline_operator.controller.loop.workers import Workers
 from stageline_operator.controller.preflight import watchable_resources
-from stageline_operator.controller.reconciler import Reconciler
-from stageline_operator.controller.resources import ModelKey
 from stageline_operator.controller.settings import OperatorSettings
-from stageline_operator.controller.stage_layers import StageLayers
-from stageline_operator.controller.watch_source import WatchSource
-from stageline_operator.controller.work_queue import WorkQueue
-from stageline_operator.controller.workers import Workers
-from stageline_operator.plan import Peers, Setting
+from stageline_operator.controller.telemetry import metric_names as names
+from stageline_operator.controller.telemetry.http_endpoints import HttpEndpoints
+from stageline_operator.controller.telemetry.metrics import OperatorMetrics
+from stageline_operator.controller.telemetry.model_gauges import Reading
+from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.controller.view.pod_troubles import PodTroubles
+from stageline_operator.controller.view.stage_layers import StageLayers
+from stageline_operator.controller.view.watch_source import WatchSource
+from stageline_operator.planner.types import Peers, Setting
 
 _STUCK_SECONDS: Final = 120.0
 _LAST_PASSES_SECONDS: Final = 8.0

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
 from stageline_api.engine_http import FinishReason
-from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
-from stageline_runtime.engine.request_metrics import GROUP_LOST, GUIDE, RequestMetrics, RequestTimes
-from stageline_runtime.engine.request_trace import Outcome, RequestTrace
-from stageline_runtime.engine.rows import FirstRow
-from stageline_runtime.engine.scheduler import NewToken
-from stageline_runtime.engine.tracing import RequestTracing
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.scheduling.row_selection import FirstRow
+from stageline_runtime.engine.scheduling.scheduler import NewToken
+from stageline_runtime.engine.telemetry.request_metrics import GROUP_LOST, GUIDE, RequestMetrics, RequestTimes
+from stageline_runtime.engine.telemetry.request_trace import Outcome, RequestTrace
+from stageline_runtime.engine.telemetry.tracing import RequestTracing
 
 ABORTED: Final = Outcome(FinishReason.ABORT, "aborted", "Whoever asked left before the end.")
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
 from stageline_api.health import EngineStatus, Phase
 from stageline_runtime.engine.answer_streams import AnswerStreams
-from stageline_runtime.engine.metrics import EngineMetrics
-from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, EngineRefusal
-from stageline_runtime.engine.request import Request
-from stageline_runtime.engine.row_sampling import row_sampling
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.tracing import NoTracing, RequestTracing
-from stageline_runtime.messages import StepDone, StepPlan, ToStage, WorkOutstanding
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EngineRefusal
+from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.engine.scheduling.row_sampling import row_sampling
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.engine.telemetry.tracing import NoTracing, RequestTracing
+from stageline_runtime.plan_bus.messages import StepDone, StepPlan, ToStage, WorkOutstanding
 
 logger = logging.getLogger(__name__)
 

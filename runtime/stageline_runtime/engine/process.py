@@ -12,18 +12,23 @@ from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.forming import form_scheduler, warm_up_tokens
-from stageline_runtime.engine.group import StageGroup
-from stageline_runtime.engine.http_endpoint import serving
-from stageline_runtime.engine.metrics import EngineMetrics
-from stageline_runtime.engine.prompts import PromptReader
-from stageline_runtime.engine.server import build_app
-from stageline_runtime.engine.stage_probe import StageProbe
-from stageline_runtime.engine.stage_routes import add_stage_routes
-from stageline_runtime.engine.tracing import NoTracing, TracedRequests
-from stageline_runtime.engine.tracing_setup import open_tracing
-from stageline_runtime.messages import GroupFailed, Shutdown
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config, require_sizes
+from stageline_runtime.engine.edge.http_server import serving
+from stageline_runtime.engine.edge.routes import build_app
+from stageline_runtime.engine.edge.stage_routes import add_stage_routes
+from stageline_runtime.engine.group.forming import form_scheduler, warm_up_tokens
+from stageline_runtime.engine.group.stage_group import StageGroup
+from stageline_runtime.engine.group.stage_probe import StageProbe
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
+from stageline_runtime.engine.telemetry.tracing_setup import open_tracing
+from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.model_facts.model_config import (
+    ModelConfig,
+    UnsupportedModelError,
+    read_model_config,
+    require_sizes,
+)
+from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 

@@ -11,9 +11,9 @@ from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.graphs.padding import decode_sizes, padded_size
 from stageline_runtime.graphs.protocol import CapturesGraphs, CaptureSizes, GraphsUnavailableError
-from stageline_runtime.messages import GraphMode, Welcome
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.stage.progress import StageProgress
+from stageline_runtime.plan_bus.messages import GraphMode, Welcome
+from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import torch
 from stageline_runtime.accelerator.graph import Graph, GraphRecorder
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes
-from stageline_runtime.messages import GraphMode
 from stageline_runtime.models.device.attention import DeviceRows
 from stageline_runtime.models.device.layers import DeviceLayers, Heads, Rotary
 from stageline_runtime.models.device.step_rows import StepRows
 from stageline_runtime.models.device.step_table import StepTable
+from stageline_runtime.plan_bus.messages import GraphMode
 
 SMALLEST_STEP = 16
 """Smaller plans with chunks pad to this; sizes double from here."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, assert_never
 import torch
 
 from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
-from stageline_runtime.messages import GraphMode
-from stageline_runtime.models.attention_batch import AttentionBatch
+from stageline_runtime.models.cpu.attention_batch import AttentionBatch
 from stageline_runtime.models.rotary import RotaryTable
+from stageline_runtime.plan_bus.messages import GraphMode
 
 if TYPE_CHECKING:
-    from stageline_runtime.models.decoder_layer import DecoderLayer
+    from stageline_runtime.models.cpu.decoder_layer import DecoderLayer
 
 logger = logging.getLogger(__name__)
 

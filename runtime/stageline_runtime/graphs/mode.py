@@ -7,7 +7,7 @@ compiling takes longer than a cold start may.
 from collections.abc import Sequence
 from typing import assert_never
 
-from stageline_runtime.messages import GraphMode, PlanRow
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow
 
 AUTO_ON_CPU = GraphMode.OFF
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from stageline_runtime.messages import GraphMode
+from stageline_runtime.plan_bus.messages import GraphMode
 
 CaptureProgress = Callable[[str], None]
 """Called with a sentence before each part of the capture."""

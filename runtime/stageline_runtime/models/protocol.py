@@ -9,10 +9,10 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from stageline_runtime.messages import StepPlan
-from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import Progress
+from stageline_runtime.models.weights.stage_weights import Progress
+from stageline_runtime.plan_bus.messages import StepPlan
 
 Indices = TypeVar("Indices")
 """What a model derives from a plan for its layers; opaque to the stage loop."""

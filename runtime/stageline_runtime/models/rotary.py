@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.stage_shape import CPU
 
 

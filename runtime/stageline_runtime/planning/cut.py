@@ -12,8 +12,8 @@ from itertools import pairwise
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.model_shapes import active_parameters, read_parameters
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_shapes import active_parameters, read_parameters
 from stageline_runtime.planning.memory import CutMemory, mebibytes
 from stageline_runtime.planning.partition import LinearCost, partition
 

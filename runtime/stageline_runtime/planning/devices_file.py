@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_api.field_problem import FieldProblem
-from stageline_api.manifest_loader import refuse
-from stageline_api.spec_base import ShortText, SpecBase
-from stageline_api.strict_yaml import UnreadableYamlError, read_documents
-from stageline_api.validation_problems import problems_of
+from stageline_api.manifests.manifest_loader import refuse
+from stageline_api.manifests.strict_yaml import UnreadableYamlError, read_documents
+from stageline_api.manifests.validation_problems import problems_of
+from stageline_api.resource.base import ShortText, SpecBase
+from stageline_api.resource.field_problem import FieldProblem
 from stageline_runtime.planning.devices import (
     GPU_STEP_OVERHEAD_SECONDS,
     PRESETS,

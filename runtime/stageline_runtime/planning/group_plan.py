@@ -7,7 +7,7 @@ stages for equally fast; where the described devices say otherwise, the faster c
 from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers, estimate_costs
 from stageline_runtime.planning.devices import Hardware
 from stageline_runtime.planning.memory import CutMemory

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.model_shapes import end_parameters, layer_parameters
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_shapes import end_parameters, layer_parameters
 from stageline_runtime.planning.partition import HostRoom
 
 USABLE_SHARE = 0.9

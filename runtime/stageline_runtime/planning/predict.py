@@ -7,8 +7,8 @@ It assumes decode at full cohorts, every sequence at the same context, and steps
 from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.model_shapes import active_parameters, end_parameters, read_parameters
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_shapes import active_parameters, end_parameters, read_parameters
 from stageline_runtime.planning.devices import Device, Hardware, Link
 from stageline_runtime.planning.memory import CutMemory, StageRoom
 

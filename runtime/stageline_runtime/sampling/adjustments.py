@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stageline_runtime.messages import RowSampling
+from stageline_runtime.plan_bus.messages import RowSampling
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 Placing = Callable[[Tensor], Tensor]

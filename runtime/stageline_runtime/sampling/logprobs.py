@@ -7,7 +7,7 @@ vLLM report them by default. Computed for the rows that ask, and for no others.
 import torch
 from torch import Tensor
 
-from stageline_runtime.messages import TokenLogprobs
+from stageline_runtime.plan_bus.messages import TokenLogprobs
 
 LOWEST = -9999.0
 """OpenAI's word for "next to impossible"; JSON has no minus infinity."""

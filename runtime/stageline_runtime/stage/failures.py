@@ -5,9 +5,9 @@ import re
 import torch
 
 from stageline_api.failures import CLASS_OF_EXIT_CODE, FailureClass
-from stageline_runtime.bus import BusClosedError, BusProtocolError
-from stageline_runtime.messages import GroupFailed
-from stageline_runtime.models.checkpoint import WeightsError
+from stageline_runtime.models.weights.checkpoint import WeightsError
+from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError
+from stageline_runtime.plan_bus.messages import GroupFailed
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import PeerLostError

@@ -10,13 +10,13 @@ from stageline_api import ports
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.bus import StageBus
 from stageline_runtime.contract import PodContract
-from stageline_runtime.messages import PROTOCOL_VERSION, GroupFailed, Hello, Refused, Shutdown, Welcome
+from stageline_runtime.plan_bus.bus import StageBus
+from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GroupFailed, Hello, Refused, Shutdown, Welcome
 from stageline_runtime.stage.failures import group_failure
-from stageline_runtime.stage.health import health_url
 from stageline_runtime.stage.memory import available_bytes, host_identity
-from stageline_runtime.stage.progress import StageProgress
+from stageline_runtime.stage.telemetry.health import health_url
+from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
 
 POLL_SECONDS = 0.5

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stageline_api.health import Phase
-from stageline_api.model_source import HubSource, parse_source
-from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.models.checkpoint import files_of_tensors
+from stageline_api.resource.model_source import HubSource, parse_source
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import checkpoint_form, stage_tensor_shapes
+from stageline_runtime.models.weights.checkpoint import files_of_tensors
+from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensor_shapes
 from stageline_runtime.planning.memory import mebibytes
 from stageline_runtime.prepare.cache import missing_shards
-from stageline_runtime.stage.progress import StageProgress
+from stageline_runtime.stage.telemetry.progress import StageProgress
 
 if TYPE_CHECKING:
     from stageline_runtime.prepare.progress import AdvanceTo
@@ -48,7 +48,7 @@ def ensure_own_shards(
 
 def _own_tensors(model_dir: Path, config: ModelConfig, shape: StageShape) -> Collection[str]:
     if config.is_covered:
-        from stageline_runtime.models.coverage_load import held_tensors  # the coverage path is an extra
+        from stageline_runtime.models.coverage.load import held_tensors  # the coverage path is an extra
 
         return held_tensors(model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last)
     form = checkpoint_form(model_dir)

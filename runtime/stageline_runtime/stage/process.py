@@ -16,9 +16,10 @@ from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.accelerator.choice import choose_accelerator
 from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.bus import BusProtocolError, StageBus
 from stageline_runtime.contract import PodContract
-from stageline_runtime.messages import (
+from stageline_runtime.models.protocol import ModelBuilder
+from stageline_runtime.plan_bus.bus import BusProtocolError, StageBus
+from stageline_runtime.plan_bus.messages import (
     DrainRequested,
     GroupFailed,
     Loaded,
@@ -33,18 +34,17 @@ from stageline_runtime.messages import (
     Welcome,
     WorkOutstanding,
 )
-from stageline_runtime.models.protocol import ModelBuilder
-from stageline_runtime.stage.assembly import AssembledStage, StageAssembly
-from stageline_runtime.stage.clock import IDLE, StateClock, WaitReason
 from stageline_runtime.stage.failures import as_failure, group_failure
 from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
-from stageline_runtime.stage.health import HealthServer
-from stageline_runtime.stage.in_flight import POLL_SECONDS
-from stageline_runtime.stage.metrics import StageMetrics
-from stageline_runtime.stage.progress import StageProgress
-from stageline_runtime.stage.runner import StageRunner, step_kind
-from stageline_runtime.stage.timeline import Timeline
-from stageline_runtime.stage.watchdog import Watchdog
+from stageline_runtime.stage.load_stage import AssembledStage, StageAssembly
+from stageline_runtime.stage.step.in_flight import POLL_SECONDS
+from stageline_runtime.stage.step.runner import StageRunner, step_kind
+from stageline_runtime.stage.telemetry.health import HealthServer
+from stageline_runtime.stage.telemetry.metrics import StageMetrics
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, WaitReason
+from stageline_runtime.stage.telemetry.timeline import Timeline
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,14 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from stageline_api.errors import UserError
-from stageline_api.timeline import GroupClocks, GroupStages, StageEndpoint, TimelineMark, TimelinePage, TimelineStep
+from stageline_api.telemetry.timeline import (
+    GroupClocks,
+    GroupStages,
+    StageEndpoint,
+    TimelineMark,
+    TimelinePage,
+    TimelineStep,
+)
 from stageline_runtime.trace.lanes import StageTimeline
 
 REREAD_SECONDS: Final = 0.5

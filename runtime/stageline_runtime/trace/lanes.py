@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from stageline_api import timeline as wire
-from stageline_api.timeline import TimelineMark, TimelineStep
+from stageline_api.telemetry import timeline as wire
+from stageline_api.telemetry.timeline import TimelineMark, TimelineStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stageline_api.timeline import BUSY_PREFIX, WAIT_PREFIX
+from stageline_api.telemetry.timeline import BUSY_PREFIX, WAIT_PREFIX
 from stageline_runtime.trace.lanes import Arrow, Slice, StageTimeline, Window, arrows, slices
 
 _PROCESS: Final = 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
 
-from stageline_api.timeline import BUSY_PREFIX, IDLE_STATE
+from stageline_api.telemetry.timeline import BUSY_PREFIX, IDLE_STATE
 from stageline_runtime.trace.lanes import Arrow, ArrowKind, Slice, StageTimeline, Window, arrows, slices
 
 WIDTH: Final = 1200

@@ -7,7 +7,7 @@ read beside the bottleneck share and the imbalance, because a lower ratio can me
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stageline_api.timeline import BUSY_PREFIX, IDLE_STATE, WAIT_PREFIX
+from stageline_api.telemetry.timeline import BUSY_PREFIX, IDLE_STATE, WAIT_PREFIX
 from stageline_runtime.trace.lanes import Slice, StageTimeline, Window, slices
 
 DUMMY = "dummy"

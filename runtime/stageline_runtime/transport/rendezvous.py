@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
-from stageline_runtime.messages import TransportKind
+from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
 from stageline_runtime.transport.protocol import Transport, WireSizes

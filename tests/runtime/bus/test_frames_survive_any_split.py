@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.bus import MAX_FRAME_BYTES, BusProtocolError, FrameReader, encode_frame
-from stageline_runtime.messages import Refused, Shutdown, ToEngine, ToStage
+from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, BusProtocolError, FrameReader, encode_frame
+from stageline_runtime.plan_bus.messages import Refused, Shutdown, ToEngine, ToStage
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**63 - 1),

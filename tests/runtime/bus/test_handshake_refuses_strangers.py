@@ -8,10 +8,11 @@ from typing import Any, cast, get_type_hints
 import msgspec
 import pytest
 
-from running_group import RunningGroup, running_group
+from oracles.tiny_models import write_tiny_llama
+from processes.running_group import RunningGroup, running_group
 from stageline_api import ports
-from stageline_runtime.bus import FrameReader, encode_frame
-from stageline_runtime.messages import (
+from stageline_runtime.plan_bus.bus import FrameReader, encode_frame
+from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,
     Hello,
     Loaded,
@@ -20,7 +21,6 @@ from stageline_runtime.messages import (
     ToEngine,
     ToStage,
 )
-from tiny_models import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

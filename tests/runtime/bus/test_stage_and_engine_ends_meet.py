@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from stageline_runtime.bus import BusClosedError, BusProtocolError, EngineBusConnection, StageBus, encode_frame
-from stageline_runtime.messages import (
+from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, EngineBusConnection, StageBus, encode_frame
+from stageline_runtime.plan_bus.messages import (
     GroupFailed,
     Loaded,
     PlanRow,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stageline_runtime.gpu_check.attention_cases import TOLERANCE
+from stageline_bench.gpu_check.attention_cases import TOLERANCE
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is missing: it comes with torch's CUDA build only"
@@ -23,7 +23,7 @@ INT, FLOAT = "i32", "fp32"
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "stageline_runtime.gpu_check.attention_cases"]
+    program = [sys.executable, "-m", "stageline_bench.gpu_check.attention_cases"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return list(json.loads(done.stdout))

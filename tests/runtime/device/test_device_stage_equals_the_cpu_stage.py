@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from family_checks import pipeline_tokens
-from simulated_accelerator import ImmediateAccelerator
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.messages import PlanRow, StepPlan
-from stageline_runtime.model_config import ModelConfig, read_model_config
-from stageline_runtime.models.device.attention import PlainAttention
-from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
-from stageline_runtime.models.device.step_rows import CacheBounds, build_step_rows
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import Progress
-from tiny_models import (
+from oracles.family_checks import pipeline_tokens
+from oracles.simulated_accelerator import ImmediateAccelerator
+from oracles.tiny_models import (
     write_tiny_llama,
     write_tiny_mistral,
     write_tiny_qwen2,
     write_tiny_qwen3,
     write_tiny_qwen3_moe,
 )
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
+from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
+from stageline_runtime.models.device.step_rows import CacheBounds, build_step_rows
+from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.weights.stage_weights import Progress
+from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "llama": write_tiny_llama,

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from repository_files import ROOT
-from simulated_accelerator import ImmediateAccelerator
+from oracles.simulated_accelerator import ImmediateAccelerator
+from processes.repository_files import ROOT
 from stageline_api.errors import UserError
-from stageline_runtime.gpu_check import __main__ as program
-from stageline_runtime.gpu_check.device_parts import DeviceParts
-from stageline_runtime.gpu_check.page import BEGIN, END, render, update_page
-from stageline_runtime.gpu_check.sections import (
+from stageline_bench.gpu_check import __main__ as program
+from stageline_bench.gpu_check.device_parts import DeviceParts
+from stageline_bench.gpu_check.page import BEGIN, END, render, update_page
+from stageline_bench.gpu_check.sections import (
     CheckFailedError,
     Figures,
     Section,

@@ -12,22 +12,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local_engine import LocalEngine
-from local_group import LocalModel, LocalStage, _never, run_group
-from local_workloads import draw_workload
-from simulated_accelerator import ImmediateAccelerator, LateAccelerator, LateEvent
-from stageline_runtime.messages import PlanRow, RowSampling, Shutdown, SlotFill, StepDone, StepPlan
+from chaos.interleaving import Interleaving
+from chaos.local_engine import LocalEngine
+from chaos.local_group import LocalModel, LocalStage, _never, run_group
+from chaos.local_transport import LocalNetwork
+from chaos.local_workloads import draw_workload
+from oracles.simulated_accelerator import ImmediateAccelerator, LateAccelerator, LateEvent
+from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, Shutdown, SlotFill, StepDone, StepPlan
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.sampler import SamplingRow, sample
-from stageline_runtime.stage.clock import IDLE, BusyKind, StateClock, WaitReason
-from stageline_runtime.stage.deferred_sampling import DeferredSampling
-from stageline_runtime.stage.device_clock import DeviceMarks
-from stageline_runtime.stage.in_flight import InFlight
-from stageline_runtime.stage.runner import StageRunner
-from stageline_runtime.stage.sampling_state import SamplingState
-from stageline_runtime.stage.watchdog import Watchdog
-from stageline_runtime.transport.interleaving import Interleaving
-from stageline_runtime.transport.local import LocalNetwork
+from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
+from stageline_runtime.stage.step.in_flight import InFlight
+from stageline_runtime.stage.step.runner import StageRunner
+from stageline_runtime.stage.step.sampling_state import SamplingState
+from stageline_runtime.stage.telemetry.device_clock import DeviceMarks
+from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, StateClock, WaitReason
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
 
 
 class DeviceStage(LocalStage):

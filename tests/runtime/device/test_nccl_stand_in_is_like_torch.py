@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from simulated_accelerator import SimulatedAccelerator
-from simulated_nccl import (
+from oracles.simulated_accelerator import SimulatedAccelerator
+from oracles.simulated_nccl import (
     IS_SUCCESS_REFUSAL,
     SimulatedCommunicator,
     SimulatedErrorType,

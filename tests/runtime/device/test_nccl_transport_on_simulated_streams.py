@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulated_accelerator import SimulatedAccelerator, SimulatedStream
-from simulated_nccl import SimulatedCommunicator, SimulatedErrorType, SimulatedProcessGroup
+from oracles.simulated_accelerator import SimulatedAccelerator, SimulatedStream
+from oracles.simulated_nccl import SimulatedCommunicator, SimulatedErrorType, SimulatedProcessGroup
 from stageline_runtime.transport.nccl import HIDDEN_RING, NcclTransport
 from stageline_runtime.transport.nccl_link import NcclLink
 from stageline_runtime.transport.protocol import PeerLostError, WireSizes

@@ -13,9 +13,9 @@ import torch
 
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
-from stageline_runtime.bench.bench_group import GroupShape, bench_group
-from stageline_runtime.bench.workload import Workload
-from stageline_runtime.gpu_check.random_model import RandomModel, write_random_model
+from stageline_bench.gpu_check.random_model import RandomModel, write_random_model
+from stageline_bench.runtime.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.workload import Workload
 
 MODEL = RandomModel(
     hidden_size=64,
@@ -31,7 +31,7 @@ ROUND = Workload(name="device", requests=6, input_tokens=21, output_tokens=12)
 MAX_NUM_SEQS = 4
 """Two slots per cohort: the plans that end prompts sample more rows than one cohort has slots."""
 SUPPORT = Path(__file__).parents[2] / "support"
-DEVICE_STAGE = (str(SUPPORT / "late_device_stage.py"),)
+DEVICE_STAGE = (str(SUPPORT / "processes" / "late_device_stage.py"),)
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from free_ports import free_port
-from simulated_accelerator import ImmediateAccelerator
+from oracles.simulated_accelerator import ImmediateAccelerator
+from processes.free_ports import free_port
+from processes.transport_ends import transport_contract
 from stageline_runtime.accelerator.protocol import Event
-from stageline_runtime.messages import TransportKind
+from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.transport.point_to_point import FEEDBACK_RING, PointToPointTransport
 from stageline_runtime.transport.protocol import PeerLostError, Transport, WireSizes
 from stageline_runtime.transport.rendezvous import join
 from stageline_runtime.transport.staged import StagedTransport
-from transport_ends import transport_contract
 
 HIDDEN_SIZE = 3
 NUM_PLANS = 3 * FEEDBACK_RING

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.engine.sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
-from stageline_runtime.kv_blocks import BLOCK_TOKENS
-from stageline_runtime.model_config import ModelConfig, model_config_from_dict
+from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
+from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
 
 MIB = 1 << 20
 CONFIG: ModelConfig = model_config_from_dict(

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from stageline_api.engine_http import ModelInfo, SamplingParams
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.metrics import EngineMetrics
-from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, TokenEvent
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import SampledRow, StepDone, StepPlan, ToStage
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, TokenEvent
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, ToStage
 
 
 class OneStage:

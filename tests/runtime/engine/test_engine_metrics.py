@@ -7,14 +7,14 @@ import pytest
 
 from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
 from stageline_api.health import Phase
-from stageline_api.metric_registry import MetricRegistry
+from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.metrics import EngineMetrics
-from stageline_runtime.engine.port import AdmittedRequest, EngineRefusal
-from stageline_runtime.engine.request_metrics import GROUP_LOST, RequestMetrics
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import SampledRow, StepDone, StepPlan, ToStage
+from stageline_runtime.engine.core_api import AdmittedRequest, EngineRefusal
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.engine.telemetry.request_metrics import GROUP_LOST, RequestMetrics
+from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, ToStage
 
 Value = Callable[..., float | None]
 

@@ -13,17 +13,22 @@ from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine import tracing as engine_tracing
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.metrics import EngineMetrics
-from stageline_runtime.engine.port import AdmittedRequest
-from stageline_runtime.engine.request_spans import SpanData, attributes_at_end, moments, spans_within
-from stageline_runtime.engine.request_trace import MAX_PREFILL_PLANS, MAX_STAGE_SPANS, RequestTrace, prefill_plans_of
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.engine.tracing import NoTracing, TracedRequests
-from stageline_runtime.engine.tracing_setup import open_tracing
-from stageline_runtime.messages import SampledRow, StepDone, StepPlan, StepTimes, ToStage
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.engine.telemetry import tracing as engine_tracing
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.engine.telemetry.request_spans import SpanData, attributes_at_end, moments, spans_within
+from stageline_runtime.engine.telemetry.request_trace import (
+    MAX_PREFILL_PLANS,
+    MAX_STAGE_SPANS,
+    RequestTrace,
+    prefill_plans_of,
+)
+from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
+from stageline_runtime.engine.telemetry.tracing_setup import open_tracing
+from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, StepTimes, ToStage
 
 STAGES = 2
 CLOCK_AHEAD = 5_000_000_000
@@ -252,7 +257,7 @@ def test_nothing_that_sends_spans_is_loaded_unasked() -> None:
     """FastAPI loads OpenTelemetry's interfaces by itself, where they are installed; they do nothing alone."""
     program = (
         "import sys; from stageline_runtime.engine import process\n"
-        "from stageline_api.span_export import is_collector_named\n"
+        "from stageline_api.telemetry.span_export import is_collector_named\n"
         "assert not is_collector_named({})\n"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )

@@ -4,13 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from simulated_pipeline import SimulatedPipeline, expected_output, make_request
-from stageline_runtime.engine.request import MAX_DECODES_AHEAD, Request
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
+from oracles.simulated_pipeline import SimulatedPipeline, expected_output, make_request
+from stageline_runtime.engine.scheduling.request import MAX_DECODES_AHEAD, Request
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.graphs.padding import padded_size
-from stageline_runtime.kv_blocks import BLOCK_TOKENS
-from stageline_runtime.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 
 SLOT_TOKENS = 72
 SHARED = tuple(index % 5 for index in range(64))

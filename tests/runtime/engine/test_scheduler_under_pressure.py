@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from simulated_pipeline import SimulatedPipeline, expected_output, make_request
-from stageline_runtime.engine.request import Request
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import StepPlan
+from oracles.simulated_pipeline import SimulatedPipeline, expected_output, make_request
+from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.messages import StepPlan
 
 SLOT_TOKENS = 96
 

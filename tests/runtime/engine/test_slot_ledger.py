@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.kv_blocks import BLOCK_TOKENS, blocks_of
-from stageline_runtime.messages import SlotTrim
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.messages import SlotTrim
 
 
 def tokens(count: int, first: int = 0) -> tuple[int, ...]:

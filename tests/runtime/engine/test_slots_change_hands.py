@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from simulated_pipeline import GREEDY, make_request
-from stageline_runtime.engine.rows import FirstRow
-from stageline_runtime.engine.scheduler import Scheduler
-from stageline_runtime.engine.slots import SlotLedger
-from stageline_runtime.messages import PlanRow, SampledRow, SlotFill, SlotTrim, StepPlan
+from oracles.simulated_pipeline import GREEDY, make_request
+from stageline_runtime.engine.scheduling.row_selection import FirstRow
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, SlotFill, SlotTrim, StepPlan
 
 SHARED = tuple(range(100, 148))
 """Three blocks."""

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from stageline_api.engine_http import ChatMessage, ErrorCode
-from stageline_runtime.engine.chat_template import ChatTemplate
 from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.text.chat_template import ChatTemplate
 
 MESSAGES = (ChatMessage(role="user", content="hello"),)
 SILENT_LOOP = (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from oracles.tokenizer_models import SPECIAL_TOKENS, write_byte_level
 from stageline_api.engine_http import ChatMessage, ChatPrompt
-from stageline_runtime.engine.chat_template import ChatTemplate
-from stageline_runtime.engine.prompts import PromptReader
-from stageline_runtime.engine.tokenizer_config import read_tokenizer_config
+from stageline_runtime.engine.text.chat_template import ChatTemplate
+from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.engine.text.tokenizer_config import read_tokenizer_config
 from stageline_runtime.termination import RuntimeFailure
-from tokenizer_models import SPECIAL_TOKENS, write_byte_level
 
 CHATML_WITH_DEFAULT_SYSTEM = """
 {%- for message in messages %}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.engine.detokenizer import MAX_WAITING_TOKENS, REPLACEMENT, IncrementalDetokenizer
-from stageline_runtime.engine.tokenizer import EngineTokenizer
-from tokenizer_models import SPECIAL_TOKENS, write_byte_fallback, write_byte_level
+from oracles.tokenizer_models import SPECIAL_TOKENS, write_byte_fallback, write_byte_level
+from stageline_runtime.engine.text.detokenizer import MAX_WAITING_TOKENS, REPLACEMENT, IncrementalDetokenizer
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 CROSSING_TOKENS = (b"\x82\xac\xe2", "€".encode(), "é a".encode(), b"\xf0\x9f", b" the", b"\x98\x80", b"a\xe2\x82")
 """Tokens that begin or end inside a character."""

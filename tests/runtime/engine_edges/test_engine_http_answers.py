@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scripted_core_server import MAX_MODEL_LEN, ScriptedCore, says, serve
+from processes.scripted_core_server import MAX_MODEL_LEN, ScriptedCore, says, serve
 from stageline_api.engine_http import EngineError, ErrorCode, ModelInfo
 from stageline_api.health import EngineStatus, Phase
 

@@ -12,10 +12,19 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from scripted_core_server import EOS_TOKEN_ID, ScriptedCore, ids_of, says, says_forever, says_nothing, serve, until
+from processes.scripted_core_server import (
+    EOS_TOKEN_ID,
+    ScriptedCore,
+    ids_of,
+    says,
+    says_forever,
+    says_nothing,
+    serve,
+    until,
+)
 from stageline_api.engine_http import Admitted, Delta, Event, Failed, Finished, FinishReason
-from stageline_runtime.engine import event_stream
-from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.edge import event_stream
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 

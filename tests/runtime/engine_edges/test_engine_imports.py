@@ -9,7 +9,7 @@ import stageline_runtime.engine as engine
 names = [module.name for module in pkgutil.walk_packages(engine.__path__, "stageline_runtime.engine.")]
 for name in names:
     importlib.import_module(name)
-assert "stageline_runtime.engine.server" in names, names
+assert "stageline_runtime.engine.edge.routes" in names, names
 heavy = sorted({module.partition(".")[0] for module in sys.modules} & {"torch", "transformers", "safetensors", "numpy"})
 print(f"heavy={heavy}")
 """

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from oracles.tokenizer_models import write_byte_level
 from stageline_api.engine_http import (
     ChatMessage,
     ChatPrompt,
@@ -16,8 +17,7 @@ from stageline_api.engine_http import (
     TokenPrompt,
 )
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.prompts import PromptReader
-from tokenizer_models import write_byte_level
+from stageline_runtime.engine.text.prompts import PromptReader
 
 MAX_MODEL_LEN = 16
 VOCAB_SIZE = 260

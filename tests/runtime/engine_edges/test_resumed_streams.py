@@ -10,11 +10,11 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from scripted_core_server import EOS_TOKEN_ID, ScriptedCore, ids_of, serve
+from processes.scripted_core_server import EOS_TOKEN_ID, ScriptedCore, ids_of, serve
 from stageline_api.engine_http import Admitted, Delta, Event, Finished, FinishReason
-from stageline_runtime.engine.output_text import OutputText
-from stageline_runtime.engine.port import AdmittedRequest, CoreEvent, EndEvent, TokenEvent
-from stageline_runtime.engine.tokenizer import EngineTokenizer
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, TokenEvent
+from stageline_runtime.engine.text.output_text import OutputText
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 PROMPT = {"kind": "text", "text": "hello"}

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from stageline_runtime.engine.token_bytes import TokenBytes
-from stageline_runtime.engine.tokenizer import EngineTokenizer
-from tiny_models import write_tiny_tokenizer
+from oracles.tiny_models import write_tiny_tokenizer
+from stageline_runtime.engine.text.token_bytes import TokenBytes
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from oracles.tokenizer_models import write_byte_fallback, write_byte_level
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.tokenizer import EngineTokenizer
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.termination import RuntimeFailure
-from tokenizer_models import write_byte_fallback, write_byte_level
 
 TEXTS = ("", "hello world", "<|im_start|>user é😀", "<s>twice", " \n\t", "the café 07")
 

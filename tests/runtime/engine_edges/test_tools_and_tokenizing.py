@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from scripted_core_server import MAX_MODEL_LEN, ScriptedCore, ids_of, says, serve
+from oracles.tokenizer_models import write_byte_level
+from processes.scripted_core_server import MAX_MODEL_LEN, ScriptedCore, ids_of, says, serve
 from stageline_api.engine_http import ChatMessage, ChatPrompt, EngineError, ToolCall, ToolCallFormat, ToolFunction
-from stageline_runtime.engine.chat_template import ChatTemplate
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.prompts import PromptReader
-from tokenizer_models import write_byte_level
+from stageline_runtime.engine.text.chat_template import ChatTemplate
+from stageline_runtime.engine.text.prompts import PromptReader
 
 TAGGED = """
 {%- if tools %}{% for tool in tools %}{{ tool | tojson }}

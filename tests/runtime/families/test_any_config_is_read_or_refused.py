@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, model_config_from_dict
+from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, model_config_from_dict
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64,

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from family_checks import assert_equals_hugging_face, pipeline_tokens
-from stageline_runtime.model_config import read_model_config
-from stageline_runtime.models.coverage import build_covered_stage
-from tiny_models import (
+from oracles.family_checks import assert_equals_hugging_face, pipeline_tokens
+from oracles.tiny_models import (
     write_tiny_cohere2,
     write_tiny_gemma2,
     write_tiny_gemma3,
@@ -20,6 +18,8 @@ from tiny_models import (
     write_tiny_qwen2,
     write_tiny_qwen3,
 )
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.coverage.stage import build_covered_stage
 
 Writer = Callable[[Path], Path]
 COVERED: dict[str, Writer] = {

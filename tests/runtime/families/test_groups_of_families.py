@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_checks import draw_prompts, greedy, hugging_face_tokens
-from running_group import running_group
-from tiny_models import VOCAB_SIZE, write_tiny_gemma2, write_tiny_mixtral, write_tiny_qwen3_moe
+from oracles.pipeline_checks import draw_prompts, greedy, hugging_face_tokens
+from oracles.tiny_models import VOCAB_SIZE, write_tiny_gemma2, write_tiny_mixtral, write_tiny_qwen3_moe
+from processes.running_group import running_group
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "mixtral": lambda path: write_tiny_mixtral(path, sliding_window=30),

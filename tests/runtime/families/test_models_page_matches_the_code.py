@@ -3,9 +3,9 @@
 import ast
 from pathlib import Path
 
-from repository_files import ROOT
-from stageline_runtime.model_config import SUPPORTED_ARCHITECTURES
-from stageline_runtime.model_coverage import COVERED_ROPE_TYPES
+from processes.repository_files import ROOT
+from stageline_runtime.model_facts.model_config import SUPPORTED_ARCHITECTURES
+from stageline_runtime.model_facts.model_coverage import COVERED_ROPE_TYPES
 
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 COVERED_TEST = Path(__file__).with_name("test_covered_families_equal_hugging_face.py")

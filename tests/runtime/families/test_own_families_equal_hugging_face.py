@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from family_checks import assert_equals_hugging_face
-from stageline_runtime.model_config import SUPPORTED_ARCHITECTURES, read_model_config
-from tiny_models import (
+from oracles.family_checks import assert_equals_hugging_face
+from oracles.tiny_models import (
     write_tiny_llama,
     write_tiny_mistral,
     write_tiny_mixtral,
@@ -15,6 +14,7 @@ from tiny_models import (
     write_tiny_qwen3,
     write_tiny_qwen3_moe,
 )
+from stageline_runtime.model_facts.model_config import SUPPORTED_ARCHITECTURES, read_model_config
 
 Writer = Callable[[Path], Path]
 MODELS: dict[str, tuple[str, Writer]] = {

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from oracles.tiny_models import write_tiny_mixtral, write_tiny_olmo2
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import UnsupportedModelError, model_config_from_dict, read_model_config
-from stageline_runtime.models.checkpoint import WeightsError
+from stageline_runtime.model_facts.model_config import UnsupportedModelError, model_config_from_dict, read_model_config
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.stage_shape import StageShape
-from tiny_models import write_tiny_mixtral, write_tiny_olmo2
+from stageline_runtime.models.weights.checkpoint import WeightsError
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from family_checks import MAX_TOKENS, PROMPTS, pipeline_tokens
-from pipeline_checks import hugging_face_tokens
+from oracles.family_checks import MAX_TOKENS, PROMPTS, pipeline_tokens
+from oracles.pipeline_checks import hugging_face_tokens
+from oracles.tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import read_model_config
-from stageline_runtime.models.coverage import build_covered_stage
-from stageline_runtime.models.coverage_load import load_cut
-from stageline_runtime.models.decoder import build_stage_model
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.coverage.load import load_cut
+from stageline_runtime.models.coverage.stage import build_covered_stage
+from stageline_runtime.models.cpu.decoder import build_stage_model
 from stageline_runtime.models.protocol import ModelBuilder
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import StageWeights
-from tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
+from stageline_runtime.models.weights.stage_weights import StageWeights
 
 Way = tuple[Callable[[Path], Path], ModelBuilder]
 PATHS: dict[str, Way] = {

@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from planning_models import small_llama
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_config import ModelConfig, UnsupportedModelError, read_model_config, require_sizes
-from stageline_runtime.model_shapes import active_parameters, layer_parameters, read_parameters
-from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
-from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
-from tiny_models import (
+from oracles.planning_models import small_llama
+from oracles.tiny_models import (
     add_head,
     write_tiny_cohere2,
     write_tiny_gemma2,
@@ -26,6 +19,18 @@ from tiny_models import (
     write_tiny_qwen2,
     write_tiny_qwen3_moe,
 )
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.model_config import (
+    ModelConfig,
+    UnsupportedModelError,
+    read_model_config,
+    require_sizes,
+)
+from stageline_runtime.model_facts.model_shapes import active_parameters, layer_parameters, read_parameters
+from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
+from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipeline_checks import Prompt, draw_prompts, greedy, hugging_face_tokens, samples, wait_all_counted
-from running_group import RunningGroup, page, running_group
-from small_machines import short_stage_command
+from oracles.pipeline_checks import Prompt, draw_prompts, greedy, hugging_face_tokens, samples, wait_all_counted
+from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama, write_tiny_qwen3
+from processes.running_group import RunningGroup, page, running_group
+from processes.small_machines import short_stage_command
 from stageline_api import ports
 from stageline_runtime.models.native.build import find_compiler
-from tiny_models import VOCAB_SIZE, write_tiny_llama, write_tiny_qwen3
 
 NUM_REQUESTS = 14
 """So many, of such length, that cache runs out in whatever order they come."""

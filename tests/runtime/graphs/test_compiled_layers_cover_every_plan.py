@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from oracles.tiny_models import (
+    write_tiny_llama,
+    write_tiny_mistral,
+    write_tiny_qwen2,
+    write_tiny_qwen3,
+    write_tiny_qwen3_moe,
+)
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.graphs.mode import plan_graph_mode
 from stageline_runtime.graphs.padding import decode_sizes, padded_size
 from stageline_runtime.graphs.protocol import CaptureSizes, GraphsUnavailableError
-from stageline_runtime.messages import GraphMode, PlanRow, StepPlan
-from stageline_runtime.model_config import read_model_config
-from stageline_runtime.models.decoder import DecoderStage, build_stage_model
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.cpu.decoder import DecoderStage, build_stage_model
 from stageline_runtime.models.native.build import find_compiler
 from stageline_runtime.models.stage_shape import StageShape
-from tiny_models import write_tiny_llama, write_tiny_mistral, write_tiny_qwen2, write_tiny_qwen3, write_tiny_qwen3_moe
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, StepPlan
 
 SLOTS = 12
 SLOT_TOKENS = 64

@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from broken_cache_rules import BROKEN_CACHE_RULES
-from broken_core_rules import BROKEN_CORE_RULES
-from broken_rules import BROKEN_RULES
-from local_core import LocalCore
-from local_engine import LocalEngine
-from local_group import run_group
-from local_workloads import draw_workload
-from stageline_runtime.transport.interleaving import DeadlockError
-from stageline_runtime.transport.local import WireError
+from chaos.broken_cache_rules import BROKEN_CACHE_RULES
+from chaos.broken_core_rules import BROKEN_CORE_RULES
+from chaos.broken_rules import BROKEN_RULES
+from chaos.interleaving import DeadlockError
+from chaos.local_core import LocalCore
+from chaos.local_engine import LocalEngine
+from chaos.local_group import run_group
+from chaos.local_transport import WireError
+from chaos.local_workloads import draw_workload
 
 BUDGET_RUNS = 100
 CORE_BUDGET_RUNS = 40

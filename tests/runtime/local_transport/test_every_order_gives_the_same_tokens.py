@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hash_model import VOCAB_SIZE
-from local_core import LocalCore
-from local_group import run_group
-from local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Timed, Workload, draw_workload
-from stageline_runtime.kv_blocks import blocks_of
-from stageline_runtime.messages import RowSampling
+from chaos.local_core import LocalCore
+from chaos.local_group import run_group
+from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Timed, Workload, draw_workload
+from oracles.hash_model import VOCAB_SIZE
+from stageline_runtime.plan_bus.kv_blocks import blocks_of
+from stageline_runtime.plan_bus.messages import RowSampling
 
 RUNS = 200
 CORE_RUNS = 60

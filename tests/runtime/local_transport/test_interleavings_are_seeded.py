@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from stageline_runtime.transport.interleaving import DeadlockError, Interleaving
+from chaos.interleaving import DeadlockError, Interleaving
 
 
 def order_of(seed: int, names: str) -> str:

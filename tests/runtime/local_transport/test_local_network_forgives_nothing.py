@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stageline_runtime.transport.interleaving import DeadlockError, Interleaving
-from stageline_runtime.transport.local import LocalNetwork, WireError
+from chaos.interleaving import DeadlockError, Interleaving
+from chaos.local_transport import LocalNetwork, WireError
 from stageline_runtime.transport.loopback import LoopbackTransport
 from stageline_runtime.transport.point_to_point import SEND_RING
 from stageline_runtime.transport.protocol import Transport

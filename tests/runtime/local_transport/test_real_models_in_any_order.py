@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from in_process_pipeline import build_stages
-from local_group import LocalModel, run_group
-from local_workloads import SLOT_TOKENS, Ask, draw_workload, expected_output
-from tiny_models import write_tiny_llama
+from chaos.local_group import LocalModel, run_group
+from chaos.local_workloads import SLOT_TOKENS, Ask, draw_workload, expected_output
+from oracles.in_process_pipeline import build_stages
+from oracles.tiny_models import write_tiny_llama
 
 HIDDEN_SIZE = 64
 RUNS = 12

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from in_process_pipeline import InProcessPipeline, Request, build_stages
-from tiny_models import write_tiny_llama, write_tiny_qwen3
+from oracles.in_process_pipeline import InProcessPipeline, Request, build_stages
+from oracles.tiny_models import write_tiny_llama, write_tiny_qwen3
 
 SLOTS_PER_COHORT = 6
 CHUNK_TOKENS = {1: 8, 2: 80, 3: 17}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_models import write_tiny_llama, write_tiny_qwen3
+from oracles.tiny_models import write_tiny_llama, write_tiny_qwen3
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipeline_checks import greedy, open_stream
-from running_group import RunningGroup, running_group
+from oracles.pipeline_checks import greedy, open_stream
+from processes.running_group import RunningGroup, running_group
 
 WAYS = {
     "engine": "SIGTERM to the engine",

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_checks import draw_prompts, greedy, hugging_face_tokens
-from running_group import running_group
-from tiny_models import VOCAB_SIZE
+from oracles.pipeline_checks import draw_prompts, greedy, hugging_face_tokens
+from oracles.tiny_models import VOCAB_SIZE
+from processes.running_group import running_group
 
 
 @pytest.mark.parametrize("stage_count", [1, 2, 3])

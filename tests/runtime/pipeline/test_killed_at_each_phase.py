@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from group_endings import END_SECONDS, assert_all_end, assert_all_name
-from pipeline_checks import greedy, open_stream, stage_samples
-from running_group import RunningGroup, running_group, start_process
+from chaos.group_endings import END_SECONDS, assert_all_end, assert_all_name
+from oracles.pipeline_checks import greedy, open_stream, stage_samples
+from processes.running_group import RunningGroup, running_group, start_process
 from stageline_api import env
 
 FIRST = "stage-0"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_checks import Prompt, open_stream, samples, stage_samples
-from running_group import RunningGroup, running_group
-from small_machines import short_stage_command
+from oracles.pipeline_checks import Prompt, open_stream, samples, stage_samples
+from oracles.tiny_models import VOCAB_SIZE
+from processes.running_group import RunningGroup, running_group
+from processes.small_machines import short_stage_command
 from stageline_api.engine_http import SamplingParams
-from stageline_runtime.kv_blocks import BLOCK_TOKENS
-from tiny_models import VOCAB_SIZE
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
 
 MAX_MODEL_LEN = 128
 NUM_BLOCKS = 16

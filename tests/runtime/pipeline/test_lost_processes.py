@@ -7,16 +7,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from group_endings import CLASS_OF_EXIT_CODE, END_SECONDS, assert_all_end
-from pipeline_checks import OpenStream, greedy, open_stream
-from running_group import running_group, start_process
+from chaos.group_endings import CLASS_OF_EXIT_CODE, END_SECONDS, assert_all_end
+from oracles.pipeline_checks import OpenStream, greedy, open_stream
+from processes.running_group import running_group, start_process
 from stageline_api import env
 
 STAGES = ("stage-0", "stage-1", "stage-2")
 EVERYTHING = (*STAGES, "engine")
 STEP_SECONDS = 15.0
 """Longer than a busy machine holds up any step that is not stopped."""
-SLOW_STAGE = ("-m", "stageline_runtime.bench.paced_stage", "0.1", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.1", "0")
 """500 tokens of three of them take minutes, so that no answer ends before its test has disturbed it."""
 
 

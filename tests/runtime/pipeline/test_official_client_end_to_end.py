@@ -11,17 +11,17 @@ import torch
 from openai import BadRequestError, OpenAI
 from transformers import AutoModelForCausalLM
 
-from gateway_harness import MODEL, eventually, running_gateway
-from pipeline_checks import samples
-from running_group import page, running_group
+from oracles.pipeline_checks import samples
+from oracles.tiny_models import VOCAB_SIZE
+from processes.gateway_harness import MODEL, eventually, running_gateway
+from processes.running_group import page, running_group
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.health import EngineStatus
 from stageline_gateway.settings import GatewaySettings
-from stageline_runtime.engine.tokenizer import EngineTokenizer
-from tiny_models import VOCAB_SIZE
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 PROMPT = [5, 9, 100, 42, 7]
-SLOW_STAGE = ("-m", "stageline_runtime.bench.paced_stage", "0.2", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.2", "0")
 """400 tokens of two of them take more than two minutes, so that no answer ends before its client has left."""
 
 

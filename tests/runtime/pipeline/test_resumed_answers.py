@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline_checks import draw_prompts
-from running_group import RunningGroup, running_group
+from oracles.pipeline_checks import draw_prompts
+from oracles.tiny_models import VOCAB_SIZE
+from processes.running_group import RunningGroup, running_group
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
-from tiny_models import VOCAB_SIZE
 
 LETTERS = dict.fromkeys(range(3 + 64, 3 + 90), 6.0)
 """Ids of letters: what is generated is then mostly text, with broken bytes now and then."""

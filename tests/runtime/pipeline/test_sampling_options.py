@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline_checks import draw_prompts
-from running_group import running_group
+from oracles.pipeline_checks import draw_prompts
+from oracles.tiny_models import VOCAB_SIZE
+from processes.running_group import running_group
 from stageline_api.engine_http import SamplingParams
-from tiny_models import VOCAB_SIZE
 
 PENALTY = 1.7
 OPTIONS: list[dict[str, Any]] = [

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway_harness import MODEL, eventually, running_gateway
-from running_group import RunningGroup, running_group
-from span_collector import ReceivedSpan, SpanCollector, span_collector
+from processes.gateway_harness import MODEL, eventually, running_gateway
+from processes.running_group import RunningGroup, running_group
+from processes.span_collector import ReceivedSpan, SpanCollector, span_collector
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 from stageline_gateway.settings import GatewaySettings
 
@@ -22,7 +22,7 @@ CLIENT_SPAN = "00f067aa0ba902b7"
 PROMPT = tuple(range(5, 45))
 CHUNK = 16
 TOKENS = 6
-SLOW_STAGE = ("-m", "stageline_runtime.bench.paced_stage", "0.1", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.1", "0")
 """300 tokens of two of them take a minute, so that no answer ends before its group is lost."""
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from fake_hub import PAUSE_SECONDS, FakeHub, running_hub
-from pipeline_checks import draw_prompts, greedy, hugging_face_tokens
-from running_group import RunningGroup, running_group
-from sharded_models import SHARDS, shard_four_layers
-from stageline_api.model_source import parse_source
+from oracles.pipeline_checks import draw_prompts, greedy, hugging_face_tokens
+from oracles.sharded_models import SHARDS, shard_four_layers
+from oracles.tiny_models import VOCAB_SIZE, write_tiny_gemma2, write_tiny_llama
+from processes.fake_hub import PAUSE_SECONDS, FakeHub, running_hub
+from processes.running_group import RunningGroup, running_group
+from stageline_api.resource.model_source import parse_source
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
-from tiny_models import VOCAB_SIZE, write_tiny_gemma2, write_tiny_llama
 
 SOURCE = "hf://tiny/sharded"
 CUT = ({"first": 0, "last": 1}, {"first": 2, "last": 3})

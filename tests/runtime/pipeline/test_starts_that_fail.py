@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from running_group import running_group, start_process
+from oracles.tiny_models import write_tiny_llama
+from processes.running_group import running_group, start_process
 from stageline_api import env, ports
-from tiny_models import write_tiny_llama
 
 
 @pytest.fixture

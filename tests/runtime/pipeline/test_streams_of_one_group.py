@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_checks import draw_prompts, greedy, open_stream, samples, stage_samples, wait_all_counted
-from running_group import RunningGroup, page, running_group
+from oracles.pipeline_checks import draw_prompts, greedy, open_stream, samples, stage_samples, wait_all_counted
+from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
+from processes.running_group import RunningGroup, page, running_group
 from stageline_api.engine_http import SamplingParams
-from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 PROMPT = (40, 41, 42, 43)
 STAGE_COUNT = 3

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_checks import draw_prompts, greedy
-from running_group import running_group
+from oracles.pipeline_checks import draw_prompts, greedy
+from oracles.tiny_models import VOCAB_SIZE
+from processes.running_group import running_group
 from stageline_api.engine_http import SamplingParams
-from tiny_models import VOCAB_SIZE
 
 
 def test_seeded_sampling_is_the_same_at_any_stage_count_and_after_a_restart(tiny_llama: Path, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning_models import llama_70b_class, small_llama
+from oracles.planning_models import llama_70b_class, small_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.engine.sizing import MemoryShortageError, StageMemory, size_cache
-from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.engine.scheduling.cache_sizing import MemoryShortageError, StageMemory, size_cache
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning.cut import (
     CutCosts,
     NoRoomError,

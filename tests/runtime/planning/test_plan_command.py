@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from manifest_samples import manifest
+from cluster.manifest_samples import manifest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LARGE = (

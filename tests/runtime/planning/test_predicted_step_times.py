@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning_models import llama_70b_class, small_llama
+from oracles.planning_models import llama_70b_class, small_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, hardware_from_preset
 from stageline_runtime.planning.group_plan import plan_group

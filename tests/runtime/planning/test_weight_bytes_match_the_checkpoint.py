@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from planning_models import small_llama
+from oracles.planning_models import small_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.models.weights import CheckpointForm, head_name, stage_tensor_shapes
+from stageline_runtime.models.weights.stage_weights import CheckpointForm, head_name, stage_tensor_shapes
 from stageline_runtime.planning.memory import weight_bytes
 
 VARIANTS = {

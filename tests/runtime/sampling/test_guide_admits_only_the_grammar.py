@@ -10,12 +10,12 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
-from stageline_runtime.engine.tokenizer import EngineTokenizer
+from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
-from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, StepPlan
-from stageline_runtime.stage.sampling_state import SamplingState
-from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
+from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.stage.step.sampling_state import SamplingState
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, StepPlan
 from stageline_runtime.sampling.logprobs import LOWEST, RawLogprobs
-from stageline_runtime.stage.sampling_state import SamplingState
+from stageline_runtime.stage.step.sampling_state import SamplingState
 
 VOCAB_SIZE = 50
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from stageline_runtime.messages import RowSampling
+from stageline_runtime.plan_bus.messages import RowSampling
 from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
 from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
 from stageline_runtime.sampling.sampler import SamplingRow, sample

@@ -2,8 +2,8 @@
 
 import torch
 
-from stageline_runtime.messages import PlanRow, RowSampling, SlotFill, StepPlan
-from stageline_runtime.stage.sampling_state import SamplingState
+from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.stage.step.sampling_state import SamplingState
 
 VOCAB_SIZE = 16
 _LOGITS = torch.arange(VOCAB_SIZE, 0, -1, dtype=torch.float32)[None]

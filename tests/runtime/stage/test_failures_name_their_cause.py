@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from stageline_api.failures import FailureClass
-from stageline_runtime.bus import BusClosedError, BusProtocolError
-from stageline_runtime.messages import GroupFailed
-from stageline_runtime.models.checkpoint import WeightsError
+from stageline_runtime.models.weights.checkpoint import WeightsError
+from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError
+from stageline_runtime.plan_bus.messages import GroupFailed
 from stageline_runtime.stage.failures import allocation_failure, as_failure, group_failure
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import PeerLostError

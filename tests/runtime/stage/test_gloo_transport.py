@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from free_ports import free_port
-from stageline_runtime.messages import TransportKind
+from processes.free_ports import free_port
+from processes.transport_ends import transport_contract
+from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.transport.point_to_point import FEEDBACK_RING, MAX_TAG, SEND_RING, PointToPointTransport
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, WireSizes
 from stageline_runtime.transport.rendezvous import join
-from transport_ends import transport_contract
 
 HIDDEN_SIZE = 8
 

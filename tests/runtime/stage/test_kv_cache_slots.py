@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.messages import PlanRow
-from stageline_runtime.models.attention_batch import AttentionBatch, CacheShape, build_attention_batch
-from stageline_runtime.models.kv_cache import KvCache
+from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
+from stageline_runtime.models.cpu.kv_cache import KvCache
+from stageline_runtime.plan_bus.messages import PlanRow
 
 SLOT_TOKENS = 64
 NUM_HEADS = 2

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from simulated_pipeline import GREEDY
-from stageline_runtime.messages import PlanRow, SlotFill, StepPlan
-from stageline_runtime.stage.slot_tokens import SlotTokens
+from oracles.simulated_pipeline import GREEDY
+from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
 
 
 def plan(seq: int, *slots: tuple[int, int], posted: bool = True, padded_tokens: int = 4) -> StepPlan:

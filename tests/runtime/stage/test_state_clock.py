@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.stage.clock import IDLE, BusyKind, State, StateClock, WaitReason
+from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, State, StateClock, WaitReason
 
 STATES: list[State] = [*BusyKind, *WaitReason, IDLE]
 

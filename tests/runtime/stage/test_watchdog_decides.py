@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 
 from stageline_api.failures import FailureClass
-from stageline_runtime.stage.watchdog import ENGINE_GRACE_SECONDS, Watchdog
+from stageline_runtime.stage.telemetry.watchdog import ENGINE_GRACE_SECONDS, Watchdog
 from stageline_runtime.termination import RuntimeFailure
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_models import write_tiny_llama
+from oracles.tiny_models import write_tiny_llama
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.engine.link_latency import LinkLatency
-from stageline_runtime.engine.stage_clocks import (
+from stageline_runtime.engine.group.link_latency import LinkLatency
+from stageline_runtime.engine.group.stage_clocks import (
     KEPT_EXCHANGES,
     LOST_NANOSECONDS,
     PING_NANOSECONDS,
     StageClocks,
     exchange,
 )
-from stageline_runtime.messages import PlanMoments, Pong
+from stageline_runtime.plan_bus.messages import PlanMoments, Pong
 
 NANOSECONDS = st.integers(0, 10**10)
 

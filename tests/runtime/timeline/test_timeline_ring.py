@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_api.timeline import TimelineStep
-from stageline_runtime.stage.buckets import BucketCounts
-from stageline_runtime.stage.clock import IDLE, BusyKind, State, StateClock, WaitReason
-from stageline_runtime.stage.progress import StageProgress
-from stageline_runtime.stage.timeline import MAX_MARKS, PAGE_STEPS, StepRecord, Timeline, state_name
+from oracles.timeline_samples import plan
+from stageline_api.telemetry.timeline import TimelineStep
+from stageline_runtime.stage.telemetry.histogram import BucketCounts
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, State, StateClock, WaitReason
+from stageline_runtime.stage.telemetry.timeline import MAX_MARKS, PAGE_STEPS, StepRecord, Timeline, state_name
 from stageline_runtime.trace.lanes import StageTimeline, common_window
 from stageline_runtime.trace.summary import StageSummary, summarize
-from timeline_samples import plan
 
 STATES: list[State] = [*BusyKind, *WaitReason, IDLE]
 

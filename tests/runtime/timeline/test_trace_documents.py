@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oracles.timeline_samples import step, two_stages
 from stageline_runtime.trace.lanes import (
     Arrow,
     ArrowKind,
@@ -21,7 +22,6 @@ from stageline_runtime.trace.lanes import (
 from stageline_runtime.trace.perfetto import perfetto_json
 from stageline_runtime.trace.picture import busiest_window, draw_timeline, merged
 from stageline_runtime.trace.summary import summarize, summary_lines
-from timeline_samples import step, two_stages
 
 MS = 1_000_000
 

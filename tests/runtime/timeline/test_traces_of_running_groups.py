@@ -12,14 +12,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline_checks import wait_all_counted
-from running_group import RunningGroup, page, running_group
+from oracles.pipeline_checks import wait_all_counted
+from processes.running_group import RunningGroup, page, running_group
 from stageline_api import ports
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.engine_http import SamplingParams
-from stageline_api.timeline import GroupClocks, TimelineStep
-from stageline_local.endpoints_file import write_endpoints
-from stageline_local.instance import Instance
+from stageline_api.telemetry.timeline import GroupClocks, TimelineStep
+from stageline_local.session.endpoints_file import write_endpoints
+from stageline_local.session.instance import Instance
 from stageline_runtime.trace.collect import collect
 from stageline_runtime.trace.lanes import ArrowKind, StageTimeline, arrows, common_window
 from stageline_runtime.trace.summary import summarize

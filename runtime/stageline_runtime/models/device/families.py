@@ -5,12 +5,12 @@ from pathlib import Path
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.model_config import ModelConfig
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
 from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
 from stageline_runtime.models.protocol import ModelBuilder
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import Progress
+from stageline_runtime.models.weights.stage_weights import Progress
 from stageline_runtime.termination import RuntimeFailure
 
 

@@ -5,7 +5,7 @@ Eager runs, piecewise graphs and full graphs call the same methods on the same t
 
 import torch
 
-from stageline_runtime.models.decoder_layer import LayerParts
+from stageline_runtime.models.cpu.decoder_layer import LayerParts
 from stageline_runtime.models.device.attention import DeviceAttention, DeviceRows
 from stageline_runtime.models.rotary import RotaryTable
 

@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.graphs.device_graphs import DeviceGraphs, step_sizes
 from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
-from stageline_runtime.kv_blocks import BLOCK_TOKENS, blocks_of
-from stageline_runtime.messages import GraphMode, StepPlan
-from stageline_runtime.model_config import ModelConfig
-from stageline_runtime.models.decoder import layer_windows
-from stageline_runtime.models.decoder_layer import LayerParts
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.cpu.decoder import layer_windows
+from stageline_runtime.models.cpu.decoder_layer import LayerParts
+from stageline_runtime.models.cpu.output_head import OutputHead
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention, TritonAttention
 from stageline_runtime.models.device.block_tables import BlockTables
 from stageline_runtime.models.device.layers import DeviceLayers
 from stageline_runtime.models.device.step_rows import CacheBounds, StepRows, build_step_rows
 from stageline_runtime.models.device.step_table import StepTable
-from stageline_runtime.models.output_head import OutputHead
 from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights import Progress, StageWeights
+from stageline_runtime.models.weights.stage_weights import Progress, StageWeights
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 
 
 class DeviceStage:

@@ -8,7 +8,7 @@ on the padded size alone, which is what a captured graph needs.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stageline_runtime.messages import GraphMode, PlanRow
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow
 
 PADDING_SLOT = -1
 Token = tuple[int, int]

@@ -1,0 +1,1 @@
+"""What counting, tracing and timelines cost the processes that do them."""

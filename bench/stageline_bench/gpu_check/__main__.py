@@ -1,0 +1,86 @@
+"""`python -m stageline_bench.gpu_check [--page docs/gpu.md]`: what `make gpu-check` runs.
+
+Without a CUDA device it says so, says how to get one, and ends well: that nothing was shown is in docs/gpu.md.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from stageline_api.errors import UserError
+from stageline_bench.gpu_check.page import render, update_page
+from stageline_bench.gpu_check.sections import Section, exit_code, run_sections
+
+HOW_TO_GET_ONE = (
+    "run it on a machine or in a pod with an NVIDIA GPU (resources nvidia.com/gpu: 1); where torch with CUDA is "
+    "installed already, GPU_PYTHON=python3 make gpu-check uses it"
+)
+
+
+def sections(directory: Path) -> tuple[Section, ...]:
+    """All parts; nothing of a device is touched before one runs."""
+    from stageline_bench.gpu_check.device_parts import DeviceParts
+    from stageline_bench.gpu_check.group_parts import GroupParts
+
+    device, groups = DeviceParts(directory), GroupParts(directory)
+    parts = (
+        ("device", "which hardware and software", device.facts),
+        ("attention kernels", "Triton's kernels equal plain torch on the GPU", device.attention),
+        ("layers", "a stage's tokens on the GPU equal the CPU's", device.layers),
+        ("graphs", "captured layers give the eager tokens, replay after replay", device.graphs),
+        ("memory", "a device that is full says how much was missing", device.shortage),
+        ("NCCL", "NCCL starts", device.nccl),
+        ("two stages on one device", "staged transport, plans in flight, deferred results", groups.staged),
+        ("two stages on two devices", "the NCCL transport", groups.nccl),
+        ("throughput", "captured against eager", groups.throughput),
+    )
+    return tuple(Section(name=name, shows=shows, run=run) for name, shows, run in parts)
+
+
+def no_device() -> str | None:
+    """Why nothing can be checked here; None where a device is visible."""
+    try:
+        import torch
+    except ImportError:
+        return f"{sys.executable} has no torch"
+    if torch.cuda.is_available():
+        return None
+    built = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
+    return f"no CUDA device is visible (torch {torch.__version__}, built {built})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run every part; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="gpu-check", description="Show on a GPU what no test on a CPU can.")
+    parser.add_argument("--page", type=Path, help="the page whose table is written anew")
+    options = parser.parse_args(arguments)
+    reason = no_device()
+    if reason is not None:
+        _say(f"gpu-check: skipped: {reason}; {HOW_TO_GET_ONE}")
+        return 0
+    os.environ["TRITON_INTERPRET"] = "0"
+    with tempfile.TemporaryDirectory(prefix="stageline-gpu-check-") as directory:
+        outcomes = run_sections(sections(Path(directory)), _say)
+    header = f"{date.today().isoformat()}, Python {platform.python_version()}, {os.cpu_count()} cores."
+    table = render(outcomes, header)
+    _say(table)
+    if options.page is not None:
+        try:
+            update_page(options.page, table)
+        except (UserError, OSError) as error:
+            _say(f"gpu-check: {error}")
+            return 1
+    return exit_code(outcomes)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - the program's answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The parts of the check that one process does: kernels, layers, captured graphs, memory, NCCL's start."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from stageline_bench.gpu_check.attention_cases import TOLERANCE, cases, run
+from stageline_bench.gpu_check.one_stage import Answers, draw_prompts, whole_model
+from stageline_bench.gpu_check.random_model import SMALL, write_random_model
+from stageline_bench.gpu_check.sections import CheckFailedError, Figures
+from stageline_runtime.accelerator.cuda import CudaAccelerator
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.graphs.padding import decode_sizes
+from stageline_runtime.graphs.protocol import CaptureSizes
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.cpu.decoder import build_stage_model
+from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
+from stageline_runtime.models.device.families import device_builder
+from stageline_runtime.plan_bus.messages import GraphMode
+from stageline_runtime.stage.failures import device_memory_failure
+from stageline_runtime.transport.nccl_link import operation_error
+
+NUM_PROMPTS = 6
+NUM_TOKENS = 24
+MOST_DIFFERENT_SHARE = 0.02
+"""CPU and GPU round differently; with random weights, two logits are sometimes closer than that."""
+
+
+class DeviceParts:
+    """One device and a small model in `directory`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        accelerator: Accelerator | None = None,
+        attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
+    ) -> None:
+        """`accelerator` None takes the first CUDA device, `attention` None the Triton kernels."""
+        self._directory = directory
+        self._accelerator = accelerator
+        self._attention = attention
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The device, taken when it is first needed."""
+        if self._accelerator is None:
+            self._accelerator = CudaAccelerator()
+        return self._accelerator
+
+    def facts(self) -> Figures:
+        """What the device and the software are."""
+        import triton
+
+        free = self.accelerator.available_bytes()
+        return {
+            "device": self.accelerator.identity(),
+            "processors": str(self.accelerator.num_processors),
+            "free": f"{free >> 30} GiB",
+            "torch": torch.__version__,
+            "CUDA": str(torch.version.cuda),
+            "triton": triton.__version__,
+        }
+
+    def attention(self) -> Figures:
+        """Every case of the kernels on the device."""
+        results = [run(case, self.accelerator.device) for case in cases()]
+        wrong = [
+            result
+            for result in results
+            if not (result["error"] <= TOLERANCE[result["case"]["dtype"]] and result["same_cache"])
+        ]
+        if wrong:
+            raise CheckFailedError(f"{len(wrong)} of {len(results)} cases differ from plain torch, first {wrong[0]}")
+        largest: dict[str, float] = {}
+        for result in results:
+            dtype = result["case"]["dtype"]
+            largest[dtype] = max(largest.get(dtype, 0.0), result["error"])
+        return {"cases": str(len(results))} | {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
+
+    def layers(self) -> Figures:
+        """The device's stage against the CPU's, eagerly, token by token."""
+        model_dir = self._small_model()
+        config = read_model_config(model_dir)
+        shape = whole_model(config, NUM_PROMPTS, torch.float32)
+        prompts = draw_prompts(NUM_PROMPTS, config.vocab_size)
+        on_cpu = build_stage_model(model_dir, config, shape, _quiet)
+        expected = Answers(on_cpu, GraphMode.OFF, None).greedy(prompts, NUM_TOKENS)
+        on_device = device_builder(self.accelerator, self._attention)(model_dir, config, shape, _quiet)
+        actual = Answers(on_device, GraphMode.OFF, self.accelerator).greedy(prompts, NUM_TOKENS)
+        first = [_agreement(one, other) for one, other in zip(expected, actual, strict=True)]
+        if min(first) < NUM_TOKENS and sum(first) < (1 - MOST_DIFFERENT_SHARE) * NUM_TOKENS * NUM_PROMPTS:
+            raise CheckFailedError(f"tokens equal to the CPU's before the first other one, by prompt: {first}")
+        return {"tokens equal to the CPU's": f"{sum(first)} of {NUM_TOKENS * NUM_PROMPTS}"}
+
+    def graphs(self) -> Figures:
+        """Captured and eager runs of one stage give the same tokens; what a capture makes and costs."""
+        model_dir = self._small_model()
+        config = read_model_config(model_dir)
+        shape = whole_model(config, NUM_PROMPTS, torch.float32)
+        prompts = draw_prompts(NUM_PROMPTS, config.vocab_size)
+        build = device_builder(self.accelerator, self._attention)
+        eager = Answers(build(model_dir, config, shape, _quiet), GraphMode.OFF, self.accelerator)
+        expected = eager.greedy(prompts, NUM_TOKENS)
+        figures: Figures = {}
+        for mode in (GraphMode.PIECEWISE, GraphMode.FULL):
+            model = build(model_dir, config, shape, _quiet)
+            sizes = CaptureSizes(decode=decode_sizes(NUM_PROMPTS), step=(shape.max_step_tokens,))
+            report = model.capture_graphs(mode, sizes, self._directory, lambda _message: None)  # type: ignore[attr-defined]
+            answers = Answers(model, mode, self.accelerator)
+            for attempt in ("first", "second"):
+                if (actual := answers.greedy(prompts, NUM_TOKENS)) != expected:
+                    counts = Counter(_agreement(one, other) for one, other in zip(expected, actual, strict=True))
+                    raise CheckFailedError(f"{mode}, {attempt} run: equal tokens before the first other one {counts}")
+            size = report.memory_bytes >> 20
+            figures[f"{mode}"] = f"{report.graphs} graphs in {report.seconds:.1f} s, {size} MiB"
+        return figures
+
+    def shortage(self) -> Figures:
+        """A device without room says how much was missing."""
+        wanted = self.accelerator.available_bytes() * 2
+        try:
+            torch.empty(wanted, dtype=torch.uint8, device=self.accelerator.device)
+        except torch.OutOfMemoryError as error:
+            detail = device_memory_failure(error, "load").detail
+            if "MiB of device memory are missing" not in detail:
+                raise CheckFailedError(f"torch's words are not understood: {detail}") from error
+            return {"said": detail.partition(";")[0]}
+        raise CheckFailedError(f"{wanted} bytes were given by a device that has half of them")
+
+    def nccl(self) -> Figures:
+        """NCCL starts, for a communicator of one rank, and says of an operation that it went well."""
+        from torch._C._distributed_c10d import HashStore, ProcessGroupNCCL
+
+        group: Any = ProcessGroupNCCL(HashStore(), 0, 1, ProcessGroupNCCL.Options())
+        tensor = torch.full((4,), 3.0, device=self.accelerator.device)
+        work = group.allreduce([tensor])
+        work.wait()
+        if tensor.tolist() != [3.0] * 4:
+            raise CheckFailedError(f"a sum over one rank changed its tensor: {tensor.tolist()}")
+        if (error := operation_error(group, work)) is not None:
+            raise CheckFailedError(f"a sum that went well is said to have failed: {error}")
+        group.abort()
+        return {"version": ".".join(map(str, cast(Any, torch.cuda.nccl).version()))}
+
+    def _small_model(self) -> Path:
+        directory = self._directory / "small"
+        if not (directory / "model.safetensors").exists():
+            write_random_model(directory, SMALL, torch.device("cpu"))
+        return directory
+
+
+def _agreement(one: list[int], other: list[int]) -> int:
+    """Tokens before the first that differs."""
+    return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+def _quiet(_loaded_bytes: int, _total_bytes: int) -> None:
+    pass

@@ -1,0 +1,96 @@
+"""The parts of the check that whole groups do: stages in processes of their own, plans from the real engine core."""
+
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from stageline_bench.gpu_check.random_model import LARGE, SMALL, write_random_model
+from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
+from stageline_bench.runtime.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.figures import RoundReport
+from stageline_bench.runtime.workload import Workload
+
+SAME_TOKENS = Workload(name="same tokens", requests=8, input_tokens=40, output_tokens=32)
+THROUGHPUT = Workload(name="throughput", requests=64, input_tokens=32, output_tokens=128)
+ROUNDS = 3
+PR_35162_RATIO = 1.66
+"""vLLM's pull request 35162: captured against eager at P = 2."""
+
+
+class GroupParts:
+    """Groups on the first device, or on one device for each stage."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started = 0
+
+    def staged(self) -> Figures:
+        """Two stages on one device, over pinned memory and gloo: one stage's tokens, eager and captured."""
+        return self._same_tokens(("0", "0"))
+
+    def nccl(self) -> Figures:
+        """Two stages on a device each, over NCCL: the tokens of one stage."""
+        count = torch.cuda.device_count()
+        if count < 2:
+            raise SkipSectionError(f"needs two devices, {count} is there")
+        return self._same_tokens(("0", "1"))
+
+    def throughput(self) -> Figures:
+        """Captured against eager, at P = 1 and P = 2 on one device; the median of interleaved rounds' ratios."""
+        model_dir = self._model("large")
+        figures: Figures = {}
+        for stages in (1, 2):
+            shapes = {graphs: self._shape(("0",) * stages, graphs, "bfloat16") for graphs in ("off", "full")}
+            rates = {graphs: self._rates(shape, model_dir) for graphs, shape in shapes.items()}
+            eager, captured = median(rates["off"]), median(rates["full"])
+            figures[f"P = {stages}"] = (
+                f"eager {eager:.0f} tok/s, captured {captured:.0f} tok/s, {captured / eager:.2f} x "
+                f"(rounds {_spread(rates['off'])} and {_spread(rates['full'])})"
+            )
+        return figures | {"vLLM's PR 35162 at P = 2": f"{PR_35162_RATIO} x (two B200, another model)"}
+
+    def _rates(self, shape: GroupShape, model_dir: Path) -> list[float]:
+        with bench_group(shape, model_dir, self._folder()) as group:
+            group.run(THROUGHPUT)
+            return [group.run(THROUGHPUT.with_seed(seed)).tokens_per_second for seed in range(ROUNDS)]
+
+    def _same_tokens(self, devices: tuple[str, ...]) -> Figures:
+        model_dir = self._model("small")
+        expected = self._round(self._shape(devices[:1], "off", "float32"), model_dir).outputs
+        for graphs in ("off", "piecewise", "full"):
+            outputs = self._round(self._shape(devices, graphs, "float32"), model_dir).outputs
+            equal = sum(one == other for one, other in zip(expected, outputs, strict=True))
+            if equal < len(expected):
+                raise CheckFailedError(f"graphs {graphs}: only {equal} of {len(expected)} answers equal one stage's")
+        return {"answers equal to one stage's": f"{len(expected)} of {len(expected)}, graphs off, piecewise and full"}
+
+    def _round(self, shape: GroupShape, model_dir: Path) -> RoundReport:
+        with bench_group(shape, model_dir, self._folder()) as group:
+            return group.run(SAME_TOKENS)
+
+    def _shape(self, devices: tuple[str, ...], graphs: str, dtype: str) -> GroupShape:
+        return GroupShape(
+            name=f"P = {len(devices)}, graphs {graphs}",
+            stage_cores=tuple(range(len(devices))),
+            dtype=dtype,
+            max_model_len=256,
+            graphs=graphs,
+            device="cuda",
+            visible_devices=devices,
+        )
+
+    def _model(self, name: str) -> Path:
+        directory = self._directory / name
+        if not (directory / "model.safetensors").exists():
+            sizes, device = {"small": (SMALL, "cpu"), "large": (LARGE, "cuda")}[name]
+            write_random_model(directory, sizes, torch.device(device))
+        return directory
+
+    def _folder(self) -> Path:
+        self._started += 1
+        return self._directory / f"group-{self._started}"
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{min(rates):.0f} to {max(rates):.0f}"

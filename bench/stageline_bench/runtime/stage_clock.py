@@ -1,0 +1,96 @@
+"""A stage's state clock as read from outside, and what two readings say about the time between them. Pure.
+
+Idle seconds (no request unfinished anywhere) are left out of every figure but wall: a window is what lies between.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, ConfigDict
+
+from stageline_runtime import metric_names as names
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
+
+
+class StageSeconds(BaseModel):
+    """Seconds by state, and steps, of one stage: since its start, or in a window."""
+
+    model_config = ConfigDict(frozen=True)
+
+    busy: dict[str, float]
+    wait: dict[str, float]
+    idle: float
+    wall: float
+    steps: float
+
+    def since(self, before: "StageSeconds") -> "StageSeconds":
+        """What was added after `before`."""
+        return StageSeconds(
+            busy={kind: seconds - before.busy.get(kind, 0.0) for kind, seconds in self.busy.items()},
+            wait={reason: seconds - before.wait.get(reason, 0.0) for reason, seconds in self.wait.items()},
+            idle=self.idle - before.idle,
+            wall=self.wall - before.wall,
+            steps=self.steps - before.steps,
+        )
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of compute, dummy plans included."""
+        return sum(self.busy.values())
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds of waiting while work was outstanding."""
+        return sum(self.wait.values())
+
+    @property
+    def active_seconds(self) -> float:
+        """Seconds in which work was outstanding."""
+        return self.busy_seconds + self.wait_seconds
+
+
+def parse_stage_seconds(exposition: str) -> StageSeconds:
+    """One stage's metrics page as `StageSeconds`."""
+    by_name: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            label = sample.labels.get("kind") or sample.labels.get("reason") or ""
+            by_name.setdefault(family.name, {})[label] = sample.value
+    return StageSeconds(
+        busy=by_name[names.STAGE_BUSY.family],
+        wait=by_name[names.STAGE_WAIT.family],
+        idle=by_name[names.STAGE_IDLE.family][""],
+        wall=by_name[names.STAGE_WALL.family][""],
+        steps=sum(by_name[names.STAGE_STEPS.family].values()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFigures:
+    """How well a pipeline was kept busy in a window."""
+
+    bubble_ratio: float
+    """(wait + dummy) / (busy + wait), over all stages."""
+    bottleneck_share: float
+    """Busy seconds of the busiest stage / the window."""
+    imbalance: float
+    """Busy seconds of the busiest stage / the mean over the stages."""
+    host_seconds_per_step: float
+    """The largest over the stages of: seconds in which inputs were there and compute had not started, per step."""
+    clock_error: float
+    """The largest |busy + wait + idle - wall| / wall over the stages; states tile time when it is 0."""
+
+
+def pipeline_figures(windows: Sequence[StageSeconds]) -> PipelineFigures:
+    """Figures of one window, measured on every stage. Each stage's window must hold some work."""
+    busy = [window.busy_seconds for window in windows]
+    dummy = sum(window.busy.get(BusyKind.DUMMY, 0.0) for window in windows)
+    waits = sum(window.wait_seconds for window in windows)
+    return PipelineFigures(
+        bubble_ratio=(waits + dummy) / (sum(busy) + waits),
+        bottleneck_share=max(busy) / max(window.active_seconds for window in windows),
+        imbalance=max(busy) * len(busy) / sum(busy),
+        host_seconds_per_step=max(window.wait.get(WaitReason.HOST, 0.0) / window.steps for window in windows),
+        clock_error=max(abs(one.active_seconds + one.idle - one.wall) / one.wall for one in windows),
+    )

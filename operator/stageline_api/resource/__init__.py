@@ -1,0 +1,1 @@
+"""The types of the PipelineModel: `metadata`, `spec`, `status`, and every default, bound and rule between fields."""

@@ -1,0 +1,240 @@
+"""The PipelineModel: one model, its cut into stages, and how many copies of the pipeline to run.
+
+Only what is built is accepted. `PipelineModel.model_validate(mapping)` reads a manifest, as
+`manifest_loader.load_manifests` does for files; rules that span fields are checked once every field is well formed.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from stageline_api.resource import layer_ranges
+from stageline_api.resource import metadata as spec_metadata
+from stageline_api.resource.base import SpecBase, cel, cel_extra
+from stageline_api.resource.engine import MOST_STAGES, EngineSpec, ParallelismSpec
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.metadata import Metadata
+from stageline_api.resource.model import ModelSpec
+from stageline_api.resource.placement import NetworkSpec, PlacementSpec
+from stageline_api.resource.pod import StageSpec
+from stageline_api.resource.policy import RestartSpec, TimeoutsSpec
+from stageline_api.resource.recorded_status import read_status
+from stageline_api.resource.rollout import RolloutSpec
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.template import TemplateSpec
+from stageline_api.runtime_config import LayerRange
+
+GROUP: Final = "stageline.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "stageline.dev/v1alpha1"
+KIND: Final = "PipelineModel"
+PLURAL: Final = "pipelinemodels"
+SHORT_NAME: Final = "plm"
+
+_GRACE_AFTER_DRAIN_SECONDS: Final = 15
+
+_STAGES_RULES: Final = (
+    cel(
+        "!has(self.stages) || size(self.stages) == 0 || size(self.stages) == self.parallelism.pipeline",
+        "must have one entry for each stage of parallelism.pipeline",
+        ".stages",
+    ),
+    cel(
+        "!has(self.stages) || self.stages.all(s, has(s.layers)) || self.stages.all(s, !has(s.layers))",
+        "when one stage gives layers, every stage must",
+        ".stages",
+    ),
+    # Each stage starts where the one before ended: [0, ends...] and [starts..., last end] are then the same list.
+    cel(
+        "!has(self.stages) || size(self.stages) == 0 || !self.stages.all(s, has(s.layers)) || "
+        "[0] + self.stages.map(s, int(s.layers.split('-')[1]) + 1) == self.stages.map(s, int(s.layers.split('-')[0])) "
+        "+ [int(self.stages[size(self.stages) - 1].layers.split('-')[1]) + 1]",
+        "layers must start at 0 and follow on from stage to stage, without an overlap or a missing layer",
+        ".stages",
+    ),
+    cel(
+        "!has(self.stages) || self.stages.all(s, !has(s.layers) || "
+        "int(s.layers.split('-')[0]) <= int(s.layers.split('-')[1]))",
+        "the first layer of a range must not be above its last",
+        ".stages",
+    ),
+    cel(
+        "self.engine.maxNumBatchedTokens >= self.engine.maxNumSeqs",
+        "must be at least engine.maxNumSeqs",
+        ".engine.maxNumBatchedTokens",
+    ),
+    cel(
+        "!has(self.template.terminationGracePeriodSeconds) || "
+        "self.template.terminationGracePeriodSeconds >= self.timeouts.drainSeconds",
+        "must be at least timeouts.drainSeconds",
+        ".template.terminationGracePeriodSeconds",
+    ),
+)
+
+
+class PipelineModelSpec(SpecBase):
+    """What a person wants."""
+
+    model: ModelSpec = Field(description="Which model to serve, where it comes from and where it is cached. Required.")
+    engine: EngineSpec = Field(default=EngineSpec(), description="How the model is run: precision, lengths, batch.")
+    parallelism: ParallelismSpec = Field(
+        default=ParallelismSpec(), description="How one group divides the model. By default one stage holds all of it."
+    )
+    stages: Annotated[tuple[StageSpec, ...], Field(strict=False)] = Field(
+        default=(),
+        max_length=MOST_STAGES,
+        description=(
+            "What differs between stages, in pipeline order. By default all are alike and the engine cuts the layers. "
+            "When given, its length must equal `parallelism.pipeline`."
+        ),
+    )
+    template: TemplateSpec = Field(default=TemplateSpec(), description="What all stage pods have in common.")
+    placement: PlacementSpec = Field(default=PlacementSpec(), description="Which nodes the stages of one group share.")
+    network: NetworkSpec = Field(default=NetworkSpec(), description="The network between stages.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description=(
+            "Number of groups: whole copies of the pipeline, each of `parallelism.pipeline` pods, that share the "
+            "requests. Default 1, between 1 and 64. `kubectl scale` sets it."
+        ),
+    )
+    suspend: bool = Field(
+        default=False,
+        description=(
+            "Drains and removes all groups and keeps the rest, until it is false again. Default false. What was "
+            "downloaded stays where a cache outlives its pods."
+        ),
+    )
+    rollout: RolloutSpec = Field(
+        default=RolloutSpec(), description="How a change of the template reaches the groups, in whole groups."
+    )
+    restart: RestartSpec = Field(
+        default=RestartSpec(), description="How often and how soon a failed group is replaced."
+    )
+    timeouts: TimeoutsSpec = Field(
+        default=TimeoutsSpec(), description="How long each phase may take before it counts as failed."
+    )
+
+    model_config = ConfigDict(json_schema_extra=cel_extra(*_STAGES_RULES))
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "PipelineModelSpec":
+        problems = spec_problems(self)
+        if problems:
+            summary = "; ".join(str(problem) for problem in problems)
+            raise PydanticCustomError("fields_disagree", "{summary}", {"problems": problems, "summary": summary})
+        return self
+
+    @property
+    def stage_layers(self) -> tuple[LayerRange, ...] | None:
+        """The explicit cut, one range for each stage, or None where the engine cuts."""
+        ranges = tuple(each for stage in self.stages if (each := stage.layer_range) is not None)
+        return ranges or None
+
+
+def _recorded(status: object) -> object:
+    """A file may hold the status of another version (`kubectl get -o yaml`), which is no fault of its spec."""
+    return read_status(status) if isinstance(status, dict) else status
+
+
+class PipelineModel(SpecBase):
+    """The custom resource."""
+
+    api_version: Literal["stageline.dev/v1alpha1"]
+    kind: Literal["PipelineModel"]
+    metadata: Metadata
+    spec: PipelineModelSpec
+    status: Annotated[PipelineModelStatus | None, Field(strict=False), BeforeValidator(_recorded)] = None
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(
+            cel(
+                f"size(self.metadata.name) <= {spec_metadata.LONGEST_NAME}",
+                f"metadata.name {spec_metadata.LENGTH_RULE}",
+            ),
+            cel(
+                f"self.metadata.name.matches('{spec_metadata.NAME_PATTERN}')",
+                f"metadata.name {spec_metadata.NAME_RULE}",
+            ),
+        )
+    )
+
+    @property
+    def name(self) -> str:
+        """`metadata.name`."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """`metadata.namespace`, `default` when none is given."""
+        return self.metadata.namespace
+
+    @property
+    def served_name(self) -> str:
+        """Name that clients put in a request's `model`."""
+        return self.spec.model.served_name or self.metadata.name
+
+    @property
+    def termination_grace_period_seconds(self) -> int:
+        """How long a stage pod may take to end: what the template says, or the drain time and a margin."""
+        given = self.spec.template.termination_grace_period_seconds
+        return self.spec.timeouts.drain_seconds + _GRACE_AFTER_DRAIN_SECONDS if given is None else given
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The resource as JSON values under Kubernetes' names, defaults filled in, without what is not set."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
+    """What is wrong between the fields of a spec whose fields are each well formed."""
+    problems: list[FieldProblem] = []
+    stage_count = spec.parallelism.pipeline
+    if spec.stages and len(spec.stages) != stage_count:
+        rule = (
+            f"has {len(spec.stages)} entries but parallelism.pipeline is {stage_count}: give one entry for each stage"
+        )
+        problems.append(FieldProblem(path="spec.stages", rule=rule))
+    for index, rule in layer_ranges.range_problems([stage.layer_range for stage in spec.stages]):
+        problems.append(_layers_problem(spec, index, rule))
+    if (most := spec.engine.max_num_batched_tokens) < (requests := spec.engine.max_num_seqs):
+        rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
+        problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
+    grace = spec.template.termination_grace_period_seconds
+    if grace is not None and grace < spec.timeouts.drain_seconds:
+        rule = f"must be at least timeouts.drainSeconds, which is {spec.timeouts.drain_seconds}"
+        path = "spec.template.terminationGracePeriodSeconds"
+        problems.append(FieldProblem(path=path, value=str(grace), rule=rule))
+    return problems
+
+
+def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int) -> list[FieldProblem]:
+    """What a spec asks for and its model can't give: of `num_layers` layers, and `context_length` tokens at most."""
+    problems = check_cut(spec, num_layers)
+    asked = spec.engine.max_model_len
+    if asked is not None and asked > context_length:
+        rule = f"must be at most {context_length}, the model's context length"
+        problems.append(FieldProblem(path="spec.engine.maxModelLen", value=str(asked), rule=rule))
+    return problems
+
+
+def check_cut(spec: PipelineModelSpec, num_layers: int) -> list[FieldProblem]:
+    """What is wrong with the cut for a model of `num_layers` layers; empty when it fits."""
+    problems: list[FieldProblem] = []
+    stage_count = spec.parallelism.pipeline
+    if stage_count > num_layers:
+        rule = f"must be at most {num_layers}, the model's number of layers"
+        problems.append(FieldProblem(path="spec.parallelism.pipeline", value=str(stage_count), rule=rule))
+    if spec.stage_layers is not None:
+        end_rule = layer_ranges.end_problem(spec.stage_layers[-1].last, num_layers)
+        if end_rule is not None:
+            problems.append(_layers_problem(spec, len(spec.stages) - 1, end_rule))
+    return problems
+
+
+def _layers_problem(spec: PipelineModelSpec, index: int, rule: str) -> FieldProblem:
+    layers = spec.stages[index].layers
+    value = None if layers is None else show_value(layers)
+    return FieldProblem(path=f"spec.stages[{index}].layers", value=value, rule=rule)

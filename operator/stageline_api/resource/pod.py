@@ -1,0 +1,148 @@
+"""The parts of a stage pod that a person may set, and `spec.stages[]`: what differs for one stage."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from stageline_api import env as contract
+from stageline_api.resource.base import Quantity, ShortText, SpecBase, cel, cel_extra, check_pattern
+from stageline_api.resource.layer_ranges import LAYERS_PATTERN, parse_layer_range
+from stageline_api.runtime_config import LayerRange
+
+ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+RESERVED_ENV: Final = frozenset(
+    {
+        contract.MASTER_ADDR,
+        contract.MASTER_PORT,
+        contract.RANK,
+        contract.WORLD_SIZE,
+        contract.LWS_LEADER_ADDRESS,
+        contract.LWS_GROUP_SIZE,
+        contract.LWS_WORKER_INDEX,
+        contract.HF_TOKEN,
+    }
+)
+"""Variables of the pod contract; everything that starts with STAGELINE_ is reserved too."""
+
+_RESERVED_RULE: Final = "is set by Stageline itself"
+_RESERVED_LIST: Final = ", ".join(f"'{name}'" for name in sorted(RESERVED_ENV))
+
+
+def _layers(text: str) -> str:
+    parse_layer_range(text)
+    return text
+
+
+def _env_name(name: str) -> str:
+    rule = "must be a name for an environment variable: letters, digits and _, not starting with a digit"
+    check_pattern(name, ENV_NAME_PATTERN, rule)
+    if name in RESERVED_ENV or name.startswith("STAGELINE_"):
+        raise ValueError(_RESERVED_RULE)
+    return name
+
+
+def unique_env(variables: "tuple[EnvVar, ...]") -> "tuple[EnvVar, ...]":
+    """Return the variables, or raise ValueError naming those given twice."""
+    names = [variable.name for variable in variables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} given more than once")
+    return variables
+
+
+class ResourcesSpec(SpecBase):
+    """Requests and limits of a stage's main container, in Kubernetes' notation."""
+
+    requests: dict[ShortText, Quantity] = Field(
+        default={},
+        max_length=16,
+        description="What a stage asks of its node, by resource name, as in `cpu: 4, memory: 8Gi`. Default: nothing.",
+    )
+    limits: dict[ShortText, Quantity] = Field(
+        default={},
+        max_length=16,
+        description=(
+            "What a stage may use at most, by resource name. Default: no limit. Devices such as `nvidia.com/gpu` "
+            "belong here; a memory limit below weights plus KV cache ends in an out-of-memory kill."
+        ),
+    )
+
+
+class TolerationSpec(SpecBase):
+    """A node taint that stage pods put up with, as in Kubernetes' own tolerations."""
+
+    key: ShortText | None = Field(default=None, description="Key of the taint. By default any key, with `Exists`.")
+    operator: Literal["Equal", "Exists"] = Field(
+        default="Equal",
+        description="How the key is compared: `Equal` (default) also compares `value`, `Exists` does not.",
+    )
+    value: ShortText | None = Field(default=None, description="Value of the taint, for `Equal`. By default empty.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Effect of the taint. By default any effect."
+    )
+    toleration_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=2_147_483_647,
+        description="How long a pod stays after a `NoExecute` taint appears, in seconds. By default for ever.",
+    )
+
+
+class EnvVar(SpecBase):
+    """One environment variable."""
+
+    name: Annotated[str, AfterValidator(_env_name)] = Field(
+        min_length=1,
+        max_length=253,
+        json_schema_extra=cel_extra(
+            cel(f"!self.startsWith('STAGELINE_') && !(self in [{_RESERVED_LIST}])", _RESERVED_RULE),
+            pattern=ENV_NAME_PATTERN,
+        ),
+        description="Name of the variable; names of the pod contract (STAGELINE_*, MASTER_ADDR, RANK …) are refused.",
+    )
+    value: str = Field(
+        default="", max_length=32_768, description="Its value, as it is. Default empty. Not a place for secrets."
+    )
+
+
+class StageSpec(SpecBase):
+    """What differs for one stage."""
+
+    layers: Annotated[str | None, AfterValidator(_layers)] = Field(
+        default=None,
+        max_length=9,
+        json_schema_extra={"pattern": LAYERS_PATTERN},
+        description=(
+            "Layers this stage holds, as `first-last` counted from zero with both ends included. By default the engine "
+            "cuts. When one stage gives layers every stage must; together they are every layer of the model once, in "
+            "order, starting at 0."
+        ),
+    )
+    resources: ResourcesSpec | None = Field(
+        default=None, description="Resources of this stage, in place of `template.resources`."
+    )
+    node_selector: dict[ShortText, ShortText] = Field(
+        default={},
+        max_length=32,
+        description="Node labels this stage needs besides those of `template.nodeSelector`; the same key wins here.",
+    )
+    tolerations: Annotated[tuple[TolerationSpec, ...], Field(strict=False)] = Field(
+        default=(), max_length=32, description="Taints this stage tolerates besides those of `template.tolerations`."
+    )
+
+    @property
+    def layer_range(self) -> LayerRange | None:
+        """The layers as numbers, or None where the engine cuts."""
+        return None if self.layers is None else parse_layer_range(self.layers)
+
+
+EnvVars = Annotated[
+    tuple[EnvVar, ...],
+    Field(
+        strict=False,
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+    AfterValidator(unique_env),
+]
+"""Environment variables, each name once."""

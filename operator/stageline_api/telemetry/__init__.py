@@ -1,0 +1,1 @@
+"""The form of metrics, spans and timelines, alike for every component."""

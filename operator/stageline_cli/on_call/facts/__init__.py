@@ -1,0 +1,1 @@
+"""From objects and scrapes to the facts of one moment."""

@@ -1,0 +1,1 @@
+"""Where running models are found: a cluster, or `stageline up` on this machine."""

@@ -1,0 +1,113 @@
+"""The one module of the command line that knows a Kubernetes client: logging in, and reading from the API server.
+
+Everything is a GET of plain JSON or text; nothing is ever written, and no Secret is asked for.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from kubernetes import config as kube_config
+from kubernetes.client import ApiClient, Configuration
+
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_cli.on_call.sources.kubeconfig_place import has_kubeconfig, is_in_cluster, kubeconfig_files
+
+TIMEOUT_SECONDS: Final = 10.0
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_FIRST_REFUSAL: Final = 300
+_SHORTEST_SECRET: Final = 6
+
+
+class ApiServerError(Exception):
+    """The API server refused or can't be reached; the text says why, without credentials."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status; 0 without an answer."""
+
+
+class ApiServer:
+    """One API server, as one user."""
+
+    def __init__(self, configuration: Configuration, context: str, namespace: str) -> None:
+        self._configuration = configuration
+        self._client = ApiClient(configuration)
+        self.context = context
+        """Name of the kubeconfig's context, or `in cluster`."""
+        self.namespace = namespace
+        """Where the context points."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Tokens and passwords that requests carry."""
+        configuration = self._configuration
+        tokens = [str(token).removeprefix("Bearer ") for token in configuration.api_key.values()]
+        return tuple(each for each in (*tokens, configuration.password or "") if len(each) >= _SHORTEST_SECRET)
+
+    def get(self, path: str, query: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
+        """The body of an answer; raises `ApiServerError` for everything that is no success."""
+        url = f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json, */*", "User-Agent": "stageline"}
+        try:
+            if token := self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
+                headers["Authorization"] = token
+            answer = self._client.call_api("GET", url, headers, _request_timeout=timeout_seconds)
+            body = bytes(answer.read() or b"")  # type: ignore[no-untyped-call]
+        except Exception as error:  # login helpers, TLS and connections raise what they like
+            raise ApiServerError(0, f"no answer: {_reason(error)}") from error
+        if answer.status >= _FIRST_REFUSAL:
+            raise ApiServerError(answer.status, f"status {answer.status}: {_message(body)}")
+        return body
+
+    def get_json(self, path: str, **query: str) -> dict[str, Any]:
+        """The answer as a JSON object; raises `ApiServerError`."""
+        try:
+            return dict(json.loads(self.get(path, query)))
+        except ValueError as error:
+            raise ApiServerError(0, "the answer is no JSON") from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.rest_client.pool_manager.clear()
+
+
+def log_in(kubeconfig: Path | None, context: str | None) -> ApiServer:
+    """As `kubectl` would: the file given, $KUBECONFIG, ~/.kube/config; else a pod's own service account.
+
+    Raises:
+        UserError: exit status 2; there is no way to log in, and what to give.
+    """
+    configuration = Configuration()
+    # What a failing request would print holds its headers.
+    configuration.debug = False
+    # Whoever looks may look again; a person should not wait three times for what is not there.
+    configuration.retries = 0
+    file = kubeconfig or kubeconfig_files()
+    try:
+        if kubeconfig is None and not has_kubeconfig() and is_in_cluster():
+            kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            return ApiServer(configuration, "in cluster", NAMESPACE_FILE.read_text(encoding="utf-8").strip())
+        kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=str(file), context=context, client_configuration=configuration, persist_config=False
+        )
+        known, current = kube_config.list_kube_config_contexts(str(file))  # type: ignore[no-untyped-call]
+    except Exception as error:  # the loader raises whatever its YAML, its helper programs or its files raise
+        raise UserError(f"can't log in to a cluster by {file}: {_reason(error)}", USAGE_EXIT_CODE) from error
+    chosen = next((one for one in known if one["name"] == context), current)
+    return ApiServer(configuration, chosen["name"], chosen["context"].get("namespace") or "default")
+
+
+def _message(body: bytes) -> str:
+    """What a Status object says, else the beginning of the text."""
+    try:
+        return str(json.loads(body)["message"])[:300]
+    except (ValueError, KeyError, TypeError):
+        return " ".join(body[:300].decode(errors="replace").split()) or "no words"
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{error}".split())[:300] or type(error).__name__

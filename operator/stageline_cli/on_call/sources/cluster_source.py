@@ -1,0 +1,152 @@
+"""Models of a cluster: PipelineModels, pods and gateways from the API server, and what stands behind its pods.
+
+`reach` says how to ask the pods themselves: through the API server's proxy (from anywhere), or at their addresses
+(from inside). Where the rights or the network don't allow it the objects still tell most of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import httpx
+
+from stageline_api import labels, ports
+from stageline_api.errors import UserError
+from stageline_cli.on_call.sources.cluster_login import ApiServer, ApiServerError
+from stageline_cli.on_call.sources.cluster_pieces import cluster_pieces
+from stageline_cli.on_call.sources.pod_proxy import PodProxy
+from stageline_cli.on_call.sources.source import Endpoint, Manifest, ModelObjects, Piece
+
+GROUP_PATH: Final = "/apis/stageline.dev/v1alpha1"
+GATEWAYS: Final = f"{labels.APP_NAME}=stageline,{labels.APP_COMPONENT}=gateway"
+_NOT_FOUND: Final = 404
+_PAGE: Final = "500"
+
+
+class Reach(StrEnum):
+    """How pods are asked."""
+
+    PROXY = "proxy"
+    """Through the API server; needs the right `get` on `pods/proxy`."""
+    DIRECT = "direct"
+    """At their own addresses; for inside the cluster."""
+
+
+class ClusterSource:
+    """One namespace of a cluster, or all of them (None)."""
+
+    def __init__(self, api: ApiServer, namespace: str | None, reach: Reach) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._pod_of: dict[str, tuple[str, str]] = {}
+        proxy = PodProxy(api, self._pod_of.get) if reach is Reach.PROXY else None
+        self._http = httpx.Client(trust_env=False, verify=False, transport=proxy)
+
+    @property
+    def where(self) -> str:
+        """Where the models run."""
+        namespace = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
+        return f"cluster {self._api.context}, {namespace}"
+
+    @property
+    def http(self) -> httpx.Client:
+        """To the pods, by `reach`."""
+        return self._http
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        """What the kubeconfig logs in with."""
+        return self._api.secrets
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+        self._api.close()
+
+    def models(self, name: str | None) -> list[ModelObjects]:
+        """PipelineModels in the order of their names."""
+        manifests = [one for one in self._models() if name is None or one["metadata"]["name"] == name]
+        problems: list[str] = []
+        namespaces = sorted({one["metadata"]["namespace"] for one in manifests})
+        pods = [pod for namespace in namespaces for pod in self._pods(namespace, labels.MODEL, problems)]
+        gateways = self._gateways(namespaces, problems) if manifests else []
+        self._pod_of.update(
+            (pod["status"]["podIP"], (pod["metadata"]["namespace"], pod["metadata"]["name"]))
+            for pod in (*pods, *gateways)
+            if pod.get("status", {}).get("podIP")
+        )
+        return [
+            ModelObjects(
+                manifest=one,
+                pods=_of_model(pods, one),
+                gateways=_serving(gateways, one["metadata"]["namespace"]),
+                problems=tuple(problems),
+            )
+            for one in manifests
+        ]
+
+    def pieces(self, model: ModelObjects) -> Iterable[Piece]:
+        """Objects, events and logs from the API server."""
+        return cluster_pieces(self._api, model, datetime.now(UTC))
+
+    def _models(self) -> list[dict[str, Any]]:
+        scope = "" if self._namespace is None else f"/namespaces/{self._namespace}"
+        try:
+            found = self._api.get_json(f"{GROUP_PATH}{scope}/pipelinemodels", limit=_PAGE)["items"]
+        except ApiServerError as error:
+            if error.status == _NOT_FOUND:
+                raise UserError(f"{self.where}: PipelineModels are not known there; is the chart installed?") from error
+            raise UserError(f"{self.where}: PipelineModels can't be read: {error}") from error
+        return sorted(found, key=lambda one: (one["metadata"]["namespace"], one["metadata"]["name"]))
+
+    def _gateways(self, namespaces: Sequence[str], problems: list[str]) -> list[dict[str, Any]]:
+        """Gateways may run in another namespace than their models; who may not look there finds those beside them."""
+        try:
+            return list(self._api.get_json("/api/v1/pods", labelSelector=GATEWAYS)["items"])
+        except ApiServerError as error:
+            found = [pod for namespace in namespaces for pod in self._pods(namespace, GATEWAYS, problems)]
+            if not found:
+                problems.append(
+                    f"no gateway runs beside the models, and other namespaces can't be looked into: {error}"
+                )
+            return found
+
+    def _pods(self, namespace: str, selector: str, problems: list[str]) -> list[dict[str, Any]]:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        try:
+            return list(self._api.get_json(path, labelSelector=selector)["items"])
+        except ApiServerError as error:
+            problems.append(f"pods ({selector}) of namespace {namespace} can't be read: {error}")
+            return []
+
+
+def _of_model(pods: Sequence[Manifest], manifest: Manifest) -> tuple[Manifest, ...]:
+    own = manifest["metadata"]
+    return tuple(
+        pod
+        for pod in pods
+        if pod["metadata"]["namespace"] == own["namespace"]
+        and pod["metadata"].get("labels", {}).get(labels.MODEL) == own["name"]
+    )
+
+
+def _serving(gateways: Sequence[Manifest], namespace: str) -> tuple[Endpoint, ...]:
+    """Running gateways of a namespace's models."""
+    found = []
+    for pod in gateways:
+        address = pod.get("status", {}).get("podIP", "")
+        if address and pod["status"].get("phase") == "Running" and served_namespace(pod) == namespace:
+            host = f"[{address}]" if ":" in address else address
+            found.append(Endpoint(pod["metadata"]["name"], f"http://{host}:{ports.GATEWAY_ADMIN}"))
+    return tuple(found)
+
+
+def served_namespace(gateway: Manifest) -> str:
+    """Whose models a gateway's pod serves: what its arguments say, else its own."""
+    for container in gateway["spec"]["containers"]:
+        for word in (*container.get("command", []), *container.get("args", [])):
+            option, _, value = str(word).partition("=")
+            if option == "--namespace" and value:
+                return value
+    return str(gateway["metadata"]["namespace"])

@@ -1,0 +1,1 @@
+"""Facts shown in a terminal."""

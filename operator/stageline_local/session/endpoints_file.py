@@ -1,0 +1,74 @@
+"""Tells the gateway which groups may take requests: a file replaced by atomic rename, only when it changes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stageline_api import labels, ports
+from stageline_api.endpoints import Endpoints, GroupEndpoint
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import GroupStatus, PipelineModelStatus
+from stageline_local.replaced_file import replace_file
+from stageline_operator.planner.types import GroupPhase
+
+_LEFT_SOON: Final = frozenset({GroupPhase.REPLACING, GroupPhase.DRAINING})
+"""Its pods finish what they have and take no more."""
+
+
+def group_endpoints(
+    model: PipelineModel, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]], draining: bool
+) -> Endpoints:
+    """Endpoints of all groups: the engine of a group runs in its stage 0's pod."""
+    address_of: dict[tuple[str, str], str] = {}
+    for pod in pods:
+        own = pod["metadata"]["labels"]
+        if own.get(labels.STAGE) == "0":
+            address_of[own[labels.GROUP], own[labels.INCARNATION]] = pod["status"].get("podIP", "")
+    groups = []
+    for group in status.groups:
+        address = address_of.get((str(group.index), str(group.incarnation)), "")
+        ready = group.phase == GroupPhase.READY and bool(address) and not draining
+        groups.append(
+            GroupEndpoint(
+                model=model.served_name,
+                group=group.index,
+                incarnation=group.incarnation,
+                url=f"http://{address}:{ports.ENGINE_HTTP}" if address else "",
+                ready=ready,
+                revision=group.revision,
+                draining=bool(address) and (draining or group.phase in _LEFT_SOON),
+                message="" if ready else _why_not(group, status, draining),
+            )
+        )
+    window = {model.served_name: float(model.spec.timeouts.resume_window_seconds)}
+    return Endpoints(groups=tuple(groups), resume_window_seconds=window)
+
+
+def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) -> str:
+    if draining:
+        return "shutting down"
+    failure = next((each for each in status.last_failures if each.group == group.index), None)
+    cause = f" after stage {failure.stage} failed: {failure.failure_class}" if failure is not None else ""
+    match group.phase:
+        case GroupPhase.FAILED:
+            return f"down{cause}"
+        case GroupPhase.TERMINATING | GroupPhase.BACKING_OFF:
+            return f"restarting{cause}"
+        case GroupPhase.WAITING:
+            return "waiting for nodes"
+        case GroupPhase.DRAINING:
+            return "being removed"
+        case _:
+            return f"starting{cause}"
+
+
+def write_endpoints(path: Path, endpoints: Endpoints) -> bool:
+    """Replace the file when its content differs; a reader sees the old or the new, never half of one."""
+    text = endpoints.model_dump_json(indent=2) + "\n"
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return False
+    except FileNotFoundError:
+        pass
+    replace_file(path, text)
+    return True

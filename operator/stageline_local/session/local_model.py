@@ -1,0 +1,37 @@
+"""What a PipelineModel means on this machine: where its cache is, and the secrets that a cluster would hold."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stageline_api import env
+from stageline_api.errors import UserError
+from stageline_api.resource.pipeline_model import PipelineModel
+
+LOCAL_IMAGE: Final = "stageline:local"
+"""Stands for this installation; any other image is one that the process node can't run."""
+
+
+def with_cache(model: PipelineModel, cache_dir: Path) -> PipelineModel:
+    """The model with `cache_dir` as its cache, unless it names one."""
+    if model.spec.model.cache.host_path is not None:
+        return model
+    manifest = model.to_manifest()
+    manifest["spec"]["model"]["cache"] = {"hostPath": str(cache_dir.absolute())}
+    return PipelineModel.model_validate(manifest)
+
+
+def token_secret(model: PipelineModel, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """The Secret that `tokenSecretRef` names, from the caller's environment; raises `UserError` when it isn't set."""
+    reference = model.spec.model.token_secret_ref
+    if reference is None:
+        return None
+    token = environ.get(env.HF_TOKEN)
+    if not token:
+        raise UserError(
+            f"spec.model.tokenSecretRef names the Secret {reference.name!r}, which `stageline up` takes from the "
+            f"environment variable {env.HF_TOKEN}: set it and try again"
+        )
+    metadata = {"name": reference.name, "namespace": model.namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {reference.key: token}}

@@ -1,0 +1,220 @@
+"""The one client that everything is read and written with: plain manifests in, plain manifests out.
+
+Each write first asks `before_write`, which stops a replica that does not lead, and in tests stands for a crash. A
+throttled request waits as long as the server asks, and all others wait with it. What fails in passing is sent again
+soon, a few times: every write that the operator does may be repeated, its answer having been lost or not.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+
+from stageline_operator.controller.client.api_errors import ApiError, error_of
+from stageline_operator.controller.client.resources import Resource
+
+JSON: Final = "application/json"
+APPLY: Final = "application/apply-patch+yaml"
+JSON_PATCH: Final = "application/json-patch+json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+
+READ_TIMEOUT_SECONDS: Final = 30.0
+_THROTTLED: Final = 429
+_TRIES: Final = 3
+_FIRST_RETRY_SECONDS: Final = 0.25
+_LONGEST_RETRY_SECONDS: Final = 5.0
+_PAGE: Final = 500
+_FIRST_REFUSAL: Final = 300
+_CLOSE_SECONDS: Final = 0.25
+
+OnCall = Callable[[str, str, int], None]
+"""Hears of each request: verb, plural, status."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Objects of a kind, and the version of the cluster that they show."""
+
+    items: Sequence[Mapping[str, Any]]
+    version: int
+
+
+@dataclass(frozen=True)
+class _Request:
+    verb: str
+    plural: str
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Any = None
+    content_type: str = JSON
+    timeout_seconds: float = READ_TIMEOUT_SECONDS
+
+    @property
+    def what(self) -> str:
+        return f"{self.verb} {self.plural}{self.path.rpartition('/' + self.plural)[2].replace('/', ' ')}"
+
+    @property
+    def path_and_query(self) -> str:
+        given = {name: value for name, value in self.query.items() if value}
+        return self.path + (f"?{urlencode(given)}" if given else "")
+
+
+class KubeApi:
+    """One API server. Make and close it inside the event loop that uses it."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        write_timeout_seconds: float,
+        read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+        before_write: Callable[[str], None] = lambda _: None,
+        on_call: OnCall = lambda *_: None,
+        tries: int = _TRIES,
+    ) -> None:
+        self._configuration = configuration
+        self._client = ApiClient(configuration)
+        self._write_timeout_seconds = write_timeout_seconds
+        self._read_timeout_seconds = read_timeout_seconds
+        self._before_write = before_write
+        self._on_call = on_call
+        self._tries = tries
+        self._throttled_until = 0.0
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()  # type: ignore[no-untyped-call]
+        # Encrypted connections that were closed take some more turns of the loop to end.
+        await asyncio.sleep(_CLOSE_SECONDS)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+        """One object. Raises `ApiError`."""
+        return await self._read("get", resource, resource.path(namespace, name), {})
+
+    async def list(
+        self, resource: Resource, namespace: str = "", selector: str = "", limit: int | None = None, fields: str = ""
+    ) -> Listing:
+        """All objects as of one moment, in pages; with `limit`, the first so many. Raises `ApiError`.
+
+        `selector` is of labels, `fields` of those fields that the API server can select by.
+        """
+        found: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            query = {
+                "limit": str(limit or _PAGE),
+                "labelSelector": selector,
+                "fieldSelector": fields,
+                "continue": token,
+            }
+            page = await self._read("list", resource, resource.path(namespace), query)
+            found += page.get("items", [])
+            token = page["metadata"].get("continue", "")
+            if not token or limit is not None:
+                return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
+
+    async def create(self, resource: Resource, manifest: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+        """Create an object. Raises `ApiError`; a conflict means that it exists."""
+        path = resource.path(manifest["metadata"].get("namespace", ""))
+        return await self._write("create", resource, "POST", path, query, manifest, JSON)
+
+    async def patch(
+        self, resource: Resource, path: str, body: Any, content_type: str, query: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Patch an object, in one of the API's four ways. Raises `ApiError`."""
+        return await self._write("patch", resource, "PATCH", path, query, body, content_type)
+
+    async def replace(self, resource: Resource, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the version of an object that `manifest` names. Raises `ApiError`."""
+        metadata = manifest["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return await self._write("update", resource, "PUT", path, {}, manifest, JSON)
+
+    async def delete(self, resource: Resource, namespace: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for a deletion. Raises `ApiError`; a conflict means that a precondition in `options` does not hold."""
+        path = resource.path(namespace, name)
+        return await self._write("delete", resource, "DELETE", path, {}, options, JSON)
+
+    async def _read(self, verb: str, resource: Resource, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        request = _Request(verb, resource.plural, "GET", path, query, timeout_seconds=self._read_timeout_seconds)
+        return await self._send(request, resource, asks=False)
+
+    async def _write(
+        self,
+        verb: str,
+        resource: Resource,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any,
+        content_type: str,
+    ) -> dict[str, Any]:
+        timeout = self._write_timeout_seconds
+        request = _Request(verb, resource.plural, method, path, query, body, content_type, timeout)
+        return await self._send(request, resource, asks=True)
+
+    async def _send(self, request: "_Request", resource: Resource, asks: bool) -> dict[str, Any]:
+        for tries_left in reversed(range(self._tries)):
+            await self._wait_while_throttled()
+            if asks:
+                self._before_write(request.what)
+            try:
+                return await self._send_once(request, hides_message=resource.kind == "Secret")
+            except ApiError as error:
+                own_seconds = _FIRST_RETRY_SECONDS * 2 ** (self._tries - tries_left)
+                wait_seconds = error.retry_after_seconds or own_seconds * random.uniform(0.5, 1.0)
+                if not error.is_passing or not tries_left or wait_seconds > _LONGEST_RETRY_SECONDS:
+                    raise
+                if error.status == _THROTTLED:
+                    self._throttled_until = asyncio.get_running_loop().time() + wait_seconds
+                else:
+                    await asyncio.sleep(wait_seconds)
+        raise AssertionError("the last try returns or raises")
+
+    async def _send_once(self, request: "_Request", hides_message: bool) -> dict[str, Any]:
+        headers = {"Accept": JSON, "Content-Type": request.content_type, "User-Agent": "stageline-operator"}
+        url = f"{self._configuration.host}{request.path_and_query}"
+        timeout = request.timeout_seconds
+        try:
+            # Logging in counts too: nothing may be sent long after `before_write` allowed it.
+            async with asyncio.timeout(timeout):
+                headers |= await self._authorization()
+                answer = await self._client.call_api(
+                    request.method, url, headers, request.body, _request_timeout=timeout
+                )
+                raw: bytes = await answer.read()  # type: ignore[no-untyped-call]
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._on_call(request.verb, request.plural, 0)
+            raise ApiError(request.what, 0, type(error).__name__, str(error)) from error
+        self._on_call(request.verb, request.plural, answer.status)
+        decoded = _decoded(raw)
+        if answer.status >= _FIRST_REFUSAL:
+            raise error_of(request.what, answer.status, decoded, answer.headers, hides_message)
+        return decoded
+
+    async def _authorization(self) -> dict[str, str]:
+        token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            return {"Authorization": token}
+        if self._configuration.username:
+            return {"Authorization": str(self._configuration.get_basic_auth_token())}
+        return {}
+
+    async def _wait_while_throttled(self) -> None:
+        wait_seconds = self._throttled_until - asyncio.get_running_loop().time()
+        if wait_seconds > 0:
+            await asyncio.sleep(wait_seconds)
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        return {"message": raw[:200].decode(errors="replace")}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,117 @@
+"""Writes with the guards that make them safe to repeat: ownership, uid and resourceVersion.
+
+Objects are applied server-side under one field manager. Pods and Secrets are created and never patched. A deletion
+names the uid it is meant for. A status is written only over the version it was computed from.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stageline_api.resource import pipeline_model
+from stageline_operator.controller.client.api_errors import ApiError, NameTakenError, StaleError
+from stageline_operator.controller.client.kube_api import APPLY, JSON_PATCH, KubeApi
+from stageline_operator.controller.client.resources import PIPELINE_MODEL, RESOURCE_OF_KIND, Resource, controller_of
+from stageline_operator.controller.settings import FIELD_MANAGER
+
+_CREATED_ONLY: Final = frozenset({"Pod", "Secret"})
+_UNPROCESSABLE: Final = 422
+_MANAGED: Final = {"fieldManager": FIELD_MANAGER}
+
+
+async def write_status(api: KubeApi, model: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `status` over exactly the version `model`; returns the new version.
+
+    Raises:
+        StaleError: the model has another version by now, or is gone.
+        ApiError: anything else.
+    """
+    metadata = model["metadata"]
+    version = metadata["resourceVersion"]
+    patch = [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": version},
+        {"op": "add", "path": "/status", "value": status},
+    ]
+    path = PIPELINE_MODEL.path(metadata["namespace"], metadata["name"], "status")
+    try:
+        return await api.patch(PIPELINE_MODEL, path, patch, JSON_PATCH, _MANAGED)
+    except ApiError as error:
+        if error.is_not_found or error.is_conflict:
+            raise StaleError(str(error)) from error
+        if error.status != _UNPROCESSABLE:
+            raise
+        # Both a failed test and a status that breaks the schema are answered so; the version tells them apart.
+        current = await _live(api, PIPELINE_MODEL, metadata["namespace"], metadata["name"])
+        if current is None or current["metadata"]["resourceVersion"] != version:
+            raise StaleError(str(error)) from error
+        raise
+
+
+async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Bring one object into being; None when it is there already and is never patched.
+
+    Raises:
+        NameTakenError: an object of this name belongs to someone else.
+        ApiError: anything else.
+    """
+    resource = RESOURCE_OF_KIND[manifest["kind"]]
+    if resource.kind in _CREATED_ONLY:
+        try:
+            return await api.create(resource, manifest, _MANAGED)
+        except ApiError as error:
+            if error.is_conflict:
+                return None
+            raise
+    metadata = manifest["metadata"]
+    path = resource.path(metadata["namespace"], metadata["name"])
+    try:
+        # Not forced at first: an object of the same name that a person made would be taken over silently.
+        return await api.patch(resource, path, manifest, APPLY, _MANAGED)
+    except ApiError as error:
+        if not error.is_conflict:
+            raise
+    live = await _live(api, resource, metadata["namespace"], metadata["name"])
+    if live is not None and not is_owned_alike(live, manifest):
+        raise NameTakenError(f"{resource.kind} {metadata['name']} exists and does not belong to this PipelineModel")
+    return await api.patch(resource, path, manifest, APPLY, _MANAGED | {"force": "true"})
+
+
+async def delete_object(
+    api: KubeApi, kind: str, observed: Mapping[str, Any], grace_seconds: float | None
+) -> dict[str, Any] | None:
+    """Delete the very object that was observed; returns it while it is ending, None when it is gone.
+
+    Raises:
+        StaleError: the name has another life by now.
+        ApiError: anything else.
+    """
+    metadata = observed["metadata"]
+    options: dict[str, Any] = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+    if grace_seconds is not None:
+        options["gracePeriodSeconds"] = int(grace_seconds)
+    try:
+        answer = await api.delete(RESOURCE_OF_KIND[kind], metadata["namespace"], metadata["name"], options)
+    except ApiError as error:
+        if error.is_not_found:
+            return None
+        if error.is_conflict:
+            raise StaleError(str(error)) from error
+        raise
+    return answer if answer.get("metadata", {}).get("deletionTimestamp") else None
+
+
+def is_owned_alike(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
+    """Whether the controller of both is a PipelineModel of the same name (its uid may be of an earlier life)."""
+    theirs, ours = controller_of(live), controller_of(manifest)
+    if theirs is None or ours is None:
+        return False
+    return theirs.get("kind") == ours.get("kind") == pipeline_model.KIND and theirs.get("name") == ours.get("name")
+
+
+async def _live(api: KubeApi, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+    try:
+        return await api.get(resource, namespace, name)
+    except ApiError as error:
+        if error.is_not_found:
+            return None
+        raise

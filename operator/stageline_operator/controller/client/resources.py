@@ -1,0 +1,111 @@
+"""The kinds of objects that the operator deals with, their places in the API, and what it may do with each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from stageline_api import labels
+from stageline_api.resource import pipeline_model
+
+OWNED_SELECTOR: Final = f"{labels.APP_MANAGED_BY}=stageline-operator"
+"""Label selector of everything that belongs to a PipelineModel."""
+
+
+class ModelKey(NamedTuple):
+    """One PipelineModel."""
+
+    namespace: str
+    name: str
+
+
+class ObjectId(NamedTuple):
+    """One object of any kind; `namespace` is empty for nodes."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind. `verbs` is exactly what the operator does with it, and what its role grants."""
+
+    kind: str
+    group: str
+    version: str
+    plural: str
+    verbs: tuple[str, ...]
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As in manifests."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the operator keeps a copy of these."""
+        return "watch" in self.verbs
+
+    @property
+    def selector(self) -> str:
+        """Label selector of the objects to watch; empty means all."""
+        return "" if self.kind in (pipeline_model.KIND, "Node") else OWNED_SELECTOR
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path of one object, or of the collection; an empty namespace means all of them."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        place = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return f"{root}{place}/{self.plural}" + "".join(f"/{part}" for part in (name, subresource) if part)
+
+
+_READ = ("get", "list", "watch")
+_APPLIED = ("get", "list", "watch", "create", "patch", "delete")
+
+PIPELINE_MODEL: Final = Resource(
+    pipeline_model.KIND, pipeline_model.GROUP, pipeline_model.VERSION, pipeline_model.PLURAL, _READ
+)
+POD: Final = Resource("Pod", "", "v1", "pods", ("list", "watch", "create", "delete"))
+CONFIG_MAP: Final = Resource("ConfigMap", "", "v1", "configmaps", _APPLIED)
+SERVICE: Final = Resource("Service", "", "v1", "services", _APPLIED)
+# Only created: a patch is answered with the whole Secret, so the right to patch would be the right to read all.
+SECRET: Final = Resource("Secret", "", "v1", "secrets", ("create",))
+DISRUPTION_BUDGET: Final = Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _APPLIED)
+NETWORK_POLICY: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _APPLIED)
+NODE: Final = Resource("Node", "", "v1", "nodes", _READ, namespaced=False)
+EVENT: Final = Resource("Event", "events.k8s.io", "v1", "events", ("list", "create", "patch"))
+LEASE: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases", ("get", "create", "update"))
+
+RESOURCES: Final[tuple[Resource, ...]] = (
+    PIPELINE_MODEL,
+    POD,
+    CONFIG_MAP,
+    SERVICE,
+    SECRET,
+    DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+    NODE,
+    EVENT,
+    LEASE,
+)
+RESOURCE_OF_KIND: Final[Mapping[str, Resource]] = {each.kind: each for each in RESOURCES}
+WATCHED: Final = tuple(each for each in RESOURCES if each.is_watched)
+
+
+def id_of(kind: str, manifest: Mapping[str, Any]) -> ObjectId:
+    """Identity of an object as the API server sends it."""
+    metadata = manifest["metadata"]
+    return ObjectId(kind, metadata.get("namespace", ""), metadata["name"])
+
+
+def model_key_of(manifest: Mapping[str, Any]) -> ModelKey | None:
+    """The model that an object's label names; None for one without."""
+    metadata = manifest["metadata"]
+    name = (metadata.get("labels") or {}).get(labels.MODEL)
+    return None if name is None else ModelKey(metadata.get("namespace", ""), name)
+
+
+def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The owner reference of the controller, if there is one."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((each for each in owners if each.get("controller")), None)

@@ -1,0 +1,141 @@
+"""Leader election over a Lease: at most one replica acts, and a dead one is replaced within seconds.
+
+`check` guards every write. It refuses once the last renewal is too old, whatever the event loop was doing meanwhile,
+so a replica that was cut off or frozen has stopped acting before another may start.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from stageline_operator.controller.client.api_errors import ApiError, NotLeadingError
+from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_operator.controller.client.resources import LEASE
+from stageline_operator.controller.lead.lease import SeenLease, lease_manifest, released_manifest, see
+from stageline_operator.controller.settings import LeaseName, LeaseTimes
+
+_RELEASE_TRIES: Final = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Leadership:
+    """This replica's part in the election. `api` must be its own, so that nothing else's waiting delays a renewal."""
+
+    def __init__(self, api: KubeApi, name: LeaseName, times: LeaseTimes, identity: str) -> None:
+        self._api = api
+        self._name = name
+        self._times = times
+        self._identity = identity
+        self._seen: SeenLease | None = None
+        self._leads_until = 0.0
+        """Monotonic time after which nothing may be written."""
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this replica may act now."""
+        return time.monotonic() < self._leads_until
+
+    def check(self, what: str) -> None:
+        """Raise `NotLeadingError` unless this replica may act now."""
+        if not self.is_leading:
+            raise NotLeadingError(f"{what}: not the leader")
+
+    async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
+        """Compete until cancelled; while leading, `lead` runs, and it is cancelled when the lease is lost."""
+        try:
+            while True:
+                if await self._try():
+                    await self._lead(lead)
+                await asyncio.sleep(self._times.retry_seconds)
+        finally:
+            self._leads_until = 0.0
+
+    async def release(self) -> None:
+        """Give the lease up, so that another replica need not wait; call it when nothing acts any more."""
+        self._leads_until = 0.0
+        try:
+            if self._seen is None or self._seen.holder != self._identity:
+                return
+            for tries_left in reversed(range(_RELEASE_TRIES)):
+                if await self._write_release(self._seen, may_fail=tries_left > 0):
+                    break
+                # A renewal or a release that was cut off on its way may have been written all the same.
+                await self._look()
+                if self._seen is None or self._seen.holder not in ("", self._identity):
+                    return
+                if not self._seen.holder:
+                    break
+            _log.info("released lease %s/%s", self._name.namespace, self._name.name)
+        except ApiError as error:
+            _log.warning("could not release the lease; it lapses by itself: %s", error)
+
+    async def _write_release(self, seen: SeenLease, may_fail: bool) -> bool:
+        """Returns False when it `may_fail`, and the lease has another version or no answer came. Raises `ApiError`."""
+        try:
+            await self._api.replace(LEASE, released_manifest(self._name, seen.manifest))
+        except ApiError as error:
+            if not (may_fail and (error.is_conflict or error.is_passing)):
+                raise
+            return False
+        return True
+
+    async def _lead(self, lead: Callable[[], Awaitable[None]]) -> None:
+        _log.info("leading as %s", self._identity)
+        acting = asyncio.ensure_future(lead())
+        try:
+            while self.is_leading and not acting.done():
+                await asyncio.wait({acting}, timeout=self._times.retry_seconds)
+                await self._try()
+        finally:
+            acting.cancel()
+            await asyncio.gather(acting, return_exceptions=True)
+        if not acting.cancelled() and (error := acting.exception()) is not None:
+            raise error
+        _log.warning("not leading any more: the lease could not be renewed in time or was taken")
+
+    async def _try(self) -> bool:
+        """Take or renew the lease; returns whether this replica leads now."""
+        began = time.monotonic()
+        try:
+            held = await self._write_lease()
+        except ApiError as error:
+            if error.is_conflict:
+                self._leads_until = 0.0  # someone else wrote: look again before acting
+            else:
+                _log.warning("lease: %s", error)
+            return self.is_leading
+        if held:
+            self._leads_until = began + self._times.renew_deadline_seconds
+        else:
+            self._leads_until = 0.0
+        return held
+
+    async def _write_lease(self) -> bool:
+        """Returns False while another replica holds it. Raises `ApiError`."""
+        if self._seen is None or self._seen.holder != self._identity or not self.is_leading:
+            await self._look()
+        now = time.monotonic()
+        if self._seen is not None and not self._seen.may_be_taken(self._identity, now):
+            return False
+        before = None if self._seen is None else self._seen.manifest
+        manifest = lease_manifest(self._name, self._identity, self._times, datetime.now(UTC), before)
+        if before is None:
+            written = await self._api.create(LEASE, manifest, {})
+        else:
+            written = await self._api.replace(LEASE, manifest)
+        self._seen = SeenLease(written, now)
+        return True
+
+    async def _look(self) -> None:
+        try:
+            manifest = await self._api.get(LEASE, self._name.namespace, self._name.name)
+        except ApiError as error:
+            if not error.is_not_found:
+                raise
+            self._seen = None
+            return
+        self._seen = see(manifest, self._seen, time.monotonic())

@@ -1,0 +1,131 @@
+"""Kubernetes Events about PipelineModels: what happened once is one Event, what repeats is counted in its series.
+
+An Event's name follows from what it says, so a crash after posting makes no second one. A model that has much to say
+is cut short: Events explain, they are not a log. Posting never delays or fails a pass.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from stageline_api.resource.pipeline_model import API_VERSION, KIND
+from stageline_operator.controller.client.api_errors import ApiError, NotLeadingError
+from stageline_operator.controller.client.kube_api import MERGE_PATCH, KubeApi
+from stageline_operator.controller.client.resources import EVENT, ModelKey
+from stageline_operator.controller.settings import FIELD_MANAGER
+from stageline_operator.planner.types import PlannedEvent
+
+_LONGEST_NOTE: Final = 1024
+_REMEMBERED: Final = 4096
+_WAITING: Final = 1000
+_BURST: Final = 25
+_SECONDS_BETWEEN: Final = 10.0
+"""Beyond the burst, one Event of a model in so many seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Allowance:
+    left: float
+    at: float
+
+
+class EventRecorder:
+    """Posts Events one after another in the background."""
+
+    def __init__(self, api: KubeApi, instance: str) -> None:
+        self._api = api
+        self._instance = instance
+        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._allowances: OrderedDict[ModelKey, _Allowance] = OrderedDict()
+
+    def record(self, model: Mapping[str, Any], event: PlannedEvent) -> None:
+        """Post one Event about `model` soon; drops it when the model said too much lately."""
+        metadata = model["metadata"]
+        key = ModelKey(metadata["namespace"], metadata["name"])
+        _log.info("%s/%s: %s: %s", key.namespace, key.name, event.reason, event.message)
+        if not self._is_allowed(key):
+            return
+        try:
+            self._waiting.put_nowait(event_manifest(model, event, self._instance, datetime.now(UTC)))
+        except asyncio.QueueFull:
+            _log.warning("dropped an Event of %s/%s: too many wait to be posted", key.namespace, key.name)
+
+    async def run(self) -> None:
+        """Post until cancelled."""
+        while True:
+            await self._post(await self._waiting.get())
+
+    async def _post(self, manifest: dict[str, Any]) -> None:
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        try:
+            if name not in self._counts:
+                try:
+                    await self._api.create(EVENT, manifest, {})
+                    self._remember(name, 1)
+                    return
+                except ApiError as error:
+                    if not error.is_conflict:
+                        raise
+            count = self._counts.get(name, 1) + 1
+            self._remember(name, count)
+            series = {"series": {"count": count, "lastObservedTime": manifest["eventTime"]}}
+            await self._api.patch(EVENT, EVENT.path(namespace, name), series, MERGE_PATCH, {})
+        except ApiError as error:
+            if error.is_not_found:
+                self._counts.pop(name, None)  # it lapsed; the next one is new
+            if not error.is_namespace_ending:
+                _log.warning("Event %s: %s", manifest["reason"], error)
+        except NotLeadingError:
+            _log.info("Event %s not posted: not leading any more", manifest["reason"])
+
+    def _remember(self, name: str, count: int) -> None:
+        self._counts[name] = count
+        self._counts.move_to_end(name)
+        while len(self._counts) > _REMEMBERED:
+            self._counts.popitem(last=False)
+
+    def _is_allowed(self, key: ModelKey) -> bool:
+        now = asyncio.get_running_loop().time()
+        allowance = self._allowances.pop(key, None) or _Allowance(_BURST, now)
+        left = min(float(_BURST), allowance.left + (now - allowance.at) / _SECONDS_BETWEEN)
+        is_allowed = left >= 1
+        self._allowances[key] = _Allowance(left - 1 if is_allowed else left, now)
+        while len(self._allowances) > _REMEMBERED:
+            self._allowances.popitem(last=False)
+        return is_allowed
+
+
+def event_manifest(model: Mapping[str, Any], event: PlannedEvent, instance: str, now: datetime) -> dict[str, Any]:
+    """An Event whose name follows from the model's life and what is said."""
+    metadata = model["metadata"]
+    said = "\n".join((metadata["uid"], event.type, event.reason, event.message))
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {
+            "name": f"{metadata['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "namespace": metadata["namespace"],
+        },
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "type": event.type,
+        "reason": event.reason,
+        "action": "Reconcile",
+        "note": event.message[:_LONGEST_NOTE],
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": instance[:128],
+        "regarding": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+    }

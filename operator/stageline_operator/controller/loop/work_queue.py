@@ -1,0 +1,103 @@
+"""A queue of keys to reconcile: each key at most once, never two passes of one key at a time.
+
+Changes that come close together make one pass. A key that fails waits longer each time. Belongs to one event loop.
+"""
+
+import asyncio
+import random
+from collections import deque
+from typing import Final
+
+from stageline_operator.controller.client.resources import ModelKey
+
+GATHER_SECONDS: Final = 0.05
+"""How long a change waits for others of the same model: pods come and go in groups."""
+FIRST_RETRY_SECONDS: Final = 0.5
+LONGEST_RETRY_SECONDS: Final = 60.0
+
+
+class WorkQueue:
+    """Keys that are due, keys that will be, and keys at work."""
+
+    def __init__(self) -> None:
+        self._due: deque[ModelKey] = deque()
+        self._timers: dict[ModelKey, asyncio.TimerHandle] = {}
+        self._at_work: set[ModelKey] = set()
+        self._again: dict[ModelKey, float] = {}
+        """Keys changed while at work, with the wait that was asked for."""
+        self._failures: dict[ModelKey, int] = {}
+        self._available = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Keys that are due and not at work."""
+        return len(self._due)
+
+    def add(self, key: ModelKey) -> None:
+        """Something about `key` changed."""
+        self.add_after(key, GATHER_SECONDS)
+
+    def add_after(self, key: ModelKey, seconds: float) -> None:
+        """Look at `key` after `seconds`, or sooner when that was asked for already."""
+        if key in self._at_work:
+            self._again[key] = min(seconds, self._again.get(key, seconds))
+            return
+        if key in self._due:
+            return
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer.when() <= loop.time() + seconds:
+                return
+            timer.cancel()
+        self._timers[key] = loop.call_later(max(0.0, seconds), self._make_due, key)
+
+    async def get(self) -> ModelKey:
+        """Wait for a key and take it to work; `finish` gives it back."""
+        while not self._due:
+            self._available.clear()
+            await self._available.wait()
+        key = self._due.popleft()
+        self._at_work.add(key)
+        return key
+
+    def finish(self, key: ModelKey, again_after_seconds: float | None = None) -> None:
+        """The pass succeeded; look again after that time, or when something changes."""
+        self._failures.pop(key, None)
+        self._give_back(key, again_after_seconds)
+
+    def fail(self, key: ModelKey, retry_after_seconds: float | None = None) -> float:
+        """The pass failed: try again after twice as long as the last time, or what the API server asked for."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures, 10))
+        # Spread, so that an outage does not end in one crowd.
+        seconds: float = max(retry_after_seconds or 0.0, longest * random.uniform(0.5, 1.0))
+        self._again.pop(key, None)  # a change does not cut the wait short: what failed would fail again
+        self._give_back(key, seconds)
+        return seconds
+
+    def forget(self, key: ModelKey) -> None:
+        """`key` is gone."""
+        self._failures.pop(key, None)
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+
+    def clear(self) -> None:
+        """Forget everything that waits; keys at work are given back as usual."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._due.clear()
+        self._failures.clear()
+
+    def _give_back(self, key: ModelKey, seconds: float | None) -> None:
+        self._at_work.discard(key)
+        asked = self._again.pop(key, None)
+        waits = [each for each in (seconds, asked) if each is not None]
+        if waits:
+            self.add_after(key, min(waits))
+
+    def _make_due(self, key: ModelKey) -> None:
+        self._timers.pop(key, None)
+        self._due.append(key)
+        self._available.set()

@@ -1,0 +1,120 @@
+"""Workers that take due models from the queue, do a pass, and say how it went: to the queue, the metrics, a person."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from stageline_operator.controller.client.api_errors import ApiError, NameTakenError, NotLeadingError, StaleError
+from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.loop.event_recorder import EventRecorder
+from stageline_operator.controller.loop.work_queue import WorkQueue
+from stageline_operator.controller.telemetry.metrics import OperatorMetrics
+from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.planner.types import PlannedEvent
+
+NAME_TAKEN: Final = "NameTaken"
+WRITE_REFUSED: Final = "WriteRefused"
+_NAME_TAKEN_RETRY_SECONDS: Final = 10.0
+_NAMESPACE_ENDING_SECONDS: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Workers:
+    """The loop of passes. `stop` lets passes end that have begun; cancelling `run` does not."""
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        reconcile: Callable[[ModelKey], Awaitable[float | None]],
+        cache: ObjectCache,
+        events: EventRecorder,
+        metrics: OperatorMetrics,
+    ) -> None:
+        self._queue = queue
+        self._reconcile = reconcile
+        self._cache = cache
+        self._events = events
+        self._metrics = metrics
+        self._began: dict[ModelKey, float] = {}
+        self._stopping = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def stop(self) -> None:
+        """Begin no more passes."""
+        self._stopping.set()
+
+    async def idle(self) -> None:
+        """Until no pass runs."""
+        await self._idle.wait()
+
+    def longest_pass_seconds(self) -> float:
+        """Age of the oldest pass that has not ended."""
+        now = time.monotonic()
+        return max((now - began for began in self._began.values()), default=0.0)
+
+    async def run(self) -> None:
+        """One worker, until cancelled or stopped."""
+        while not self._stopping.is_set():
+            key = await self._queue.get()
+            if self._stopping.is_set():
+                self._queue.finish(key)
+                return
+            self._began[key] = time.monotonic()
+            self._idle.clear()
+            try:
+                outcome = await self._one_pass(key)
+            finally:
+                seconds = time.monotonic() - self._began.pop(key)
+                if not self._began:
+                    self._idle.set()
+            self._metrics.reconciles.labels(outcome).inc()
+            self._metrics.reconcile_seconds.observe(seconds)
+
+    async def _one_pass(self, key: ModelKey) -> str:
+        """Returns the outcome; never raises but when cancelled."""
+        where = f"{key.namespace}/{key.name}"
+        try:
+            again_after_seconds = await self._reconcile(key)
+        except asyncio.CancelledError:
+            self._queue.finish(key)
+            raise
+        except NotLeadingError as error:
+            self._queue.finish(key)
+            _log.info("%s: %s", where, error)
+            return "stale"
+        except StaleError as error:
+            self._queue.fail(key)
+            _log.info("%s: observing again: %s", where, error)
+            return "stale"
+        except NameTakenError as error:
+            self._tell(key, NAME_TAKEN, str(error))
+            return self._failed(key, "name_taken", error, _NAME_TAKEN_RETRY_SECONDS)
+        except ApiError as error:
+            if error.is_namespace_ending:
+                self._queue.finish(key, _NAMESPACE_ENDING_SECONDS)
+                _log.debug("%s: %s", where, error)
+                return "done"
+            if not error.is_passing:
+                self._tell(key, WRITE_REFUSED, str(error))
+            kind = "unavailable" if error.is_passing else "refused"
+            return self._failed(key, kind, error, error.retry_after_seconds)
+        except Exception as error:
+            _log.exception("%s: a pass failed unexpectedly", where)
+            return self._failed(key, "unexpected", error, None)
+        self._queue.finish(key, again_after_seconds)
+        return "done"
+
+    def _failed(self, key: ModelKey, kind: str, error: Exception, retry_after_seconds: float | None) -> str:
+        seconds = self._queue.fail(key, retry_after_seconds)
+        self._metrics.reconcile_errors.labels(kind).inc()
+        _log.warning("%s/%s: trying again in %.1f s: %s", key.namespace, key.name, seconds, error)
+        return "error"
+
+    def _tell(self, key: ModelKey, reason: str, message: str) -> None:
+        model = self._cache.model(key)
+        if model is not None:
+            self._events.record(model, PlannedEvent("Warning", reason, message))

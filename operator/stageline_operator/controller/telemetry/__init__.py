@@ -1,0 +1,1 @@
+"""What the operator says of itself: metrics, health endpoints, logs."""

@@ -1,0 +1,135 @@
+"""Names, help texts and labels of the operator's metrics: the one place boards and rules take them from.
+
+`namespace` and `model` are those of a PipelineModel, not of the operator. Every replica shows the state of all models,
+whether it leads or waits, so gauges of models and groups are to be aggregated by max. No pod and no request appears in
+a label.
+"""
+
+from typing import Final
+
+from stageline_api.telemetry import metric_buckets as buckets
+from stageline_api.telemetry.metric_spec import MetricSpec
+
+_MODEL: Final = ("namespace", "model")
+_GROUP: Final = (*_MODEL, "group")
+
+RECONCILE_TOTAL: Final = MetricSpec(
+    "stageline_operator_reconcile_total",
+    "Passes over one PipelineModel, by outcome: done, stale (another writer was first) or error.",
+    ("outcome",),
+)
+RECONCILE_ERRORS_TOTAL: Final = MetricSpec(
+    "stageline_operator_reconcile_errors_total", "Passes that failed and are tried again, by kind of error.", ("kind",)
+)
+RECONCILE_DURATION: Final = MetricSpec(
+    "stageline_operator_reconcile_duration_seconds", "Duration of one pass.", (), buckets.RECONCILE
+)
+QUEUE_DEPTH: Final = MetricSpec("stageline_operator_queue_depth", "PipelineModels that are due and wait for a worker.")
+WATCH_AGE: Final = MetricSpec(
+    "stageline_operator_watch_age_seconds",
+    "Time since the last watch event or full list of a resource; it stays below the relist interval while all is well.",
+    ("resource",),
+)
+RELIST_CORRECTIONS_TOTAL: Final = MetricSpec(
+    "stageline_operator_relist_corrections_total",
+    "Objects that a full list showed and the watch had missed.",
+    ("resource",),
+)
+API_REQUESTS_TOTAL: Final = MetricSpec(
+    "stageline_operator_api_requests_total",
+    "Requests to the API server besides watches; code 0 means no answer.",
+    ("verb", "resource", "code"),
+)
+LEADER: Final = MetricSpec("stageline_operator_leader", "1 while this replica leads, else 0.")
+MODELS: Final = MetricSpec(
+    "stageline_operator_models", "PipelineModels by the status of their Ready condition.", ("ready",)
+)
+GROUPS: Final = MetricSpec("stageline_operator_groups", "Groups by phase.", (*_MODEL, "phase"))
+GROUP_FAILURES_TOTAL: Final = MetricSpec(
+    "stageline_operator_group_failures_total",
+    "Failures of groups by the class of their cause.",
+    (*_MODEL, "failure_class"),
+)
+GROUP_RESTARTS_TOTAL: Final = MetricSpec(
+    "stageline_operator_group_restarts_total",
+    "New incarnations of failed groups by the class of the failure.",
+    (*_MODEL, "failure_class"),
+)
+TIME_TO_READY: Final = MetricSpec(
+    "stageline_operator_group_time_to_ready_seconds",
+    "From the creation of an incarnation's first pod to its group being ready.",
+    (),
+    buckets.LIFECYCLE,
+)
+RECOVERY: Final = MetricSpec(
+    "stageline_operator_group_recovery_seconds",
+    "From the failure of a group to its next incarnation being ready, back-off included.",
+    (),
+    buckets.LIFECYCLE,
+)
+MODEL_INFO: Final = MetricSpec(
+    "stageline_operator_model_info",
+    "Always 1 for each PipelineModel; joins its namespace and name with the model_name that clients ask for.",
+    (*_MODEL, "model_name"),
+)
+MODEL_DESIRED_REPLICAS: Final = MetricSpec(
+    "stageline_operator_model_desired_replicas", "Groups that the spec asks for; 0 while suspended.", _MODEL
+)
+MODEL_READY_REPLICAS: Final = MetricSpec(
+    "stageline_operator_model_ready_replicas", "Groups that answer requests, by the status on record.", _MODEL
+)
+MODEL_UPDATED_REPLICAS: Final = MetricSpec(
+    "stageline_operator_model_updated_replicas",
+    "Groups made from the current template, by the status on record.",
+    _MODEL,
+)
+MODEL_GENERATION: Final = MetricSpec(
+    "stageline_operator_model_generation", "Generation of the spec (metadata.generation).", _MODEL
+)
+MODEL_OBSERVED_GENERATION: Final = MetricSpec(
+    "stageline_operator_model_observed_generation", "Generation of the spec that the status is about.", _MODEL
+)
+MODEL_CONDITION: Final = MetricSpec(
+    "stageline_operator_model_condition",
+    "1 for each condition (Available, Progressing, Degraded, Ready) with the status and reason that it has now.",
+    (*_MODEL, "type", "status", "reason"),
+)
+GROUP_PHASE: Final = MetricSpec(
+    "stageline_operator_group_phase",
+    "1 for the phase that a group is in; no sample for other phases.",
+    (*_GROUP, "phase"),
+)
+GROUP_INCARNATION: Final = MetricSpec(
+    "stageline_operator_group_incarnation",
+    "How often the group's pods have been made anew; 1 is the first life.",
+    _GROUP,
+)
+GROUP_RESTARTS_LEFT: Final = MetricSpec(
+    "stageline_operator_group_restarts_left",
+    "Restarts that a group has left in its window (spec.restart) before it is left down.",
+    _GROUP,
+)
+GROUP_LAST_FAILURE: Final = MetricSpec(
+    "stageline_operator_group_last_failure_timestamp_seconds",
+    "Unix time of a group's newest failure on record, with the stage that failed first and the class of the cause.",
+    (*_GROUP, "stage", "failure_class"),
+)
+STAGE_NOT_READY: Final = MetricSpec(
+    "stageline_operator_stage_not_ready",
+    "1 for each stage of a group that is not ready, with the reason: Starting, Unschedulable, ImagePull, "
+    "NotStarted, NodeLost, Ending, NoPod.",
+    (*_GROUP, "stage", "reason"),
+)
+LONGEST_PASS: Final = MetricSpec(
+    "stageline_operator_longest_pass_seconds",
+    "How long the longest pass under way has been running; 0 while none is.",
+)
+BUILD_INFO: Final = MetricSpec("stageline_operator_build_info", "Always 1; the version is a label.", ("version",))
+
+ALL_METRICS: Final = (
+    RECONCILE_TOTAL, RECONCILE_ERRORS_TOTAL, RECONCILE_DURATION, QUEUE_DEPTH, WATCH_AGE, RELIST_CORRECTIONS_TOTAL,
+    API_REQUESTS_TOTAL, LEADER, MODELS, GROUPS, GROUP_FAILURES_TOTAL, GROUP_RESTARTS_TOTAL, TIME_TO_READY, RECOVERY,
+    MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS, MODEL_UPDATED_REPLICAS, MODEL_GENERATION,
+    MODEL_OBSERVED_GENERATION, MODEL_CONDITION, GROUP_PHASE, GROUP_INCARNATION, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE,
+    STAGE_NOT_READY, LONGEST_PASS, BUILD_INFO,
+)  # fmt: skip

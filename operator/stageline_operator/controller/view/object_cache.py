@@ -1,0 +1,153 @@
+"""What the operator knows of the cluster: the newest version seen of each object, from watches, lists and own writes.
+
+A version never gives way to an older one, so the operator always sees its own writes. What was deleted does not come
+back by a late event of the same life (uid). Only fields that are used are kept. Belongs to one event loop.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from stageline_api.resource import pipeline_model
+from stageline_operator.controller.client.resources import ModelKey, ObjectId, id_of, model_key_of
+from stageline_operator.controller.settings import FIELD_MANAGER
+from stageline_operator.planner.objects.field_ownership import owned_fields
+from stageline_operator.planner.observed.observed_objects import OWNED_FIELDS
+
+_REMEMBERED_DELETIONS: Final = 10_000
+_UNUSED_POD_SPEC: Final = frozenset({"containers", "initContainers", "volumes", "affinity", "tolerations"})
+Manifest = Mapping[str, Any]
+
+
+class ObjectCache:
+    """Objects by identity, and the models they belong to. `on_change` hears of each model that something changed of."""
+
+    def __init__(self, on_change: Callable[[ModelKey], None] = lambda _: None) -> None:
+        self._objects: dict[ObjectId, Manifest] = {}
+        self._of_model: dict[ModelKey, set[ObjectId]] = defaultdict(set)
+        self._deleted_uids: OrderedDict[str, None] = OrderedDict()
+        self._on_change = on_change
+
+    def get(self, identity: ObjectId) -> Manifest | None:
+        """One object."""
+        return self._objects.get(identity)
+
+    def model(self, key: ModelKey) -> Manifest | None:
+        """One PipelineModel."""
+        return self._objects.get(ObjectId(pipeline_model.KIND, key.namespace, key.name))
+
+    def of_model(self, key: ModelKey) -> Iterator[tuple[ObjectId, Manifest]]:
+        """Everything labelled as belonging to a model."""
+        for identity in sorted(self._of_model.get(key, ())):
+            yield identity, self._objects[identity]
+
+    def of_kind(self, kind: str) -> Iterator[tuple[ObjectId, Manifest]]:
+        """All objects of a kind."""
+        for identity, manifest in list(self._objects.items()):
+            if identity.kind == kind:
+                yield identity, manifest
+
+    def model_keys(self) -> list[ModelKey]:
+        """All PipelineModels, and those that only their objects are left of."""
+        own = {ModelKey(identity.namespace, identity.name) for identity, _ in self.of_kind(pipeline_model.KIND)}
+        return sorted(own | {key for key, members in self._of_model.items() if members})
+
+    def put(self, kind: str, manifest: Manifest) -> bool:
+        """Take a version in; returns False for one that is older than, or the same as, what is known."""
+        identity, metadata = id_of(kind, manifest), manifest["metadata"]
+        known = self._objects.get(identity)
+        if metadata.get("uid") in self._deleted_uids:
+            return False
+        if known is not None and version_of(manifest) <= version_of(known):
+            return False
+        self._forget(identity)
+        self._objects[identity] = _kept(kind, manifest)
+        if (key := _member_of(kind, manifest)) is not None:
+            self._of_model[key].add(identity)
+        self._tell(kind, identity, known, manifest)
+        return True
+
+    def remove(self, kind: str, manifest: Manifest) -> bool:
+        """An object was deleted; a deletion of an earlier life of the same name changes nothing."""
+        identity, uid = id_of(kind, manifest), manifest["metadata"].get("uid")
+        if uid is not None:
+            self._deleted_uids[uid] = None
+            while len(self._deleted_uids) > _REMEMBERED_DELETIONS:
+                self._deleted_uids.popitem(last=False)
+        known = self._objects.get(identity)
+        if known is None or known["metadata"].get("uid") != uid:
+            return False
+        self._forget(identity)
+        self._tell(kind, identity, known, None)
+        return True
+
+    def replace(
+        self, kind: str, namespace: str, listed: Sequence[Manifest], version: int, key: ModelKey | None = None
+    ) -> int:
+        """Take in a full list of a kind (of one namespace unless empty, of one model when `key` is given).
+
+        What is known, not listed, and not newer than the list's `version` is gone. Returns how many objects were
+        unknown or gone; a newer version of a known one may just be on its way.
+        """
+        names = {id_of(kind, each) for each in listed}
+        unknown = names - self._objects.keys()
+        for each in listed:
+            self.put(kind, each)
+        wrong = len(unknown)
+        for identity, known in self.of_kind(kind):
+            if identity in names or namespace not in ("", identity.namespace) or version_of(known) > version:
+                continue
+            if key is None or _member_of(kind, known) == key:
+                wrong += self.remove(kind, known)
+        return wrong
+
+    def _forget(self, identity: ObjectId) -> None:
+        known = self._objects.pop(identity, None)
+        if known is not None and (key := _member_of(identity.kind, known)) is not None:
+            self._of_model[key].discard(identity)
+            if not self._of_model[key]:
+                del self._of_model[key]
+
+    def _tell(self, kind: str, identity: ObjectId, before: Manifest | None, after: Manifest | None) -> None:
+        keys = {_member_of(kind, each) for each in (before, after) if each is not None}
+        if kind == pipeline_model.KIND:
+            keys.add(ModelKey(identity.namespace, identity.name))
+        if kind == "Node" and _taints(before) != _taints(after):
+            pods = (pod for _, pod in self.of_kind("Pod") if pod.get("spec", {}).get("nodeName") == identity.name)
+            keys |= {_member_of("Pod", pod) for pod in pods}
+        for key in keys - {None}:
+            if key is not None:
+                self._on_change(key)
+
+
+def _member_of(kind: str, manifest: Manifest) -> ModelKey | None:
+    return None if kind in (pipeline_model.KIND, "Node") else model_key_of(manifest)
+
+
+def _taints(node: Manifest | None) -> set[str | None]:
+    """Keys of a node's taints: all that is read of a node."""
+    return {None} if node is None else {taint.get("key") for taint in node.get("spec", {}).get("taints") or []}
+
+
+def version_of(manifest: Manifest) -> int:
+    """resourceVersion as a number: versions of one resource grow, also from one life of a name to the next."""
+    return int(manifest["metadata"].get("resourceVersion") or 0)
+
+
+def _kept(kind: str, manifest: Manifest) -> Manifest:
+    """Without what nobody reads: most of an object's size is who wrote which field, and what it was made from."""
+    kept = {name: value for name, value in manifest.items() if name != "metadata"}
+    kept["metadata"] = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
+    match kind:
+        case "Pod":
+            spec = manifest.get("spec", {})
+            kept["spec"] = {name: value for name, value in spec.items() if name not in _UNUSED_POD_SPEC}
+        case "Node":
+            identity = {name: manifest["metadata"].get(name) for name in ("name", "uid", "resourceVersion")}
+            kept = {"metadata": identity, "spec": {"taints": manifest.get("spec", {}).get("taints") or []}}
+        case "ConfigMap":
+            kept = {"metadata": kept["metadata"], "data": kept.get("data") or {}}
+        case "Service" | "PodDisruptionBudget" | "NetworkPolicy":
+            owned = owned_fields(manifest["metadata"], FIELD_MANAGER)
+            kept = {"metadata": kept["metadata"]} | ({} if owned is None else {OWNED_FIELDS: owned})
+    return kept

@@ -1,0 +1,78 @@
+"""From the cache to what the planner is told of one model. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from stageline_api import labels
+from stageline_api.resource import pipeline_model
+from stageline_api.resource.recorded_status import read_status
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_operator.controller.client.resources import ModelKey, ObjectId, controller_of
+from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.planner.observed.observed_objects import applied_hashes, owned_by, revision_specs
+from stageline_operator.planner.types import ObjectKey, Observed, PodTrouble
+
+_POD_LABELS: Final = (labels.GROUP, labels.STAGE, labels.INCARNATION)
+_GONE_TAINTS: Final = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"})
+
+
+def observe(
+    cache: ObjectCache,
+    key: ModelKey,
+    status: PipelineModelStatus,
+    secrets: Iterable[str],
+    layers_of_pod: Mapping[str, str],
+    trouble_of_pod: Mapping[str, PodTrouble],
+    watches_nodes: bool = False,
+) -> Observed:
+    """Everything known of a model. `secrets` are names of Secrets that were made for this very model.
+
+    Where nodes aren't watched none is called lost: that the cache lacks a node says nothing then, but the pods may.
+    """
+    model = cache.model(key)
+    uid = None if model is None else model["metadata"]["uid"]
+    pods: list[Mapping[str, Any]] = []
+    objects: dict[ObjectKey, Mapping[str, Any]] = {("Secret", name): {} for name in secrets}
+    for identity, manifest in cache.of_model(key):
+        if identity.kind == "Pod":
+            if is_stage_pod(manifest, key):
+                pods.append(manifest)
+        elif (controller_of(manifest) or {}).get("uid") == uid and "deletionTimestamp" not in manifest["metadata"]:
+            objects[identity.kind, identity.name] = manifest
+    names = {pod["metadata"]["name"] for pod in pods}
+    nodes = {pod.get("spec", {}).get("nodeName", "") for pod in pods} if watches_nodes else set()
+    return Observed(
+        status=status,
+        pods=tuple(pods),
+        objects=frozenset(objects),
+        layers_of_pod={name: layers for name, layers in layers_of_pod.items() if name in names},
+        trouble_of_pod={name: trouble for name, trouble in trouble_of_pod.items() if name in names},
+        applied_hashes=applied_hashes(objects),
+        owned_fields=owned_by(objects),
+        revision_specs=revision_specs(each for (kind, _), each in objects.items() if kind == "ConfigMap"),
+        lost_nodes=lost_nodes(cache, nodes),
+        sees_nodes=watches_nodes,
+    )
+
+
+def is_stage_pod(manifest: Mapping[str, Any], key: ModelKey) -> bool:
+    """Whether a pod labelled with the model is one of its stages, of whatever life of the model, or an orphan."""
+    own = manifest["metadata"].get("labels") or {}
+    if any(not own.get(label, "").isdecimal() for label in _POD_LABELS):
+        return False
+    owner = controller_of(manifest)
+    return owner is None or (owner.get("kind") == pipeline_model.KIND and owner.get("name") == key.name)
+
+
+def recorded_status(model: Mapping[str, Any]) -> PipelineModelStatus:
+    """What can be read of the status on record. Nothing is as good as none: incarnations go on above those of pods."""
+    return read_status(model.get("status"))
+
+
+def lost_nodes(cache: ObjectCache, nodes: Collection[str]) -> frozenset[str]:
+    """Of the names given, those of nodes that are gone or whose kubelet the control plane has given up on."""
+    return frozenset(name for name in nodes if name and _is_lost(cache.get(ObjectId("Node", "", name))))
+
+
+def _is_lost(node: Mapping[str, Any] | None) -> bool:
+    return node is None or any(taint.get("key") in _GONE_TAINTS for taint in node["spec"]["taints"])

@@ -1,0 +1,151 @@
+"""Which of a group's failures is the cause: the one that no other explains.
+
+A lost peer names its peer and a lost engine is in stage 0's pod, so both are followed to the end they point at. What
+they point at may be seen a moment later than they are, so a group that shows nothing but consequences is given
+`SETTLE_SECONDS` before a consequence is taken at its word. Where several failures stand alone, the earliest is it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from signal import Signals
+from typing import Final
+
+from pydantic import ValidationError
+
+from stageline_api.failures import CLASS_OF_EXIT_CODE, CONSEQUENCES, FailureClass, TerminationMessage
+from stageline_operator.planner.observed.container_end import ContainerEnd
+
+SETTLE_SECONDS: Final = 5.0
+"""Kubelets note ends in whole seconds, and a busy one tells of an end some seconds later."""
+_ENGINE: Final = "engine"
+_LONGEST_DETAIL: Final = 1000
+_CLASS_OF_POD_REASON: Final = {
+    "Evicted": FailureClass.EVICTED,
+    "Preempting": FailureClass.EVICTED,
+    "Terminated": FailureClass.EVICTED,
+    "NodeShutdown": FailureClass.EVICTED,
+    "NodeLost": FailureClass.NODE_LOST,
+    # The kubelet refuses a pod that the scheduler placed on stale knowledge.
+    "NodeAffinity": FailureClass.UNSCHEDULABLE,
+    "UnexpectedAdmissionError": FailureClass.UNSCHEDULABLE,
+}
+"""What a kubelet says of a pod that failed as a whole; `OutOfcpu` and its like are refusals too."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One container's end, classified. `peer` is the stage it blames."""
+
+    end: ContainerEnd
+    failure_class: FailureClass
+    peer: int | None
+    detail: str
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it points at another failure, or (having drained in peace) explains none."""
+        return self.failure_class in CONSEQUENCES or self.end.exit_code == 0
+
+    @property
+    def is_waiting_in_vain(self) -> bool:
+        """Whether it only says that others did not come, which a stage without a node or an image explains."""
+        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT
+
+
+@dataclass(frozen=True)
+class Settling:
+    """Only consequences are seen so far; look again."""
+
+    seconds: float
+
+
+def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settling | None:
+    """The cause among the ends of one incarnation; None when nothing has failed."""
+    failures = sorted((classify(end) for end in ends), key=lambda failure: failure.end.finished_at)
+    if not failures:
+        return None
+    candidate = _follow(failures)
+    if not candidate.is_consequence:
+        return candidate
+    # The clock of another machine may be ahead: never wait longer than the whole settling time.
+    waited = max(0.0, (now - failures[0].end.finished_at).total_seconds())
+    if waited < SETTLE_SECONDS:
+        return Settling(SETTLE_SECONDS - waited)
+    return candidate
+
+
+def _follow(failures: Sequence[Failure]) -> Failure:
+    """Walk from the earliest failure that blames or stands alone to the one at the end of its chain."""
+    drained = next((failure for failure in failures if failure.failure_class is FailureClass.EVICTED), failures[0])
+    current = next((failure for failure in failures if failure.end.exit_code != 0), drained)
+    seen: list[Failure] = []
+    while current.is_consequence and current not in seen:
+        seen.append(current)
+        blamed = _blamed(current, failures)
+        if blamed is None:
+            break
+        current = blamed
+    if not current.is_consequence:
+        return current
+    return next((failure for failure in failures if not failure.is_consequence), current)
+
+
+def _blamed(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
+    """The failure that a consequence points at, one that explains itself before one that blames on."""
+    if failure.failure_class is FailureClass.ENGINE_LOST:
+        pointed_at = [each for each in failures if each.end.container == _ENGINE]
+    else:
+        pointed_at = [each for each in failures if each.end.stage == failure.peer and each.end.container != _ENGINE]
+    pointed_at = [each for each in pointed_at if each != failure and each.end.exit_code != 0]
+    return min(pointed_at, key=lambda each: each.is_consequence, default=None)
+
+
+def classify(end: ContainerEnd) -> Failure:
+    """Class and words of one end: its own last words first, then exit code, then what the kubelet saw."""
+    if end.reason == "OOMKilled":
+        return Failure(end, FailureClass.OOM_KILLED, None, "killed by the kernel: out of memory")
+    last_words = _last_words(end.message)
+    if last_words is not None:
+        return Failure(end, last_words.failure_class, last_words.peer, last_words.detail)
+    failure_class, detail = _seen_from_outside(end)
+    last_line = _last_line(end.message)
+    if failure_class is FailureClass.KILLED and last_line:
+        return Failure(end, failure_class, None, f"{detail}; last words: {last_line}")
+    return Failure(end, failure_class, None, last_line or detail)
+
+
+def _last_words(text: str) -> TerminationMessage | None:
+    try:
+        return TerminationMessage.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _last_line(text: str) -> str:
+    """The last line that says something: what is left of a log tells its end there."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_DETAIL] if lines else ""
+
+
+def _seen_from_outside(end: ContainerEnd) -> tuple[FailureClass, str]:
+    if end.reason in _CLASS_OF_POD_REASON:
+        return _CLASS_OF_POD_REASON[end.reason], end.reason
+    if end.exit_code is None:
+        refused = end.reason.startswith("OutOf")
+        unstarted = FailureClass.IMAGE_PULL if "Image" in end.reason else FailureClass.INTERNAL
+        return (FailureClass.UNSCHEDULABLE if refused else unstarted), end.reason
+    if end.signal or end.exit_code > 128:
+        return FailureClass.KILLED, f"killed by {signal_name(end.signal or end.exit_code - 128)}"
+    if end.exit_code == 0:
+        return FailureClass.INTERNAL, "ended with exit status 0 and does not say that it was told to"
+    failure_class = CLASS_OF_EXIT_CODE.get(end.exit_code, FailureClass.INTERNAL)
+    return failure_class, f"ended with exit status {end.exit_code} without a message"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; the number where the system knows no name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

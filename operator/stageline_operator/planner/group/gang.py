@@ -1,0 +1,60 @@
+"""All stages of a group or none: how long a group may hold nodes for some of its stages, and who tries first.
+
+Kubernetes places pod by pod, so two groups can each take half of what is free and wait for the other's half for ever.
+So a group that has nodes for some of its stages only gives them back after a time, and tries again later. Two rules
+end the deadlock: of one model's groups only the first in order keeps its place while the others step back, and limits
+and waits differ between models by a jitter, so that one of two steps back before the other and finds it placed after.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from stageline_api.resource.status import GroupStatus
+from stageline_operator.planner.context import Context
+from stageline_operator.planner.observed.observed_pod import ObservedPod
+from stageline_operator.planner.types import GroupPhase
+
+FIRST_WAIT_SECONDS: Final = 5.0
+LONGEST_WAIT_SECONDS: Final = 60.0
+_PLACE_SEEKING: Final = (GroupPhase.CREATING, GroupPhase.STARTING)
+
+
+def find_first_unplaced(
+    groups: Sequence[GroupStatus], pods_of: Mapping[int, Sequence[ObservedPod]], stage_counts: Mapping[int, int]
+) -> int | None:
+    """Lowest index of a group that waits for nodes, or gave some back."""
+    return min((each.index for each in groups if _is_unplaced(each, pods_of, stage_counts)), default=None)
+
+
+def _is_unplaced(
+    group: GroupStatus, pods_of: Mapping[int, Sequence[ObservedPod]], stage_counts: Mapping[int, int]
+) -> bool:
+    if group.phase == GroupPhase.WAITING:
+        return True
+    placed = {pod.stage for pod in pods_of.get(group.index, ()) if pod.placed}
+    return group.phase in _PLACE_SEEKING and len(placed) < stage_counts[group.index]
+
+
+def keeps_its_place(group: GroupStatus, first_unplaced: int | None) -> bool:
+    """Whether it is the group's turn to look for nodes: no group before it does."""
+    return first_unplaced is None or group.index <= first_unplaced
+
+
+def held_until(context: Context, group: GroupStatus, pods: Sequence[ObservedPod], is_first: bool) -> datetime | None:
+    """When a group must give its nodes back; None while it holds none, or has all it needs."""
+    placed = [pod for pod in pods if pod.placed]
+    if not placed or len(placed) == len(pods):
+        return None
+    started = group.since or context.now
+    held_since = max(started, min(pod.placed_at or started for pod in placed))
+    seconds = context.model.spec.timeouts.scheduling_seconds
+    # The first of a model's groups holds on for longer than those after it, and differently long in each model.
+    patience = 1.1 + context.jitter(group) / 2 if is_first else 1.0
+    return held_since + timedelta(seconds=seconds * patience)
+
+
+def next_try(context: Context, group: GroupStatus) -> datetime:
+    """When a group that gave its nodes back tries again: later each time, and at its own moment."""
+    longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(group.attempts, 10))
+    return context.now + timedelta(seconds=longest * (0.5 + context.jitter(group) / 2))

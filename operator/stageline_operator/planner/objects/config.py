@@ -1,0 +1,74 @@
+"""The resolved config of a model's containers, and the ConfigMap that carries it."""
+
+import json
+from typing import Any, Final, assert_never
+
+from stageline_api import labels
+from stageline_api.resource.model_source import (
+    ClaimSource,
+    FileSource,
+    HubSource,
+    ImageSource,
+    ModelSource,
+    PackageSource,
+)
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_operator.planner.objects.identity import config_map_name, object_metadata, shaping_spec
+
+CONFIG_DIR: Final = "/etc/stageline"
+CONFIG_FILE: Final = "config.json"
+SPEC_FILE: Final = "spec.json"
+"""What the revision was made from, for the operator itself: a group that keeps it may have to be made again."""
+CACHE_DIR: Final = "/var/cache/stageline"
+SOURCE_DIR: Final = "/var/lib/stageline/source"
+"""Where a source that is a volume of its own is mounted."""
+
+
+def build_config(model: PipelineModel) -> RuntimeConfig:
+    """Apply all defaults; what containers read is complete."""
+    engine = model.spec.engine
+    return RuntimeConfig(
+        model_name=model.name,
+        namespace=model.namespace,
+        served_name=model.served_name,
+        source=_source_in_containers(model.spec.model.parsed_source).canonical,
+        cache_dir=CACHE_DIR,
+        stage_count=model.spec.parallelism.pipeline,
+        dtype=engine.dtype,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        prefix_cache=engine.prefix_cache,
+        graphs=engine.graphs,
+        device=engine.device,
+        seed=engine.seed,
+        stage_layers=model.spec.stage_layers,
+        network_interface=model.spec.network.interface,
+        timeouts=model.spec.timeouts.to_runtime(),
+    )
+
+
+def build_config_map(model: PipelineModel, revision: str) -> dict[str, Any]:
+    """The config of one revision; immutable, since another revision has another name."""
+    spec = json.dumps(shaping_spec(model), indent=2, sort_keys=True)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": object_metadata(model, config_map_name(model, revision), "config", **{labels.REVISION: revision}),
+        "immutable": True,
+        "data": {CONFIG_FILE: build_config(model).model_dump_json(indent=2) + "\n", SPEC_FILE: spec + "\n"},
+    }
+
+
+def _source_in_containers(source: ModelSource) -> ModelSource:
+    """What the containers see: a source that is a volume is a directory to them."""
+    match source:
+        case ClaimSource(path=path):
+            return FileSource(f"{SOURCE_DIR}/{path}" if path else SOURCE_DIR)
+        case ImageSource():
+            return FileSource(SOURCE_DIR)
+        case FileSource() | HubSource() | PackageSource():
+            return source
+        case _:
+            assert_never(source)

@@ -1,0 +1,104 @@
+"""Names, labels, owners and revisions of the objects that belong to a PipelineModel."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stageline_api import labels
+from stageline_api.resource.pipeline_model import API_VERSION, KIND, PipelineModel
+
+_REVISION_DIGITS: Final = 10
+SHAPELESS_FIELDS: Final = ("replicas", "restart", "rollout", "suspend")
+"""Spec fields that no pod is made from, so changing them replaces nothing."""
+
+
+@dataclass(frozen=True)
+class GroupIncarnation:
+    """One life of one copy of the pipeline."""
+
+    group: int
+    incarnation: int
+
+
+def revision_of(model: PipelineModel) -> str:
+    """Hash of what a person asks of the pods. Two models with one revision ask for the same pods.
+
+    Defaults are left out, so an operator that knows more fields, or another default image, restarts nothing.
+    """
+    text = json.dumps([shaping_spec(model), model.served_name], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_DIGITS]
+
+
+def shaping_spec(model: PipelineModel) -> dict[str, Any]:
+    """The part of the spec that pods are made from, as a person would write it: without defaults."""
+    spec = model.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for name in ("schedulingSeconds", "resumeWindowSeconds"):
+        spec.get("timeouts", {}).pop(name, None)
+    return {name: value for name, value in spec.items() if name not in SHAPELESS_FIELDS and value != {}}
+
+
+def pod_name(model: PipelineModel, life: GroupIncarnation, stage: int) -> str:
+    """`<model>-<group>-<incarnation>-<stage>`: the stable axis before the ephemeral one."""
+    return f"{model.name}-{life.group}-{life.incarnation}-{stage}"
+
+
+def headless_service_name(model: PipelineModel) -> str:
+    """Name under which stages find each other."""
+    return f"{model.name}-stages"
+
+
+def engine_service_name(model: PipelineModel) -> str:
+    """Name of the service in front of the engines."""
+    return f"{model.name}-engine"
+
+
+def config_map_name(model: PipelineModel, revision: str) -> str:
+    """One ConfigMap for each revision: a group keeps reading the config it was made from."""
+    return f"{model.name}-{revision}"
+
+
+def disruption_budget_name(model: PipelineModel) -> str:
+    """Budget of all stage pods of the model."""
+    return model.name
+
+
+def incarnation_policy_name(model: PipelineModel, life: GroupIncarnation) -> str:
+    """Network policy under which the pods of one incarnation reach each other."""
+    return f"{model.name}-{life.group}-{life.incarnation}"
+
+
+def bus_secret_name(model: PipelineModel) -> str:
+    """Secret with the plan bus's shared token.
+
+    The operator may make Secrets and not look at them, so it must be able to tell one life of a model from the next by
+    the name: a Secret that is there already is then never one that the garbage collector is about to take.
+    """
+    uid = model.metadata.uid
+    life = "" if uid is None else "-" + hashlib.sha256(uid.encode()).hexdigest()[:8]
+    return f"{model.name}-bus{life}"
+
+
+def model_labels(model: PipelineModel, component: str) -> dict[str, str]:
+    """Labels of every object of the model."""
+    return {
+        labels.APP_NAME: "stageline",
+        labels.APP_INSTANCE: model.name,
+        labels.APP_COMPONENT: component,
+        labels.APP_PART_OF: "stageline",
+        labels.APP_MANAGED_BY: "stageline-operator",
+        labels.MODEL: model.name,
+    }
+
+
+def object_metadata(model: PipelineModel, name: str, component: str, **extra_labels: str) -> dict[str, Any]:
+    """`metadata` of an object, owned by the model when the model has a uid (a file's model has none)."""
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": model.namespace,
+        "labels": model_labels(model, component) | extra_labels,
+    }
+    if model.metadata.uid is not None:
+        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": model.name, "uid": model.metadata.uid}
+        metadata["ownerReferences"] = [owner | {"controller": True, "blockOwnerDeletion": True}]
+    return metadata

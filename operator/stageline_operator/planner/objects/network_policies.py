@@ -1,0 +1,61 @@
+"""NetworkPolicies of a model: who may open a connection to its pods. Nothing else may.
+
+Stages of one incarnation reach each other on all ports, since Gloo and NCCL choose theirs; a policy can't say "of the
+same incarnation as mine", so each incarnation has one of its own. What pods may reach is left open: models are fetched
+from anywhere. Policies add up, so a person's own may close it (examples/network).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stageline_api import labels, ports
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects.identity import GroupIncarnation, incarnation_policy_name, object_metadata
+from stageline_operator.planner.types import Peers, Setting
+
+
+def build_incarnation_policy(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
+    """Pods of one incarnation reach each other, and no other incarnation's."""
+    own = {
+        labels.MODEL: model.name,
+        labels.GROUP: str(life.group),
+        labels.INCARNATION: str(life.incarnation),
+    }
+    rule = {"from": [{"podSelector": {"matchLabels": own}}]}
+    return _policy(model, incarnation_policy_name(model, life), own, [rule])
+
+
+def build_access_policies(model: PipelineModel, setting: Setting) -> list[dict[str, Any]]:
+    """The gateway reaches engines, the operator and Prometheus what engines and stages say of themselves."""
+    every_stage = {labels.MODEL: model.name}
+    stage_zero = every_stage | {labels.STAGE: "0"}
+    health = [_rule([setting.operator, setting.prometheus], ports.STAGE_HEALTH)]
+    engine = [_rule([setting.gateway, setting.operator, setting.prometheus], ports.ENGINE_HTTP)]
+    return [
+        _policy(model, f"{model.name}-stages", every_stage, health),
+        _policy(model, f"{model.name}-engine", stage_zero, engine),
+    ]
+
+
+def _policy(
+    model: PipelineModel, name: str, selected: Mapping[str, str], rules: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": object_metadata(model, name, "network"),
+        "spec": {
+            "podSelector": {"matchLabels": dict(selected)},
+            "policyTypes": ["Ingress"],
+            "ingress": [dict(rule) for rule in rules],
+        },
+    }
+
+
+def _rule(peers: Sequence[Peers], port: int) -> dict[str, Any]:
+    return {"from": [_peer(each) for each in peers], "ports": [{"protocol": "TCP", "port": port}]}
+
+
+def _peer(peers: Peers) -> dict[str, Any]:
+    namespaces = {} if peers.namespace is None else {"matchLabels": {"kubernetes.io/metadata.name": peers.namespace}}
+    return {"podSelector": {"matchLabels": dict(peers.pod_labels)}, "namespaceSelector": namespaces}

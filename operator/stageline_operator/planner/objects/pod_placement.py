@@ -1,0 +1,76 @@
+"""Where a stage pod may run: selectors, tolerations, classes, and how near to the other stages of its group."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stageline_api import labels
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects.identity import GroupIncarnation
+
+_MOST_WEIGHT = 100
+
+
+def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, Any]:
+    """The fields of a pod's spec that schedulers read."""
+    template, stages = model.spec.template, model.spec.stages
+    selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
+    tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
+    wanted: dict[str, Any] = {
+        "nodeSelector": selector,
+        "tolerations": [each.model_dump(by_alias=True, exclude_none=True) for each in tolerations],
+        "affinity": _affinity(model, life),
+        "priorityClassName": template.priority_class_name,
+        "schedulerName": template.scheduler_name,
+        "runtimeClassName": template.runtime_class_name,
+    }
+    return {field: value for field, value in wanted.items() if value}
+
+
+def given_metadata(model: PipelineModel, life: GroupIncarnation, stage: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations of the template, with placeholders filled in."""
+    value_of = {
+        "MODEL": model.name,
+        "GROUP": str(life.group),
+        "INCARNATION": str(life.incarnation),
+        "STAGE": str(stage),
+        "STAGES": str(model.spec.parallelism.pipeline),
+    }
+    template = model.spec.template
+    return _filled(template.labels, value_of), _filled(template.annotations, value_of)
+
+
+def _filled(texts: Mapping[str, str], value_of: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: re.sub(r"\$\(([A-Z]+)\)", lambda found: value_of.get(found[1], found[0]), text)
+        for key, text in texts.items()
+    }
+
+
+def _affinity(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
+    """The template's rules and the placement's, which are about the pods of the own incarnation."""
+    placement, given = model.spec.placement, model.spec.template.affinity
+    own = {labels.MODEL: model.name, labels.GROUP: str(life.group), labels.INCARNATION: str(life.incarnation)}
+    affinity: dict[str, Any] = given.model_dump(by_alias=True, exclude_none=True)
+    if placement.colocate is not None:
+        _add(affinity, "podAffinity", "required", _term(own, placement.colocate))
+    match placement.spread:
+        case "Required":
+            _add(affinity, "podAntiAffinity", "required", _term(own, placement.topology_key))
+        case "Preferred":
+            preferred = {"weight": _MOST_WEIGHT, "podAffinityTerm": _term(own, placement.topology_key)}
+            _add(affinity, "podAntiAffinity", "preferred", preferred)
+        case "None":
+            pass
+    return affinity
+
+
+def _term(matched: Mapping[str, str], topology_key: str) -> dict[str, Any]:
+    return {"labelSelector": {"matchLabels": dict(matched)}, "topologyKey": topology_key}
+
+
+def _add(affinity: dict[str, Any], kind: str, strength: str, term: Mapping[str, Any]) -> None:
+    field = f"{strength}DuringSchedulingIgnoredDuringExecution"
+    rules = dict(affinity.get(kind, {}))
+    rules[field] = [*rules.get(field, []), dict(term)]
+    affinity[kind] = rules

@@ -1,0 +1,82 @@
+"""Volumes of a stage pod and where its containers see them."""
+
+from typing import Any, Final, assert_never
+
+from stageline_api.resource.model import CacheSpec
+from stageline_api.resource.model_source import ClaimSource, FileSource, HubSource, ImageSource, PackageSource
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.volume import VolumeSpec
+from stageline_operator.planner.objects.config import CACHE_DIR, CONFIG_DIR, SOURCE_DIR
+from stageline_operator.planner.objects.identity import config_map_name
+
+_SHARED_MEMORY_BYTES: Final = "1Gi"
+"""Limit of /dev/shm, through which NCCL talks within a node; a container's default of 64 MiB is too little for it."""
+
+
+def pod_volumes(model: PipelineModel, revision: str) -> list[dict[str, Any]]:
+    """The pod's volumes: Stageline's own, the model's source where it is one, and those of the template."""
+    return [
+        {"name": "config", "configMap": {"name": config_map_name(model, revision)}},
+        {"name": "cache", **_cache(model.spec.model.cache)},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_BYTES}},
+        *({"name": "source", **source} for source in [_source_volume(model)] if source is not None),
+        *({"name": each.name, **_template_volume(each)} for each in model.spec.template.volumes),
+    ]
+
+
+def container_mounts(model: PipelineModel, writes_cache: bool) -> list[dict[str, Any]]:
+    """Where a container sees the volumes; the cache is read-only unless it fetches files into it."""
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
+        {"name": "cache", "mountPath": CACHE_DIR, "readOnly": not writes_cache},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    match model.spec.model.parsed_source:
+        case FileSource(path=path):
+            # At its own path, so that the source means the same inside and outside.
+            mounts.append({"name": "source", "mountPath": path, "readOnly": True})
+        case ClaimSource() | ImageSource():
+            mounts.append({"name": "source", "mountPath": SOURCE_DIR, "readOnly": True})
+        case HubSource() | PackageSource():
+            pass
+        case source:
+            assert_never(source)
+    for each in model.spec.template.volumes:
+        mounts.append({"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only})
+    return mounts
+
+
+def _cache(cache: CacheSpec) -> dict[str, Any]:
+    if cache.host_path is not None:
+        return {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+    if cache.claim_name is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
+    return {"emptyDir": {} if cache.size_limit is None else {"sizeLimit": cache.size_limit}}
+
+
+def _source_volume(model: PipelineModel) -> dict[str, Any] | None:
+    match model.spec.model.parsed_source:
+        case FileSource(path=path):
+            return {"hostPath": {"path": path, "type": "Directory"}}
+        case ClaimSource(claim=claim):
+            return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        case ImageSource(reference=reference):
+            return {"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}
+        case HubSource() | PackageSource():
+            return None
+        case source:
+            assert_never(source)
+
+
+def _template_volume(volume: VolumeSpec) -> dict[str, Any]:
+    if volume.claim_name is not None:
+        return {"persistentVolumeClaim": {"claimName": volume.claim_name, "readOnly": volume.read_only}}
+    if volume.host_path is not None:
+        return {"hostPath": {"path": volume.host_path, "type": ""}}
+    if volume.config_map_name is not None:
+        return {"configMap": {"name": volume.config_map_name}}
+    if volume.secret_name is not None:
+        return {"secret": {"secretName": volume.secret_name}}
+    return {"emptyDir": {"sizeLimit": volume.empty_dir_size_limit}}

@@ -1,0 +1,97 @@
+"""The objects of a model besides its pods: which are missing or differ from what is wanted, and which are left over.
+
+Each carries the hash of the manifest it was made from, and its `managedFields` say whether somebody has changed it
+since, so that nothing is read, and nothing written, while all is well.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stageline_api import labels
+from stageline_api.conditions import EventReason
+from stageline_api.resource.status import GroupStatus
+from stageline_operator.planner.context import Context
+from stageline_operator.planner.objects import (
+    GroupIncarnation,
+    build_access_policies,
+    build_bus_secret,
+    build_config_map,
+    build_disruption_budget,
+    build_engine_service,
+    build_headless_service,
+    build_incarnation_policy,
+)
+from stageline_operator.planner.objects.field_ownership import owns_all_of
+from stageline_operator.planner.objects.identity import config_map_name
+from stageline_operator.planner.types import Deletion, ObjectKey, PlannedEvent
+
+_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget")
+"""Kinds of which a model may have some that it wants no more. Services and the Secret last as long as the model."""
+
+
+@dataclass(frozen=True)
+class SharedObjects:
+    """What becomes of them in one pass."""
+
+    apply: tuple[dict[str, Any], ...]
+    delete: tuple[Deletion, ...]
+    events: tuple[PlannedEvent, ...]
+
+
+def plan_shared_objects(context: Context, groups: Sequence[GroupStatus], random_token: str) -> SharedObjects:
+    """What to apply, which is not there, was made from another manifest, or was edited, and what to delete.
+
+    Deleted are configs of revisions and policies of incarnations that no group has any more.
+    """
+    manifests = list(_wanted(context, groups, random_token))
+    wanted = {_key(each) for each in manifests}
+    wanted |= {("ConfigMap", config_map_name(context.model, group.revision)) for group in groups}
+    stale = sorted(key for key in context.observed.objects if key[0] in _REMADE_KINDS and key not in wanted)
+    edited = [each for each in manifests if _was_edited(context, each)]
+    missing = tuple(each for each in manifests if _differs(context, each) or each in edited)
+    deletions = tuple(Deletion(kind, name) for kind, name in stale)
+    return SharedObjects(missing, deletions, tuple(_restored(each) for each in edited))
+
+
+def _wanted(context: Context, groups: Sequence[GroupStatus], random_token: str) -> Iterator[dict[str, Any]]:
+    model = context.model
+    yield build_config_map(model, context.revision)
+    yield build_bus_secret(model, random_token)
+    changing = [build_headless_service(model), build_engine_service(model)]
+    if not model.spec.suspend:
+        changing.append(build_disruption_budget(model))
+    changing += build_access_policies(model, context.setting)
+    changing += [build_incarnation_policy(model, GroupIncarnation(each.index, each.incarnation)) for each in groups]
+    yield from (_hashed(each) for each in changing)
+
+
+def _hashed(manifest: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(manifest, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return manifest | {"metadata": manifest["metadata"] | {"annotations": {labels.APPLIED_HASH: digest}}}
+
+
+def _differs(context: Context, manifest: dict[str, Any]) -> bool:
+    key = _key(manifest)
+    if key not in context.observed.objects:
+        return True
+    made_from = context.observed.applied_hashes.get(key)
+    wanted = manifest["metadata"].get("annotations", {}).get(labels.APPLIED_HASH)
+    return made_from is not None and made_from != wanted
+
+
+def _was_edited(context: Context, manifest: dict[str, Any]) -> bool:
+    owned = context.observed.owned_fields.get(_key(manifest))
+    return owned is not None and not _differs(context, manifest) and not owns_all_of(owned, manifest)
+
+
+def _restored(manifest: dict[str, Any]) -> PlannedEvent:
+    kind, name = _key(manifest)
+    return PlannedEvent("Normal", EventReason.OBJECT_RESTORED, f"{kind} {name} was edited and is made as it was")
+
+
+def _key(manifest: dict[str, Any]) -> ObjectKey:
+    return manifest["kind"], manifest["metadata"]["name"]

@@ -1,0 +1,94 @@
+"""Environment of a stage pod's containers: the pod contract, then what the template adds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stageline_api import env, ports
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects.config import CONFIG_DIR, CONFIG_FILE
+from stageline_operator.planner.objects.identity import (
+    GroupIncarnation,
+    bus_secret_name,
+    headless_service_name,
+    pod_name,
+)
+from stageline_operator.planner.objects.secret import TOKEN_KEY
+
+TERMINATION_PATH = "/dev/termination-log"
+
+
+def master_address(model: PipelineModel, life: GroupIncarnation) -> str:
+    """DNS name of stage 0 of one incarnation; no pod of an older one can resolve or join it by accident."""
+    return f"{pod_name(model, life, 0)}.{headless_service_name(model)}.{model.namespace}.svc"
+
+
+def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int) -> list[dict[str, Any]]:
+    """Variables of the `stage` and `engine` containers."""
+    stage_count = str(model.spec.parallelism.pipeline)
+    leader = master_address(model, life)
+    return [
+        *base_env(model),
+        {"name": env.POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {
+            "name": env.BUS_TOKEN,
+            "valueFrom": {"secretKeyRef": {"name": bus_secret_name(model), "key": TOKEN_KEY}},
+        },
+        _literal(env.STAGE_INDEX, str(stage)),
+        _literal(env.STAGE_COUNT, stage_count),
+        _literal(env.GROUP_INDEX, str(life.group)),
+        _literal(env.INCARNATION, str(life.incarnation)),
+        _literal(env.MASTER_ADDR, leader),
+        _literal(env.MASTER_PORT, str(ports.RENDEZVOUS)),
+        _literal(env.RANK, str(stage)),
+        _literal(env.WORLD_SIZE, stage_count),
+        _literal(env.LWS_LEADER_ADDRESS, leader),
+        _literal(env.LWS_GROUP_SIZE, stage_count),
+        _literal(env.LWS_WORKER_INDEX, str(stage)),
+    ]
+
+
+def network_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """Variables of the `stage` container alone: which interface NCCL and Gloo take, and what the network adds."""
+    network = model.spec.network
+    given = {variable.name: variable.value for variable in network.env}
+    # NCCL reads a plain name as a prefix, so that eth1 would match eth10 too.
+    chosen = {} if network.interface is None else {
+        "NCCL_SOCKET_IFNAME": f"={network.interface}", "GLOO_SOCKET_IFNAME": network.interface
+    }  # fmt: skip
+    # What a person set for all containers is not overruled by what follows from the interface.
+    taken = {variable.name for variable in model.spec.template.env} - set(given)
+    return [_literal(name, value) for name, value in (chosen | given).items() if name not in taken]
+
+
+def prepare_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """Variables of the `prepare` container."""
+    return [*base_env(model), *hub_token_env(model)]
+
+
+def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """The Hub token, for the containers that fetch: `prepare`, and `stage` for its own shards; never the engine."""
+    reference = model.spec.model.token_secret_ref
+    if reference is None:
+        return []
+    secret = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
+    return [{"name": env.HF_TOKEN, "valueFrom": secret}]
+
+
+def base_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """What all containers have. The root file system is read-only, so temporary files go to the `/tmp` volume."""
+    return [
+        _literal(env.CONFIG, f"{CONFIG_DIR}/{CONFIG_FILE}"),
+        _literal(env.TERMINATION_PATH, TERMINATION_PATH),
+        _literal("TMPDIR", "/tmp"),
+        *(_literal(variable.name, variable.value) for variable in model.spec.template.env),
+    ]
+
+
+def literals(variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables with the values as they are."""
+    return [_literal(name, value) for name, value in variables.items()]
+
+
+def _literal(name: str, value: str) -> dict[str, Any]:
+    # `$(NAME)` in a value would be expanded, and `$$` stands for one `$`.
+    return {"name": name, "value": value.replace("$", "$$")}

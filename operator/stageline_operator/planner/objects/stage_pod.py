@@ -1,0 +1,168 @@
+"""The pod of one stage: `prepare` first, then `stage`, and in stage 0 the `engine` beside it."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from stageline_api import labels, ports
+from stageline_api.resource.model_source import HubSource
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.pod import ResourcesSpec
+from stageline_operator.planner.objects.identity import (
+    GroupIncarnation,
+    headless_service_name,
+    object_metadata,
+    pod_name,
+)
+from stageline_operator.planner.objects.pod_placement import given_metadata, pod_placement
+from stageline_operator.planner.objects.pod_volumes import container_mounts, pod_volumes
+from stageline_operator.planner.objects.stage_env import (
+    TERMINATION_PATH,
+    hub_token_env,
+    literals,
+    network_env,
+    prepare_env,
+    stage_env,
+)
+
+STAGE_CONTAINER: Final = "stage"
+ENGINE_CONTAINER: Final = "engine"
+PREPARE_CONTAINER: Final = "prepare"
+
+_STARTUP_SECONDS: Final = 180
+"""Until the health endpoint must answer: imports on a busy machine, not loading, which the runtime times itself."""
+
+
+def build_stage_pod(
+    model: PipelineModel,
+    life: GroupIncarnation,
+    stage: int,
+    revision: str,
+    default_image: str,
+    tracing_env: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Manifest of stage `stage` (0 to P - 1); `default_image` is used when the template names none.
+
+    The engine gets `tracing_env`, as far as the template doesn't set these variables itself.
+    """
+    name = pod_name(model, life, stage)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(model, life, stage, revision),
+        "spec": {
+            "restartPolicy": "Never",
+            "hostname": name,
+            "subdomain": headless_service_name(model),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
+            "securityContext": _pod_security(model),
+            **pod_placement(model, life, stage),
+            "initContainers": [_prepare_container(model, default_image)],
+            "containers": _containers(model, life, stage, default_image, tracing_env),
+            "volumes": pod_volumes(model, revision),
+        },
+    }
+
+
+def _metadata(model: PipelineModel, life: GroupIncarnation, stage: int, revision: str) -> dict[str, Any]:
+    given_labels, annotations = given_metadata(model, life, stage)
+    stage_labels = {
+        labels.GROUP: str(life.group),
+        labels.STAGE: str(stage),
+        labels.INCARNATION: str(life.incarnation),
+        labels.REVISION: revision,
+    }
+    metadata = object_metadata(model, pod_name(model, life, stage), "stage", **given_labels, **stage_labels)
+    return metadata | ({"annotations": annotations} if annotations else {})
+
+
+def _prepare_container(model: PipelineModel, default_image: str) -> dict[str, Any]:
+    return _container(model, PREPARE_CONTAINER, default_image) | {"env": prepare_env(model)}
+
+
+def _containers(
+    model: PipelineModel, life: GroupIncarnation, stage: int, default_image: str, tracing_env: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    environment = stage_env(model, life, stage)
+    stage_container: dict[str, Any] = _container(model, STAGE_CONTAINER, default_image) | {
+        "env": _with_later(environment, [*hub_token_env(model), *network_env(model)]),
+        "ports": [
+            _port("health", ports.STAGE_HEALTH),
+            *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 else []),
+        ],
+        "resources": _resources(model, stage),
+        **_probes(ports.STAGE_HEALTH),
+    }
+    if model.spec.network.rdma_resource is not None:
+        # RDMA pins its buffers in memory, which the lock limit of a container would refuse.
+        stage_container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
+    if stage != 0:
+        return [stage_container]
+    engine_container = _container(model, ENGINE_CONTAINER, default_image) | {
+        "env": _with_later(literals(tracing_env), environment),
+        "ports": [_port("http", ports.ENGINE_HTTP), _port("plan-bus", ports.PLAN_BUS)],
+        **_probes(ports.ENGINE_HTTP),
+    }
+    return [stage_container, engine_container]
+
+
+def _container(model: PipelineModel, command: str, default_image: str) -> dict[str, Any]:
+    return {
+        "name": command,
+        "image": model.spec.template.image or default_image,
+        "command": ["stageline", command],
+        "terminationMessagePath": TERMINATION_PATH,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": model.spec.template.security_context.run_as_non_root,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": container_mounts(model, writes_cache=_writes_cache(model, command)),
+    }
+
+
+def _writes_cache(model: PipelineModel, command: str) -> bool:
+    """Stages fetch their own shards of a model that comes from the Hub; all else is there before they start."""
+    fetches_shards = isinstance(model.spec.model.parsed_source, HubSource)
+    return command == PREPARE_CONTAINER or (command == STAGE_CONTAINER and fetches_shards)
+
+
+def _probes(port: int) -> dict[str, Any]:
+    alive, ready = ({"httpGet": {"path": path, "port": port}} for path in ("/healthz", "/readyz"))
+    return {
+        "startupProbe": alive | {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": _STARTUP_SECONDS},
+        "readinessProbe": ready | {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3},
+        # A stage that computes holds the interpreter for a while; only a long silence means it hangs.
+        "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
+    }
+
+
+def _resources(model: PipelineModel, stage: int) -> dict[str, Any]:
+    override = model.spec.stages[stage].resources if model.spec.stages else None
+    resources: ResourcesSpec = model.spec.template.resources if override is None else override
+    named = {"requests": dict(resources.requests), "limits": dict(resources.limits)}
+    device = model.spec.network.rdma_resource
+    if device is not None:
+        named["limits"].setdefault(device, "1")
+    return {kind: amounts for kind, amounts in named.items() if amounts}
+
+
+def _with_later(entries: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both lists of variables; of two with one name the later one."""
+    return list({each["name"]: each for each in (*entries, *later)}.values())
+
+
+def _pod_security(model: PipelineModel) -> dict[str, Any]:
+    given = model.spec.template.security_context.model_dump(mode="json", by_alias=True)
+    return {name: value for name, value in given.items() if value != []} | {
+        "seccompProfile": {"type": "RuntimeDefault"}
+    }
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}

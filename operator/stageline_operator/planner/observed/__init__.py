@@ -1,0 +1,1 @@
+"""Manifests with status, read once into the facts that planning needs."""

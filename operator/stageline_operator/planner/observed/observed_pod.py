@@ -1,0 +1,145 @@
+"""A pod manifest with status, read once into the few facts that planning needs."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from stageline_api import labels
+from stageline_api.failures import FailureClass
+from stageline_operator.planner.observed.container_end import ContainerEnd, container_ends, container_statuses, moment
+from stageline_operator.planner.types import PodTrouble
+
+IMAGE_TROUBLE: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+"""What a kubelet says of an image it can't get. It tries again by itself, and a pulled image never gets here again."""
+_CONFIG_TROUBLE: Final = "CreateContainerConfigError"
+"""A Secret or ConfigMap that a container names is not there; the kubelet looks again by itself."""
+_BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Why a pod's containers don't start, through no fault of theirs. `since` is None where nobody says."""
+
+    failure_class: FailureClass
+    container: str
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True)
+class ObservedPod:
+    """One stage pod. `note` is a sentence about what it waits for."""
+
+    name: str
+    group: int
+    incarnation: int
+    stage: int
+    revision: str
+    node: str
+    ready: bool
+    deleting: bool
+    note: str
+    ends: tuple[ContainerEnd, ...]
+    placed: bool
+    """Whether it has a node."""
+    placed_at: datetime | None
+    lost: bool
+    """Whether its node is lost: it counts as dead, and no kubelet will say so."""
+    blocked: Blocked | None
+    disruption: str
+    """Who is about to end it and why, where Kubernetes says so."""
+
+
+def read_pod(
+    pod: Mapping[str, Any], now: datetime, lost_nodes: Collection[str] = (), trouble: PodTrouble | None = None
+) -> ObservedPod:
+    """Read a pod; raises `KeyError` when it lacks Stageline's labels (the observer selects by them).
+
+    `trouble` counts only while the pod still waits for its containers.
+    """
+    metadata, status = pod["metadata"], pod.get("status", {})
+    own_labels = metadata["labels"]
+    stage = int(own_labels[labels.STAGE])
+    conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
+    node = pod.get("spec", {}).get("nodeName", "")
+    scheduled = conditions.get("PodScheduled", {})
+    return ObservedPod(
+        name=metadata["name"],
+        group=int(own_labels[labels.GROUP]),
+        incarnation=int(own_labels[labels.INCARNATION]),
+        stage=stage,
+        revision=own_labels.get(labels.REVISION, ""),
+        node=node,
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        note=_note(status),
+        ends=tuple(container_ends(status, stage, now)),
+        placed=scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses")),
+        placed_at=moment(scheduled.get("lastTransitionTime")),
+        lost=node in lost_nodes or status.get("reason") == FailureClass.NODE_LOST,
+        blocked=_unscheduled(scheduled)
+        or next(_image_trouble(status), None)
+        or next(_config_trouble(status), None)
+        or (_not_started(trouble) if trouble is not None and waits_for_containers(pod) else None),
+        disruption=_disruption(conditions.get("DisruptionTarget", {})),
+    )
+
+
+def _unscheduled(scheduled: Mapping[str, Any]) -> Blocked | None:
+    if scheduled.get("status") != "False":
+        return None
+    reason = str(scheduled.get("reason", ""))
+    words = str(scheduled.get("message") or reason)
+    return Blocked(FailureClass.UNSCHEDULABLE, "", reason, words, moment(scheduled.get("lastTransitionTime")))
+
+
+def _image_trouble(status: Mapping[str, Any]) -> Iterator[Blocked]:
+    for each, _ in container_statuses(status):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in IMAGE_TROUBLE:
+            since = moment(status.get("startTime"))
+            words = str(waiting.get("message") or waiting["reason"])
+            yield Blocked(FailureClass.IMAGE_PULL, each["name"], waiting["reason"], words, since)
+
+
+def _config_trouble(status: Mapping[str, Any]) -> Iterator[Blocked]:
+    for each, _ in container_statuses(status):
+        waiting = each.get("state", {}).get("waiting", {})
+        if waiting.get("reason") == _CONFIG_TROUBLE:
+            since, words = moment(status.get("startTime")), str(waiting.get("message") or _CONFIG_TROUBLE)
+            yield Blocked(FailureClass.NOT_STARTED, each["name"], _CONFIG_TROUBLE, words, since)
+
+
+def _not_started(trouble: PodTrouble) -> Blocked:
+    return Blocked(FailureClass.NOT_STARTED, "", trouble.reason, f"{trouble.reason}: {trouble.message}", trouble.since)
+
+
+def waits_for_containers(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has a node and no container has got anywhere: what it waits for, its status does not say."""
+    status = pod.get("status", {})
+    states = [each.get("state", {}) for each, _ in container_statuses(status)]
+    is_bound = bool(pod.get("spec", {}).get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
+    is_young = status.get("phase", "Pending") == "Pending"
+    return is_bound and is_young and all(state.get("waiting", {}).get("reason") in _BEING_MADE for state in states)
+
+
+def _disruption(condition: Mapping[str, Any]) -> str:
+    if condition.get("status") != "True":
+        return ""
+    return ": ".join(text for text in (condition.get("reason", ""), condition.get("message", "")) if text)
+
+
+def _note(status: Mapping[str, Any]) -> str:
+    for each, _ in container_statuses(status):
+        match each.get("state", {}):
+            case {"waiting": waiting} if waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
+                return f"{each['name']}: {waiting.get('reason', '')}: {waiting.get('message', '')}".rstrip(": ")
+            case {"terminated": {"exitCode": int(code)}} if code != 0:
+                return f"{each['name']} ended with exit status {code}"
+            case {"running": _} if not each.get("ready"):
+                return f"{each['name']} is starting"
+    return ""

@@ -1,0 +1,1 @@
+"""The status that is written: counts, conditions, progress."""

@@ -1,0 +1,158 @@
+"""Conditions of a PipelineModel, from the phases of its groups.
+
+Available: somebody answers. Ready: everything is as the spec says. Progressing: something is under way, and has not
+run out of time. Degraded means that a person must act: a group stays down until the spec changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from stageline_api.conditions import ConditionType, Reason
+from stageline_api.failures import FailureClass
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import Condition, FailureRecord, GroupStatus, StageObserved
+from stageline_operator.planner.group.group_failure import failure_sentence, spent_sentence
+from stageline_operator.planner.types import GroupPhase
+
+_RESTARTING = (GroupPhase.TERMINATING, GroupPhase.BACKING_OFF)
+_REASON_OF_ROW = {
+    FailureClass.UNSCHEDULABLE: Reason.UNSCHEDULABLE,
+    FailureClass.IMAGE_PULL: Reason.IMAGE_PULL,
+    FailureClass.NOT_STARTED: Reason.NOT_STARTED,
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the conditions are about. `is_overdue`: no group has become ready within the progress deadline."""
+
+    groups: Sequence[GroupStatus]
+    failures: Sequence[FailureRecord]
+    model: PipelineModel
+    revision: str
+    is_overdue: bool = False
+
+    @property
+    def ready(self) -> list[GroupStatus]:
+        """Groups that answer."""
+        return [group for group in self.groups if group.phase == GroupPhase.READY]
+
+    @property
+    def wanted(self) -> int:
+        """Groups that there should be."""
+        return 0 if self.model.spec.suspend else self.model.spec.replicas
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all wanted groups answer, none is left over, and no more are outdated than should be."""
+        outdated = sum(group.revision != self.revision for group in self.groups)
+        return len(self.ready) == len(self.groups) == self.wanted and outdated <= self.model.spec.rollout.partition
+
+    def last_failure(self, group: GroupStatus) -> FailureRecord | None:
+        """The latest failure of a group."""
+        return next((failure for failure in self.failures if failure.group == group.index), None)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    holds: bool
+    reason: Reason
+    message: str = ""
+
+
+def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetime) -> tuple[Condition, ...]:
+    """All four conditions; `last_transition_time` moves only when a condition's status does."""
+    counted = f"{len(judged.ready)} of {judged.wanted} groups are ready"
+    available = bool(judged.ready)
+    degraded, progressing = _degraded(judged), _progressing(judged)
+    verdicts = {
+        ConditionType.AVAILABLE: _Verdict(
+            available, Reason.AS_EXPECTED if available else Reason.GROUPS_NOT_READY, counted
+        ),
+        ConditionType.PROGRESSING: progressing,
+        ConditionType.DEGRADED: degraded,
+        ConditionType.READY: _ready(judged, degraded, progressing, counted),
+    }
+    before = {condition.type: condition for condition in previous}
+    generation = judged.model.metadata.generation
+    return tuple(_condition(kind, each, before.get(kind), generation, now) for kind, each in verdicts.items())
+
+
+def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: str) -> _Verdict:
+    """Its reason is the one that a person sees in `kubectl get`: why not, in one word."""
+    if judged.model.spec.suspend:
+        return _Verdict(False, Reason.SUSPENDED, counted)
+    if judged.is_complete:
+        return _Verdict(True, Reason.ALL_GROUPS_READY, counted)
+    why = next((each for each in (degraded, progressing) if each.reason is not Reason.AS_EXPECTED), None)
+    if why is None:
+        return _Verdict(False, Reason.GROUPS_NOT_READY, counted)
+    return _Verdict(False, why.reason, f"{counted}; {why.message}" if why.message else counted)
+
+
+def _progressing(judged: Judged) -> _Verdict:
+    if judged.model.spec.suspend:
+        return _Verdict(bool(judged.groups), Reason.SUSPENDED, "spec.suspend is true")
+    under_way = _under_way(judged)
+    if under_way is not None and judged.is_overdue:
+        seconds = judged.model.spec.rollout.progress_deadline_seconds
+        message = f"no group became ready within rollout.progressDeadlineSeconds ({seconds} s)"
+        waits = f"{message}; {under_way.message}" if under_way.message else message
+        return _Verdict(False, Reason.PROGRESS_DEADLINE_EXCEEDED, waits)
+    return under_way or _Verdict(False, Reason.AS_EXPECTED)
+
+
+def _under_way(judged: Judged) -> _Verdict | None:
+    """What goes on, the worst first; None when nothing does."""
+    restarting = [group for group in judged.groups if group.phase in _RESTARTING]
+    if restarting:
+        failure = judged.last_failure(restarting[0])
+        return _Verdict(True, Reason.BACKING_OFF, failure_sentence(failure) if failure else "")
+    for group in judged.groups:
+        blocked = next((row for row in group.stages if row.reason in _REASON_OF_ROW), None)
+        if blocked is not None and group.phase in (GroupPhase.CREATING, GroupPhase.STARTING):
+            return _Verdict(True, _REASON_OF_ROW[FailureClass(blocked.reason)], _pending_sentence(group, blocked))
+        if group.phase == GroupPhase.WAITING:
+            failure = judged.last_failure(group)
+            reason = _REASON_OF_ROW.get(failure.failure_class) if failure else None
+            return _Verdict(True, reason or Reason.UNSCHEDULABLE, failure_sentence(failure) if failure else "")
+    running = [group for group in judged.groups if group.phase not in (GroupPhase.READY, GroupPhase.FAILED)]
+    if judged.groups and any(group.revision != judged.revision for group in judged.groups) and not judged.is_complete:
+        updated = sum(group.revision == judged.revision for group in judged.groups)
+        return _Verdict(True, Reason.ROLLING_OUT, f"{updated} of {judged.wanted} groups have the current revision")
+    return _Verdict(True, Reason.GROUPS_STARTING) if running or len(judged.groups) != judged.wanted else None
+
+
+def _pending_sentence(group: GroupStatus, row: StageObserved) -> str:
+    since = f" since {row.since:%Y-%m-%dT%H:%M:%SZ}" if row.since is not None else ""
+    return f"stage {row.index} of group {group.index} is pending{since}: {row.message}"
+
+
+def _degraded(judged: Judged) -> _Verdict:
+    down = [group for group in judged.groups if group.phase == GroupPhase.FAILED]
+    if not down:
+        return _Verdict(False, Reason.AS_EXPECTED)
+    failure = judged.last_failure(down[0])
+    if failure is None:
+        return _Verdict(True, Reason.GROUP_FAILED, f"group {down[0].index} is down and its failure is not on record")
+    if failure.failure_class is FailureClass.BAD_CONFIG:
+        sentence = f"{failure_sentence(failure)}; correct the spec, it is not tried again as it is"
+        return _Verdict(True, Reason.BAD_CONFIGURATION, sentence)
+    sentence = f"{failure_sentence(failure)}; {spent_sentence(len(down[0].restarts))}"
+    return _Verdict(True, Reason.RESTART_BUDGET_SPENT, sentence)
+
+
+def _condition(
+    kind: ConditionType, verdict: _Verdict, before: Condition | None, generation: int | None, now: datetime
+) -> Condition:
+    status = "True" if verdict.holds else "False"
+    unchanged = before is not None and before.status == status
+    return Condition(
+        type=kind,
+        status=status,
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time if before is not None and unchanged else now,
+        reason=verdict.reason,
+        message=verdict.message,
+    )

@@ -1,0 +1,88 @@
+"""The status of a PipelineModel as a whole: counts, conditions, the clock of its progress, and what to tell of it."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from stageline_api import labels
+from stageline_api.conditions import ConditionType, EventReason, Reason
+from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_operator.planner.context import Context
+from stageline_operator.planner.status.model_conditions import Judged, model_conditions
+from stageline_operator.planner.types import GroupPhase, PlannedEvent
+
+KEPT_FAILURES: Final = 5
+
+
+def next_status(
+    context: Context, groups: tuple[GroupStatus, ...], failures: tuple[FailureRecord, ...], retired_incarnation: int
+) -> PipelineModelStatus:
+    """The status to write before anything else is done."""
+    model, before = context.model, context.observed.status
+    progressed_at = context.now if _has_progressed(context, groups) else before.progressed_at or context.now
+    deadline = timedelta(seconds=model.spec.rollout.progress_deadline_seconds)
+    judged = Judged(
+        groups=groups,
+        failures=failures,
+        model=model,
+        revision=context.revision,
+        is_overdue=context.now - progressed_at >= deadline,
+    )
+    return PipelineModelStatus(
+        observed_generation=model.metadata.generation,
+        replicas=len(groups),
+        ready_replicas=sum(group.phase == GroupPhase.READY for group in groups),
+        updated_replicas=sum(group.revision == context.revision for group in groups),
+        selector=f"{labels.MODEL}={model.name},{labels.STAGE}=0",
+        url=context.setting.gateway_urls.get(model.namespace, ""),
+        retired_incarnation=retired_incarnation,
+        restart_request=context.restart_request,
+        progressed_at=progressed_at,
+        conditions=model_conditions(judged, before.conditions, context.now),
+        groups=groups,
+        last_failures=failures,
+    )
+
+
+def progress_deadline(context: Context, status: PipelineModelStatus) -> float | None:
+    """Seconds until the progress deadline passes; None while nothing is under way, or when it has passed."""
+    if _holds(status, ConditionType.READY) or status.progressed_at is None or context.model.spec.suspend:
+        return None
+    deadline = timedelta(seconds=context.model.spec.rollout.progress_deadline_seconds)
+    left = (status.progressed_at + deadline - context.now).total_seconds()
+    return left if left > 0 else None
+
+
+def model_events(context: Context, status: PipelineModelStatus) -> tuple[PlannedEvent, ...]:
+    """What became true of the model as a whole in this pass."""
+    before, events = context.observed.status, []
+    if context.restart_requested:
+        message = f"annotation {labels.RESTART} is {context.restart_request!r}: failed groups are tried again"
+        events.append(PlannedEvent("Normal", EventReason.RESTART_REQUESTED, message))
+    now, then = _reason(status, ConditionType.PROGRESSING), _reason(before, ConditionType.PROGRESSING)
+    if now == Reason.PROGRESS_DEADLINE_EXCEEDED != then:
+        condition = next(each for each in status.conditions if each.type == ConditionType.PROGRESSING)
+        events.append(PlannedEvent("Warning", EventReason.PROGRESS_DEADLINE_EXCEEDED, condition.message))
+    if now == Reason.SUSPENDED != then:
+        events.append(PlannedEvent("Normal", EventReason.SUSPENDED, "spec.suspend is true: all groups are removed"))
+    if then == Reason.SUSPENDED != now:
+        events.append(PlannedEvent("Normal", EventReason.RESUMED, "spec.suspend is false: groups are made again"))
+    return tuple(events)
+
+
+def _has_progressed(context: Context, groups: Sequence[GroupStatus]) -> bool:
+    """Whether the clock starts anew: another spec, one more group that is ready, or the end of a good time."""
+    before = context.observed.status
+    was_ready = {group.index for group in before.groups if group.phase == GroupPhase.READY}
+    is_ready = {group.index for group in groups if group.phase == GroupPhase.READY}
+    return context.spec_changed or bool(is_ready - was_ready) or (
+        _holds(before, ConditionType.READY) and is_ready != was_ready
+    )  # fmt: skip
+
+
+def _holds(status: PipelineModelStatus, kind: ConditionType) -> bool:
+    return any(each.type == kind and each.status == "True" for each in status.conditions)
+
+
+def _reason(status: PipelineModelStatus, kind: ConditionType) -> str:
+    return next((each.reason for each in status.conditions if each.type == kind), "")

@@ -1,0 +1,133 @@
+"""What goes into planning and what comes out of it.
+
+Whoever executes a plan writes `status` first, then deletes, then applies: an incarnation is on record before its pods
+exist, and a failure is on record before its evidence is deleted. A status that can't be written (somebody else wrote
+meanwhile) ends the pass. A pod that is applied is new: one that exists already under its name is the same pod.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from stageline_api import labels
+from stageline_api.resource.status import PipelineModelStatus
+
+ObjectKey = tuple[str, str]
+"""(kind, name) of an object in the model's namespace."""
+
+
+class GroupPhase(StrEnum):
+    """Where a group is in its life."""
+
+    CREATING = "Creating"
+    """The incarnation is on record; its pods are being made."""
+    STARTING = "Starting"
+    READY = "Ready"
+    REPLACING = "Replacing"
+    """The template changed: the old pods are being drained; the next incarnation takes their place."""
+    DRAINING = "Draining"
+    """Not wanted any more: its pods are being drained, then it is gone."""
+    TERMINATING = "Terminating"
+    """A container failed: what is left of the incarnation is being deleted."""
+    BACKING_OFF = "BackingOff"
+    WAITING = "Waiting"
+    """It found nodes for some of its stages only and gave them back; it tries again."""
+    FAILED = "Failed"
+    """Left down until the spec changes."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Who may reach a model's pods from outside, as pod labels and the namespace that holds them (None: any)."""
+
+    pod_labels: Mapping[str, str]
+    namespace: str | None = None
+
+
+def _component(name: str) -> Peers:
+    return Peers({labels.APP_NAME: "stageline", labels.APP_COMPONENT: name})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for every model and every pass."""
+
+    default_image: str
+    gateway: Peers = field(default_factory=lambda: _component("gateway"))
+    operator: Peers = field(default_factory=lambda: _component("operator"))
+    prometheus: Peers = field(default_factory=lambda: Peers({labels.APP_NAME: "prometheus"}))
+    gateway_urls: Mapping[str, str] = field(default_factory=dict)
+    """Base URL of the gateway that serves a namespace's models, by namespace."""
+    tracing_env: Mapping[str, str] = field(default_factory=dict)
+    """OTEL_* variables of engine containers, where a model's template doesn't set them itself."""
+
+
+@dataclass(frozen=True)
+class PodTrouble:
+    """What keeps a kubelet from making a pod's containers, in its words. `since` is None where nobody says."""
+
+    reason: str
+    message: str
+    since: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything seen of one model. Pods and objects are those labelled with the model's name.
+
+    `status` must be the latest that was written; the rest may lag, but must never go back in time.
+    """
+
+    status: PipelineModelStatus = field(default_factory=PipelineModelStatus)
+    pods: Sequence[Mapping[str, Any]] = ()
+    objects: frozenset[ObjectKey] = frozenset()
+    layers_of_pod: Mapping[str, str] = field(default_factory=dict)
+    """What stages report of themselves (`0-14`), by pod name; it may be incomplete."""
+    trouble_of_pod: Mapping[str, PodTrouble] = field(default_factory=dict)
+    """What kubelets say of pods that wait for their containers, by pod name; it may be incomplete, or out of date."""
+    applied_hashes: Mapping[ObjectKey, str] = field(default_factory=dict)
+    """Annotation `stageline.dev/applied-hash` of the objects that carry one; an object whose hash differs from what is
+    wanted is applied again, one that is not listed here is left as it is."""
+    owned_fields: Mapping[ObjectKey, str] = field(default_factory=dict)
+    """What the operator applied to an object and still owns, as `field_ownership.owned_fields`; an object of which
+    that is less than what is wanted was edited, and is applied again. One that is not listed here is left as it is."""
+    revision_specs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Spec that each revision was made from, by revision: `spec.json` of the ConfigMap that carries the revision's
+    label. A group that keeps an old revision can be made again from it."""
+    lost_nodes: frozenset[str] = frozenset()
+    """Nodes that are gone, or whose kubelet the control plane has given up on (taint `node.kubernetes.io/unreachable`
+    or `out-of-service`). Their pods count as dead, and are deleted without waiting for the kubelet."""
+    sees_nodes: bool = True
+    """Whether whoever observes would know of a lost node; if not, it is told from the pods."""
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """One object to delete. `grace_seconds` None leaves it to the object; 0 doesn't wait for the kubelet at all."""
+
+    kind: str
+    name: str
+    grace_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class PlannedEvent:
+    """One Kubernetes Event on the PipelineModel."""
+
+    type: str
+    """`Normal` or `Warning`."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step. `requeue_after_seconds` None waits for the next change."""
+
+    status: PipelineModelStatus
+    apply: tuple[dict[str, Any], ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    requeue_after_seconds: float | None = None
+    events: tuple[PlannedEvent, ...] = ()

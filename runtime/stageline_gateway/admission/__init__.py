@@ -1,0 +1,1 @@
+"""Who may come in: keys, limits, bodies and the memory they hold."""

@@ -1,0 +1,226 @@
+"""Whether a request may come in now: its key's limits, the queue before its model, and room in this gateway at all.
+
+What can be known without a request's body is checked before that is read, and all of it again when it has been read.
+The queue of a model is its requests that have no first token yet, wherever they wait. Each choice of a request is one
+more for the engine, so it takes one more place everywhere, until it has ended. A request is let in by entering its
+permit, which raises `ApiError` instead when there is no room, and what it still holds is given back on leaving.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_gateway.admission.body_memory import BodyHold, Intake
+from stageline_gateway.admission.key_limits import Allowance, Exceeded, KeyUse
+from stageline_gateway.admission.keys import ANYONE, Caller
+from stageline_gateway.admission.keys_file import KeysFile
+from stageline_gateway.engine_client.stream_events import StreamEvent
+from stageline_gateway.errors import ApiError, bad_value
+from stageline_gateway.telemetry.metrics import GatewayMetrics
+
+
+@dataclass(slots=True)
+class Admission:
+    """All that is let in and counted. `keys` None lets everyone in, without limits of their own."""
+
+    metrics: GatewayMetrics
+    keys: KeysFile | None = None
+    queue_limit: int = 1024
+    """Choices of one model's requests that may wait for their first token."""
+    open_limit: int = 4096
+    """Choices of all requests that may be open: each holds buffers and a connection to an engine."""
+    retry_after_seconds: float = 2.0
+    intake: Intake = field(default_factory=Intake)
+    """Bytes of bodies."""
+    now_seconds: Callable[[], float] = time.monotonic
+    waiting: Counter[str] = field(default_factory=Counter)
+    open: int = 0
+    closed_because: str = ""
+    """Why nothing is let in any more; empty while it is."""
+    leaving_because: str = ""
+    """Why clients should go elsewhere by now, though what comes is still let in."""
+    _uses: dict[str, KeyUse] = field(default_factory=dict)
+
+    def caller_of(self, authorization: str | None) -> Caller:
+        """Who sent the header `Authorization`; raises ApiError 401."""
+        return ANYONE if self.keys is None else self.keys.ring.caller_of(authorization)
+
+    def close(self, reason: str) -> None:
+        """Let nothing in from now on."""
+        self.closed_because = reason
+
+    def body_of(self, caller: Caller) -> BodyHold:
+        """What counts the body of a request of `caller`; raises ApiError 429 or 503 when it need not be read at all."""
+        try:
+            self._check_caller(self.use_of(caller))
+        except ApiError as error:
+            raise self._counted(caller, error) from None
+        return BodyHold(self.intake)
+
+    def leave(self, reason: str) -> None:
+        """Say from now on that clients belong elsewhere."""
+        self.leaving_because = reason
+
+    @property
+    def unwelcoming_because(self) -> str:
+        """Why new requests don't belong here; empty while they do."""
+        return self.closed_because or self.leaving_because
+
+    def permit(self, caller: Caller, model: str, hold: BodyHold, places: int = 1) -> "Permit":
+        """What lets one request of `caller` in, whose body `hold` counts; the permit gives that back too.
+
+        `places` is how many choices it asks for; raises ApiError 400 when so many could never come in together.
+        """
+        if places > 1:
+            self._check_ever(caller, places)
+        return Permit(self, caller, model, hold.keep(), places)
+
+    def use_of(self, caller: Caller) -> KeyUse:
+        """The use of a key, brought up to now."""
+        use = self._uses.setdefault(caller.name, KeyUse())
+        use.follow(caller.limits, self.now_seconds())
+        return use
+
+    def headers_for(self, caller: Caller) -> dict[str, str]:
+        """The `x-ratelimit-*` headers of OpenAI's API, for the limits that the key of `caller` has."""
+        written: dict[str, str] = {}
+        for allowance in self.use_of(caller).allowances():
+            written |= _headers_of(allowance)
+        return written
+
+    def check(self, caller: Caller, use: KeyUse, model: str, places: int) -> None:
+        """Raise ApiError 429 or 503 when one more request of `model` with so many choices has no room."""
+        try:
+            self._check_caller(use, places)
+            if self.waiting[model] + places > self.queue_limit:
+                message = f"{self.waiting[model]} requests wait for model '{model}', and {_no_more(places)}."
+                raise self._full(message, "queue_full")
+        except ApiError as error:
+            raise self._counted(caller, error) from None
+
+    def _check_ever(self, caller: Caller, places: int) -> None:
+        """Raise ApiError 400 when waiting would not help: the key or this gateway never takes so many choices."""
+        bounds = {"this gateway's queue": self.queue_limit, "this gateway": self.open_limit}
+        if caller.limits.concurrency is not None:
+            bounds["this API key's limit of concurrency"] = caller.limits.concurrency
+        who, most = min(bounds.items(), key=lambda bound: bound[1])
+        if places > most:
+            message = f"'n' is {places}, and each choice takes a place of its own: {who} has {most}."
+            raise self._counted(caller, bad_value("n", message))
+
+    def _check_caller(self, use: KeyUse, places: int = 1) -> None:
+        if self.closed_because:
+            raise self._full(self.closed_because, "draining")
+        if (exceeded := use.exceeded(places)) is not None:
+            raise _rate_limited(exceeded)
+        if (num_open := self.open + self.intake.num_reading) + places > self.open_limit:
+            raise self._full(f"This gateway has {num_open} requests open, and {_no_more(places)}.", "overloaded")
+
+    def _counted(self, caller: Caller, error: ApiError) -> ApiError:
+        self.metrics.refused(caller.name, error.code or "")
+        return error
+
+    def _full(self, message: str, code: str) -> ApiError:
+        return ApiError(503, message, "server_error", code=code, retry_after_seconds=self.retry_after_seconds)
+
+
+def _no_more(places: int) -> str:
+    return "no more are taken" if places == 1 else f"{places} choices more have no room"
+
+
+def _rate_limited(exceeded: Exceeded) -> ApiError:
+    message = f"This API key's limit of {exceeded.value} ({exceeded.limit}) is reached."
+    wait_seconds = exceeded.retry_after_seconds
+    return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", retry_after_seconds=wait_seconds)
+
+
+@dataclass(slots=True)
+class Permit:
+    """One request's places, one for each choice until its end. Its tokens are spent as its events are seen."""
+
+    admission: Admission
+    caller: Caller
+    model: str
+    hold: BodyHold
+    places: int = 1
+    _use: KeyUse = field(init=False)
+    _waiting: set[int] = field(default_factory=set)
+    """Choices without a token yet."""
+    _held: int = 0
+    """Places not given back yet."""
+
+    def __enter__(self) -> Self:
+        """Come in; raises ApiError 429 or 503."""
+        admission = self.admission
+        self._use = admission.use_of(self.caller)
+        try:
+            admission.check(self.caller, self._use, self.model, self.places)
+        except ApiError:
+            self.hold.give_back()
+            raise
+        self._use.begin(self.places)
+        self._held = self.places
+        admission.open += self.places
+        self._wait_for(set(range(self.places)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give back what is still held."""
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Leave the places to others; once is enough."""
+        self.hold.give_back()
+        if self._held:
+            self._wait_for(set())
+            self._leave(self._held)
+
+    def see(self, event: StreamEvent, choice: int = 0) -> None:
+        """Spend what `event` costs; a choice's first token takes it out of the queue, its end gives its place back."""
+        match event:
+            case Admitted(prompt_tokens=prompt_tokens):
+                self._spend(prompt_tokens)
+            case Delta(token_ids=token_ids):
+                self._has_begun(choice)
+                self._spend(len(token_ids))
+            case Finished():
+                self._has_begun(choice)
+                self._leave(1)
+            case _:
+                pass
+
+    def _leave(self, places: int) -> None:
+        self._held -= places
+        self.admission.open -= places
+        self._use.end(places)
+
+    def _spend(self, tokens: int) -> None:
+        self._use.spend(tokens)
+        if self.caller.name:
+            self.admission.metrics.key_tokens.labels(self.caller.name).inc(tokens)
+
+    def _has_begun(self, choice: int) -> None:
+        if choice in self._waiting:
+            self._wait_for(self._waiting - {choice})
+
+    def _wait_for(self, choices: set[int]) -> None:
+        if choices == self._waiting:
+            return
+        waiting = self.admission.waiting
+        waiting[self.model] += len(choices) - len(self._waiting)
+        self._waiting = choices
+        self.admission.metrics.queued.labels(self.model).set(waiting[self.model])
+
+
+def _headers_of(allowance: Allowance) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{allowance.kind}": str(allowance.limit),
+        f"x-ratelimit-remaining-{allowance.kind}": str(allowance.remaining),
+        f"x-ratelimit-reset-{allowance.kind}": f"{allowance.reset_seconds:.3f}s",
+    }

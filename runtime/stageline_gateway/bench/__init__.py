@@ -1,1 +1,0 @@
-"""What the gateway costs: `python -m stageline_gateway.bench` measures it against a synthetic engine."""

@@ -1,0 +1,76 @@
+"""What operators ask and clients must not: metrics, state in detail, draining. An application of its own, for a port of
+its own; nothing here asks for a key, so that port is for the cluster's inside alone.
+"""
+
+import asyncio
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stageline_gateway.endpoints.completions import Door
+from stageline_gateway.groups.catalog import describe_model, why_unready
+from stageline_gateway.server.responses import JsonAnswer, add_error_forms
+
+
+def build_admin(door: Door) -> FastAPI:
+    """The admin application of the gateway behind `door`."""
+    app = FastAPI(title="Stageline gateway, admin", openapi_url=None)
+    backends = door.dispatcher.backends
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return JsonAnswer({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        reason = door.admission.unwelcoming_because or why_unready(backends)
+        body = {"status": "not ready", "message": reason} if reason else {"status": "ready"}
+        return JsonAnswer(body, status_code=503 if reason else 200)
+
+    @app.get("/accepting")
+    async def accepting() -> Response:
+        """Whether clients belong here, for a cluster's probes: what is served was read once, and nothing drains.
+
+        Says nothing about models: while none is ready, requests wait here or get the reason, so they must get in.
+        """
+        served = backends.served
+        unread = "" if served.ever_read else served.problem or f"The {served.source} has not been read yet."
+        reason = door.admission.unwelcoming_because or unread
+        return JsonAnswer({"accepting": not reason, "message": reason}, status_code=503 if reason else 200)
+
+    @app.get("/status")
+    async def status() -> Response:
+        return JsonAnswer(_status(door))
+
+    @app.get("/metrics")
+    async def metrics_page(request: Request) -> Response:
+        body, content_type = door.metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    @app.post("/drain")
+    async def drain() -> Response:
+        """Take no more requests; those open go on. Stays so until the process ends."""
+        door.admission.close("The gateway is draining.")
+        return JsonAnswer(_status(door), status_code=202)
+
+    add_error_forms(app)
+    return app
+
+
+def _status(door: Door) -> dict[str, object]:
+    admission, backends = door.admission, door.dispatcher.backends
+    intake = admission.intake
+    return {
+        "draining": bool(admission.unwelcoming_because),
+        "open_requests": admission.open,
+        "tasks": len(asyncio.all_tasks()),
+        "bodies": {"bytes": intake.held_bytes, "most_bytes": intake.most_held_bytes, "being_read": intake.num_reading},
+        "queued_requests": {model: count for model, count in admission.waiting.items() if count},
+        "keys": None if admission.keys is None else len(admission.keys.ring.callers),
+        "problems": [one for one in (backends.served.problem, admission.keys.problem if admission.keys else "") if one],
+        "resume_window_seconds": {
+            name: backends.served.resume_window_seconds(name) for name in backends.served.models()
+        },
+        "models": [describe_model(backends, name) for name in backends.served.models()],
+    }

@@ -1,0 +1,169 @@
+"""The OpenAPI document of the public port, made from the very types that check requests.
+
+What the types can't say is added here: that null counts as absent, and the parameters of OpenAI's that are taken only
+with a value that asks for nothing. Rules between fields are not in it; what breaks them gets a 400 that names it.
+"""
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
+from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
+from stageline_gateway.openai_api.unsupported_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+
+JSON: Final = "application/json"
+_STATUSES: Final = {
+    400: "A field is wrong, or the request is not valid HTTP.",
+    401: "No known API key.",
+    403: "The key may not use this model.",
+    404: "No such model or path.",
+    405: "No such method here.",
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "A limit of the key is reached.",
+    431: "The headers are too large.",
+    499: "The client left.",
+    502: "The engine failed.",
+    503: "Not now: try again after `Retry-After`.",
+}
+_OPEN: Final = (400, 408, 431, 503)
+"""Of any path: 503 is also what a connection over `--connection-limit` gets."""
+_ANY: Final = (*_OPEN, 401)
+_ON_MODEL: Final = (*_ANY, 403, 404)
+_WITH_BODY: Final = (*_ON_MODEL, 413, 415, 429, 502)
+
+_ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_COUNTS: Final = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "additionalProperties": True,
+}
+
+
+def document(with_keys: bool = False) -> dict[str, Any]:
+    """The whole document, of a gateway that asks for keys or doesn't."""
+    schemas: dict[str, Any] = {"Error": _ERROR}
+    bodies: list[tuple[type[BaseModel], Mapping[str, tuple[Any, ...]]]] = [
+        (ChatRequest, CHAT_NEUTRAL),
+        (CompletionRequest, COMPLETION_NEUTRAL),
+        (TokenizeBody, {}),
+        (DetokenizeBody, {}),
+    ]
+    for model, neutral in bodies:
+        schemas |= _schemas_of(model, neutral)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Stageline gateway", "version": version("stageline")},
+        "paths": _paths(),
+        "security": [{"key": []}] if with_keys else [],
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _schemas_of(model: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The schema of `model`, by name, and those it refers to."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas: dict[str, Any] = schema.pop("$defs", {})
+    properties = schema["properties"]
+    required = schema.get("required", [])
+    for name in properties:
+        if name not in required:
+            properties[name] = {"anyOf": [_without_default(properties[name]), {"type": "null"}]}
+    properties |= {name: {"enum": [*values, None]} for name, values in neutral.items()}
+    return schemas | {model.__name__: schema}
+
+
+def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "default"}
+
+
+def _answers(done: dict[str, Any], statuses: Iterable[int]) -> dict[str, Any]:
+    refused = {"schema": {"$ref": "#/components/schemas/Error"}}
+    answers: dict[str, Any] = {
+        str(status): {"description": _STATUSES[status], "content": {JSON: refused}} for status in sorted(statuses)
+    }
+    return {"200": {"description": "Done."} | done} | answers
+
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "required": [*required, *properties], "properties": properties}
+    return {"content": {JSON: {"schema": schema}}}
+
+
+def _post(summary: str, body: str, done: dict[str, Any]) -> dict[str, Any]:
+    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{body}"}}}
+    operation = {"summary": summary, "requestBody": {"required": True, "content": content}}
+    return {"post": operation | {"responses": _answers(done, _WITH_BODY)}}
+
+
+def _get(summary: str, done: dict[str, Any], statuses: Iterable[int], *parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"get": {"summary": summary, "parameters": list(parameters), "responses": _answers(done, statuses)}}
+
+
+def _parameter(name: str, place: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}
+
+
+def _paths() -> dict[str, Any]:
+    text = {"type": "string"}
+    ids = {"type": "array", "items": {"type": "integer"}}
+    whole = _object("choices", id=text, object=text, created={"type": "integer"}, model=text, usage=_COUNTS)
+    events = "With `stream`: events whose data is a chunk as JSON, or an Error, or the end mark [DONE]."
+    whole["content"]["text/event-stream"] = {"schema": {"description": events}}
+    model = _object(id=text, object={"const": "model"}, ready={"type": "boolean"}, groups={"type": "array"})
+    tokens = _object(count={"type": "integer"}, max_model_len={"type": "integer"}, tokens=ids)
+    window = _parameter("window_seconds", "query", {"type": "number", "minimum": 0.1, "maximum": 10})
+    of_model = (_parameter("model", "query", text), _parameter("group", "query", {"type": "string"}), window)
+    no_embeddings = {"post": {"summary": "Refused: no model here makes embeddings", "responses": _refused(_ANY)}}
+    return {
+        "/v1/chat/completions": _post("Answer a chat", "ChatRequest", whole),
+        "/v1/completions": _post("Continue a text", "CompletionRequest", whole),
+        "/v1/embeddings": no_embeddings,
+        "/v1/models": _get("What is served", _object(object=text, data={"type": "array"}), _ANY),
+        "/v1/models/{model}": _get("One model", model, (*_ANY, 403, 404), _parameter("model", "path", text)),
+        "/tokenize": _post("A prompt's token ids", "TokenizeBody", tokens),
+        "/detokenize": _post("Token ids as text", "DetokenizeBody", _object(prompt=text)),
+        "/pipeline": _get("What stages did lately", _object("stages", model=text), _ON_MODEL, *of_model),
+        "/healthz": _open(_get("Whether the gateway runs", _object(status=text), _OPEN)),
+        "/readyz": _ready(_object(status=text)),
+    }
+
+
+def _ready(done: dict[str, Any]) -> dict[str, Any]:
+    """503 says the same as 200, in the same form, unless there are too many connections."""
+    path = _get("Whether it can serve", done, _OPEN)
+    too_many = path["get"]["responses"]["503"]["content"][JSON]["schema"]
+    forms = {"anyOf": [done["content"][JSON]["schema"], too_many]}
+    path["get"]["responses"]["503"] = {"description": "It can't.", "content": {JSON: {"schema": forms}}}
+    return _open(path)
+
+
+def _open(path: dict[str, Any]) -> dict[str, Any]:
+    """`path`, which asks for no key."""
+    path["get"]["security"] = []
+    return path
+
+
+def _refused(statuses: Iterable[int]) -> dict[str, Any]:
+    answers = _answers({}, statuses)
+    del answers["200"]
+    return answers

@@ -1,0 +1,121 @@
+"""Reads the timelines of groups that somebody looks at, however many look: each group at most every half second.
+
+Only the last seconds are kept. A group that nobody has looked at for a minute is forgotten, and with it its steps.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stageline_api.endpoints import GroupEndpoint
+from stageline_api.telemetry.timeline import GroupClocks, GroupStages, StageEndpoint, TimelineMark, TimelinePage
+from stageline_gateway.endpoints.pipeline_picture import StageMarks, picture
+from stageline_gateway.engine_client.engine_calls import EngineCalls
+from stageline_gateway.groups.routing import identity
+
+REREAD_SECONDS: Final = 0.5
+FORGET_SECONDS: Final = 60.0
+MOST_WINDOW_SECONDS: Final = 10.0
+MAX_MARKS: Final = 50_000
+"""Of one stage: ten seconds of a thousand plans a second with five states each."""
+MAX_PAGES: Final = 32
+"""Read at once; a stage holds 16."""
+
+
+class NoPictureError(Exception):
+    """There is nothing to draw yet, with a sentence about why."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    since_seq: int = -1
+    marks: deque[TimelineMark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
+    open_marks: tuple[TimelineMark, ...] = ()
+    now_nanoseconds: int = 0
+
+    def take(self, page: TimelinePage) -> None:
+        """Add a page's steps and drop what no window reaches any more."""
+        for step in page.steps:
+            self.marks.extend(step.marks)
+            self.since_seq = step.seq
+        self.open_marks, self.now_nanoseconds = page.open_marks, page.now_nanoseconds
+        oldest = page.now_nanoseconds - int(2 * MOST_WINDOW_SECONDS * 1e9)
+        while len(self.marks) > 1 and self.marks[1].at_nanoseconds < oldest:
+            self.marks.popleft()
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What has been read of one group."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    read_at: float = float("-inf")
+    looked_at: float = 0.0
+    stages: dict[int, _Stage] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
+
+
+class PipelineWatch:
+    """All groups that are looked at."""
+
+    def __init__(self, calls: EngineCalls, clock: Callable[[], float] = time.monotonic) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._watches: dict[str, _Watch] = {}
+
+    async def picture(self, group: GroupEndpoint, window_seconds: float) -> dict[str, Any]:
+        """The last `window_seconds` of `group`.
+
+        Raises:
+            CallFailedError: its engine or a stage does not answer.
+            NoPictureError: its stages are not all there, or their clocks were not compared yet.
+        """
+        watch = self._watch(identity(group))
+        async with watch.lock:
+            if self._clock() - watch.read_at >= REREAD_SECONDS:
+                await self._read(group, watch)
+                watch.read_at = self._clock()
+        marks = [
+            StageMarks(stage, (*kept.marks, *kept.open_marks), kept.now_nanoseconds, watch.offsets[stage])
+            for stage, kept in sorted(watch.stages.items())
+        ]
+        return picture(marks, min(window_seconds, MOST_WINDOW_SECONDS))
+
+    def _watch(self, key: str) -> _Watch:
+        now = self._clock()
+        self._watches = {
+            name: one for name, one in self._watches.items() if name == key or now - one.looked_at < FORGET_SECONDS
+        }
+        watch = self._watches.setdefault(key, _Watch())
+        watch.looked_at = now
+        return watch
+
+    async def _read(self, group: GroupEndpoint, watch: _Watch) -> None:
+        stages = await self._calls.get(f"{group.url}/stages", GroupStages)
+        if stages.incarnation != group.incarnation or len(stages.stages) < stages.stage_count:
+            raise NoPictureError("The group's stages are not all connected.")
+        watch.offsets = _offsets(stages, await self._calls.get(f"{group.url}/clock", GroupClocks))
+        kept = [watch.stages.setdefault(endpoint.stage, _Stage()) for endpoint in stages.stages]
+        reading = (self._read_stage(endpoint, one) for endpoint, one in zip(stages.stages, kept, strict=True))
+        await asyncio.gather(*reading)
+
+    async def _read_stage(self, endpoint: StageEndpoint, kept: _Stage) -> None:
+        for _ in range(MAX_PAGES):
+            url = f"{endpoint.health_url}/timeline?since_seq={kept.since_seq}"
+            page = await self._calls.get(url, TimelinePage)
+            kept.take(page)
+            if not page.more:
+                return
+
+
+def _offsets(stages: GroupStages, clocks: GroupClocks) -> dict[int, int]:
+    """Each stage's clock minus the engine's; stage 0's machine is the engine's, and one machine has one clock."""
+    compared = {one.stage: one.offset_nanoseconds for one in clocks.stages}
+    here = stages.stages[0].host
+    offsets = {one.stage: 0 if one.host == here else compared.get(one.stage) for one in stages.stages}
+    if None in offsets.values():
+        raise NoPictureError("The stages' clocks have not been compared yet.")
+    return {stage: offset for stage, offset in offsets.items() if offset is not None}

@@ -1,0 +1,83 @@
+"""`POST /tokenize` and `POST /detokenize`: a prompt as the model's engine would read it, and ids as text.
+
+The bodies are those of vLLM's endpoints of the same names.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
+from stageline_gateway.engine_client.engine_calls import EngineCalls
+from stageline_gateway.errors import bad_value
+from stageline_gateway.openai_api.chat_checks import check_messages, check_tool_names
+from stageline_gateway.openai_api.chat_types import MAX_TOOLS, Message, Strict, Tool
+from stageline_gateway.openai_api.request_types import TokenId
+from stageline_gateway.openai_api.translate import chat_prompt
+from stageline_gateway.openai_api.validation import checked
+
+MAX_TOKENS = 4 * 1024 * 1024
+
+
+class TokenizeBody(Strict):
+    """Either `prompt` or `messages`."""
+
+    model: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    """Left out, a prompt gets them and a chat doesn't: its template writes them."""
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Strict):
+    """Token ids to turn into text."""
+
+    model: str
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+
+
+def parse_tokenize(fields: Mapping[str, Any]) -> TokenizeBody:
+    """Check the body of `/tokenize`; raises ApiError 400."""
+    body = checked(TokenizeBody, dict(fields))
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_value("prompt", "Send either 'prompt' or 'messages'.")
+    if body.prompt is not None and body.tools:
+        raise bad_value("tools", "'tools' are only allowed with 'messages'.")
+    check_messages(body.messages or [])
+    check_tool_names(body.tools)
+    return body
+
+
+def parse_detokenize(fields: Mapping[str, Any]) -> DetokenizeBody:
+    """Check the body of `/detokenize`; raises ApiError 400."""
+    return checked(DetokenizeBody, dict(fields))
+
+
+async def tokenize(calls: EngineCalls, engine_url: str, body: TokenizeBody, names: Mapping[str, str]) -> dict[str, Any]:
+    """The answer to `/tokenize`; the engine is asked with the headers `names`. Raises CallFailedError."""
+    if body.messages is None:
+        asked = TokenizeRequest(prompt=TextPrompt(text=body.prompt or ""))
+    else:
+        prompt = chat_prompt(body.messages, body.tools, guided=True)
+        asked = TokenizeRequest(prompt=prompt.model_copy(update={"add_generation_prompt": body.add_generation_prompt}))
+    options = {"add_special_tokens": body.add_special_tokens, "with_texts": body.return_token_strs}
+    done = await calls.post(f"{engine_url}/v1/tokenize", asked.model_copy(update=options), Tokenized, names)
+    return {
+        "count": len(done.token_ids),
+        "max_model_len": done.max_model_len,
+        "tokens": list(done.token_ids),
+        "token_strs": None if done.texts is None else list(done.texts),
+    }
+
+
+async def detokenize(
+    calls: EngineCalls, engine_url: str, body: DetokenizeBody, names: Mapping[str, str]
+) -> dict[str, Any]:
+    """The answer to `/detokenize`; the engine is asked with the headers `names`. Raises CallFailedError."""
+    asked = DetokenizeRequest(token_ids=tuple(body.tokens))
+    done = await calls.post(f"{engine_url}/v1/detokenize", asked, Detokenized, names)
+    return {"prompt": done.text}

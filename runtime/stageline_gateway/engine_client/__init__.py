@@ -1,0 +1,1 @@
+"""Engines over HTTP: one generation as a stream of events, and short questions."""

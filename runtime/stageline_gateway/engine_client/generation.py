@@ -1,0 +1,175 @@
+"""One generation on one engine: POST /v1/generate and its newline-delimited JSON events.
+
+A request has a connection of its own and the connection's end is the request's end: closing the iterator, for
+whatever reason, closes the connection, and that aborts the request in the engine. The iterator yields exactly one
+Admitted, any number of Delta and one Finished; everything else is an `EngineRefusedError`, an `EngineLostError` or an
+`AnswerFailedError`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, assert_never
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from stageline_api.engine_http import (
+    Admitted,
+    Delta,
+    EngineError,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+)
+from stageline_gateway.engine_client.engine_connection import ConnectionBrokenError, EngineConnection, SilentEngineError
+
+GENERATE_PATH: Final = "/v1/generate"
+HTTP_OK: Final = 200
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+
+EngineEvent = Admitted | Delta | Finished
+
+
+class LossKind(StrEnum):
+    """How an engine failed a request; a metric label."""
+
+    UNREACHABLE = "unreachable"
+    CONNECTION_LOST = "connection_lost"
+    STALLED = "stalled"
+    PROTOCOL = "protocol"
+    ENGINE_FAILED = "engine_failed"
+    ABORTED = "aborted"
+    GONE = "gone"
+    """Discovery or the probe say that the engine is no more, and it is silent."""
+    LEFT = "left"
+    """It drains, and another group takes the request over: no failure."""
+
+
+@dataclass(eq=False)
+class EngineLostError(Exception):
+    """The engine did not finish the request. `message` is one sentence for the client."""
+
+    kind: LossKind
+    message: str
+
+
+@dataclass(eq=False)
+class EngineRefusedError(Exception):
+    """The engine answered that it will not admit the request."""
+
+    error: EngineError
+
+
+@dataclass(eq=False)
+class AnswerFailedError(Exception):
+    """The engine is well, and no engine can finish the answer. `message` is one sentence for the client."""
+
+    message: str
+
+
+@dataclass(slots=True)
+class _Order:
+    """Checks the order of a stream's events: Admitted first and once, nothing after the end."""
+
+    admitted: bool = False
+    finished: bool = False
+
+    def check(self, event: Event) -> EngineEvent:
+        if self.finished or (isinstance(event, Admitted) == self.admitted and not isinstance(event, Failed)):
+            raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{event.type}' out of order.")
+        match event:
+            case Admitted():
+                self.admitted = True
+            case Failed(is_final=True):
+                raise AnswerFailedError(event.message)
+            case Failed():
+                raise EngineLostError(
+                    LossKind.ENGINE_FAILED, f"The engine could not finish the answer: {event.message}"
+                )
+            case Finished(reason=FinishReason.ABORT):
+                raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
+            case Finished():
+                self.finished = True
+            case Delta():
+                pass
+            case _:
+                assert_never(event)
+        return event
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an engine may take."""
+
+    connect_seconds: float = 2.0
+    idle_seconds: float = 120.0
+    """Between two events before the first token: in its queue, in prefill."""
+    stall_seconds: float = 30.0
+    """Between two events after it."""
+
+
+class EngineClient:
+    """Opens connections to engines. Never goes through a proxy from the environment."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    async def events(
+        self,
+        url: str,
+        request: GenerateRequest,
+        on_open: Callable[[EngineConnection], None] = lambda _: None,
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """The events of `request` on the engine at `url`; raises the three errors."""
+        limit_seconds = self._patience.idle_seconds
+        order = _Order()
+        connection, host = await self._open(url)
+        try:
+            on_open(connection)
+            connection.post(host, GENERATE_PATH, request.model_dump_json().encode())
+            if await connection.head(limit_seconds) != HTTP_OK:
+                raise _refusal(connection.status, await connection.body(limit_seconds))
+            while (line := await connection.line(limit_seconds)) is not None:
+                event = order.check(_parse(line))
+                if isinstance(event, Delta):
+                    limit_seconds = self._patience.stall_seconds
+                yield event
+        except ConnectionBrokenError as error:
+            raise EngineLostError(LossKind.CONNECTION_LOST, str(error)) from None
+        except SilentEngineError:
+            raise EngineLostError(LossKind.STALLED, f"The engine was silent for {limit_seconds:g} s.") from None
+        finally:
+            connection.close()
+        if not order.finished:
+            raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
+
+    async def _open(self, url: str) -> tuple[EngineConnection, str]:
+        """A connection and the host it goes to; raises EngineLostError."""
+        try:
+            parts = urlsplit(url)
+            if parts.scheme != "http" or not parts.hostname:
+                raise ValueError(url)
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(self._patience.connect_seconds):
+                _, connection = await loop.create_connection(EngineConnection, parts.hostname, parts.port or 80)
+        except (OSError, ValueError):  # TimeoutError is an OSError
+            raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
+        return connection, parts.netloc
+
+
+def _parse(line: bytes) -> Event:
+    try:
+        return _EVENTS.validate_json(line)
+    except ValidationError:
+        raise EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.") from None
+
+
+def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
+    try:
+        return EngineRefusedError(EngineError.model_validate_json(body))
+    except ValidationError:
+        return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")

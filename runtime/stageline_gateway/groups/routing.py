@@ -1,0 +1,116 @@
+"""Which group takes a request: the one its affinity prefers, else the one with the fewest tokens outstanding.
+
+A request counts the tokens it is expected to cost, prompt and answer, less those that came already. Pure but for that
+count. Among equals the group that was given the fewest requests so far is taken, so idle groups take turns.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from stageline_api.endpoints import GroupEndpoint
+from stageline_api.engine_http import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from stageline_gateway.groups.affinity import ranked, within_bound
+
+CHARACTERS_PER_TOKEN: Final = 4
+EXPECTED_ANSWER_TOKENS: Final = 256
+"""What a request without `max_tokens` is taken to generate, and the most that any is counted with: few use their
+limit."""
+
+
+def identity(group: GroupEndpoint) -> str:
+    """Names one incarnation of one group: what is known of one says nothing of the next at the same address."""
+    return f"{group.url}#{group.group}.{group.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much one group's engine has been given."""
+
+    tokens: int = 0
+    """Expected of the requests that run or wait there."""
+    requests: int = 0
+    started: int = 0
+
+
+IDLE: Final = Load()
+
+
+def choose(candidates: Sequence[GroupEndpoint], loads: Mapping[str, Load], affinity: str = "") -> GroupEndpoint | None:
+    """The group for a request whose affinity key is `affinity`; None when there is no candidate."""
+
+    def load(group: GroupEndpoint) -> Load:
+        return loads.get(identity(group), IDLE)
+
+    if affinity and candidates:
+        mean_tokens = sum(load(group).tokens for group in candidates) / len(candidates)
+        # At least one group has no more than the mean, so one is always found.
+        return next(g for g in ranked(affinity, candidates) if within_bound(load(g).tokens, mean_tokens))
+    return min(candidates, key=lambda g: (load(g).tokens, load(g).started, g.group), default=None)
+
+
+def expected_tokens(request: GenerateRequest) -> int:
+    """What `request` is expected to cost: its prompt, guessed from its length, what it has, and what it may add."""
+    generated = len(request.generated_token_ids)
+    still_allowed = (request.sampling.max_tokens or EXPECTED_ANSWER_TOKENS) - generated
+    return _prompt_tokens(request.prompt) + generated + max(1, min(still_allowed, EXPECTED_ANSWER_TOKENS))
+
+
+def _prompt_tokens(prompt: Prompt) -> int:
+    match prompt:
+        case TokenPrompt(token_ids=token_ids):
+            return len(token_ids)
+        case TextPrompt(text=text):
+            return len(text) // CHARACTERS_PER_TOKEN + 1
+        case ChatPrompt(messages=messages):
+            return sum(len(message.content) // CHARACTERS_PER_TOKEN + 1 for message in messages)
+        case _:
+            assert_never(prompt)
+
+
+def why_not_ready(model: str, groups: Iterable[GroupEndpoint]) -> str:
+    """One sentence for a client or a probe: why none of `groups` can take a request."""
+    reasons = [f"group {group.group}: {group.message or 'not ready'}" for group in groups if not group.ready]
+    return f"No group of model '{model}' is ready ({'; '.join(reasons) or 'no group exists'})."
+
+
+@dataclass(slots=True)
+class Lease:
+    """One request's part in its group's load."""
+
+    ledger: "Ledger"
+    key: str
+    tokens: int
+
+    def spend(self, num_tokens: int) -> None:
+        """Take off what need not be expected any more."""
+        spent = min(num_tokens, self.tokens)
+        self.tokens -= spent
+        self.ledger.add(self.key, tokens=-spent)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Load by `identity` of groups."""
+
+    loads: dict[str, Load] = field(default_factory=dict)
+
+    @contextmanager
+    def lease(self, key: str, tokens: int) -> Iterator[Lease]:
+        """Count one request of so many expected tokens against a group while the context lasts."""
+        lease = Lease(self, key, tokens)
+        self.add(key, tokens=tokens, requests=1, started=1)
+        try:
+            yield lease
+        finally:
+            self.add(key, tokens=-lease.tokens, requests=-1)
+
+    def add(self, key: str, tokens: int = 0, requests: int = 0, started: int = 0) -> None:
+        """Change one group's load."""
+        now = self.loads.get(key, IDLE)
+        self.loads[key] = Load(now.tokens + tokens, now.requests + requests, now.started + started)
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Forget groups that are gone, unless a request still runs on one."""
+        self.loads = {key: load for key, load in self.loads.items() if key in keys or load.requests}

@@ -1,0 +1,147 @@
+"""Engine events as OpenAI's answers: what each of the two APIs writes for one choice. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stageline_api.engine_http import Admitted, Finished, FinishReason, TokenLogprob
+from stageline_gateway.openai_api.logprobs import CompletionLogprobs, chat_logprobs
+
+
+def usage(ends: Sequence[Finished]) -> dict[str, int]:
+    """OpenAI's token counts, from the ends of all choices: they share one prompt."""
+    prompt_tokens = ends[0].prompt_tokens
+    completion_tokens = sum(end.completion_tokens for end in ends)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every chunk of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """An answer or a chunk around `choices`."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+        }
+
+
+Logprobs = Sequence[TokenLogprob] | None
+"""Of the tokens in a piece; None when the client didn't ask."""
+
+
+class AnswerShape(Protocol):
+    """How one of OpenAI's two APIs writes one choice of an answer."""
+
+    chunk_kind: str
+    whole_kind: str
+
+    def opening(self) -> dict[str, Any] | None:
+        """The choice of the first chunk, before any text; None when the API has no such chunk."""
+
+    def admitted(self, event: Admitted) -> None:
+        """The engine has taken the request."""
+
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
+        """The choice of a chunk with new text; None when there is nothing to say yet."""
+
+    def held_back(self) -> dict[str, Any] | None:
+        """The choice of a chunk with what `piece` kept to itself, before the closing one; None for nothing."""
+
+    def closing(self, reason: FinishReason) -> dict[str, Any]:
+        """The choice of the chunk that says why the answer ended."""
+
+    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
+        """The choice of an answer given at once."""
+
+
+ShapeOfChoice = Callable[[int], AnswerShape]
+
+
+@dataclass(slots=True)
+class ChatShape:
+    """One choice of `chat.completion` and its chunks."""
+
+    index: int
+    chunk_kind: str = "chat.completion.chunk"
+    whole_kind: str = "chat.completion"
+
+    def admitted(self, event: Admitted) -> None:
+        """Nothing that text depends on."""
+
+    def held_back(self) -> dict[str, Any] | None:
+        """Text is never held back here."""
+        return None
+
+    def opening(self) -> dict[str, Any] | None:
+        """A chunk that only says who speaks."""
+        return self._choice({"role": "assistant", "content": ""}, None, None)
+
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
+        """New text."""
+        return self._choice({"content": text}, logprobs, None)
+
+    def closing(self, reason: FinishReason) -> dict[str, Any]:
+        """The end."""
+        return self._choice({}, None, reason.value)
+
+    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
+        """One message."""
+        choice = self._choice({}, logprobs, reason.value)
+        del choice["delta"]
+        return choice | {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _choice(self, delta: dict[str, Any], logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
+        written = None if logprobs is None else chat_logprobs(logprobs)
+        return {"index": self.index, "delta": delta, "logprobs": written, "finish_reason": reason}
+
+
+@dataclass(slots=True)
+class CompletionShape:
+    """One choice of `text_completion`, whole or in chunks."""
+
+    index: int
+    chunk_kind: str = "text_completion"
+    whole_kind: str = "text_completion"
+    _logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
+
+    def admitted(self, event: Admitted) -> None:
+        """Nothing that text depends on."""
+
+    def held_back(self) -> dict[str, Any] | None:
+        """Text is never held back here."""
+        return None
+
+    def opening(self) -> dict[str, Any] | None:
+        """Text completions open with their first text."""
+        return None
+
+    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
+        """New text."""
+        return self._choice(text, logprobs, None)
+
+    def closing(self, reason: FinishReason) -> dict[str, Any]:
+        """The end."""
+        return self._choice("", None, reason.value)
+
+    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
+        """All the text."""
+        return self._choice(text, logprobs, reason.value)
+
+    def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
+        written = None if logprobs is None else self._logprobs.write(logprobs)
+        return {"index": self.index, "text": text, "logprobs": written, "finish_reason": reason}

@@ -1,0 +1,89 @@
+"""OpenAI's requests as engine requests. Pure.
+
+Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps its lowest 63 bits (-1 becomes
+2**63-1), so equal seeds stay equal. A client that gives none gets one drawn by the caller.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from stageline_api.engine_http import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    ToolFunction,
+)
+from stageline_gateway.openai_api.chat_checks import arguments_of
+from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool
+from stageline_gateway.openai_api.request_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
+
+SEED_MASK: Final = 2**63 - 1
+
+
+def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, drawn_seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias={int(token): bias for token, bias in request.logit_bias.items()},
+        seed=(drawn_seed if request.seed is None else request.seed) & SEED_MASK,
+        max_tokens=max_tokens,
+        stop=request.stops,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        top_logprobs=request.asked_top_logprobs,
+        json_schema=request.schema_text,
+    )
+
+
+def _call(call: MadeCall) -> ToolCall:
+    return ToolCall(id=call.id, name=call.function.name, arguments=arguments_of(call, "messages"))
+
+
+def _message(message: Message) -> ChatMessage:
+    """`developer` is OpenAI's newer word for `system`; templates know the older."""
+    return ChatMessage(
+        role="system" if message.role == "developer" else message.role,
+        content=message.text,
+        tool_calls=tuple(_call(call) for call in message.tool_calls or []),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _function(tool: Tool) -> ToolFunction:
+    function = tool.function
+    return ToolFunction(name=function.name, description=function.description, parameters=function.parameters or {})
+
+
+def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] = (), guided: bool = False) -> ChatPrompt:
+    """Messages and tools as the engine takes them."""
+    return ChatPrompt(messages=tuple(map(_message, messages)), tools=tuple(map(_function, tools)), tools_guided=guided)
+
+
+def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
+    """The engine's request for a chat."""
+    guided = request.choice_of_tool not in ("none", "auto")
+    prompt = chat_prompt(request.messages, request.offered_tools, guided)
+    max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    return GenerateRequest(request_id=request_id, prompt=prompt, sampling=_sampling(request, max_tokens, drawn_seed))
+
+
+def completion_to_generate(request: CompletionRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
+    """The engine's request for a text completion."""
+    prompt: Prompt
+    if isinstance(request.prompt, str):
+        prompt = TextPrompt(text=request.prompt)
+    else:
+        prompt = TokenPrompt(token_ids=tuple(request.prompt))
+    sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
+    return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)

@@ -1,0 +1,183 @@
+"""Serving until told to stop, then draining: the process's sockets and signals.
+
+The first SIGTERM makes the admin port say that clients belong elsewhere, and only then, when load balancers had the
+time to hear of it, closes the listening socket and lets open answers finish; those still open when the drain time is
+over end with an error event. SIGINT, which a person sends, leaves out the wait. A second signal ends the process at
+once.
+"""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from stageline_api.errors import UserError
+from stageline_gateway.groups.watching import kept_going
+from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
+from stageline_gateway.server.log_format import log_loop_error
+from stageline_gateway.server.tls import TlsFiles, new_context, watch
+
+logger = logging.getLogger(__name__)
+
+OPEN_FILES: Final = 65536
+"""Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
+FAREWELL_SECONDS: Final = 5.0
+"""How long answers that were cut have to send their error event."""
+
+
+class _SignalFreeServer(uvicorn.Server):
+    """uvicorn re-raises the signal that stopped it, which would make a clean drain look like a crash."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Listen on `host`:`port` (0 picks a free port); raises UserError when that can't be done."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = f"The gateway can't listen on {host}:{port}: {reason}. Choose another with --host and --port."
+        raise UserError(message) from None
+    # Inherited by each connection. asyncio sets it only on sockets that name their protocol, which these don't; without
+    # it a small write waits up to 40 ms for the acknowledgement of the one before, once per streamed token.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def bind_near(host: str, port: int) -> socket.socket:
+    """Listen on `port`, or on a free port where that is taken; raises UserError when there is none."""
+    try:
+        return bind(host, port)
+    except UserError:
+        return bind(host, 0)
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """The base URL at which `listener` is reached from this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Where clients and operators come in."""
+
+    public: socket.socket
+    admin: socket.socket
+    tls: TlsFiles | None = None
+    """For clients; the admin port is plain HTTP."""
+    connection_limit: int = 8192
+    """Clients' connections that may be open at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How long the parts of an orderly end may take, in seconds."""
+
+    withdraw_seconds: float = 0.0
+    """Still taking requests, for load balancers to notice."""
+    drain_seconds: float = 30.0
+    """Waiting for open answers."""
+
+
+class GatewayServers:
+    """The two HTTP servers of one gateway."""
+
+    def __init__(self, app: FastAPI, sockets: Sockets, drain_seconds: float, access_log: bool = False) -> None:
+        grace_seconds = max(1, round(drain_seconds + FAREWELL_SECONDS))
+        self._sockets = sockets
+        self._told = app.state.gauges
+        config = _config(app, grace_seconds, access_log, lifespan="on")
+        config.connection_limit = sockets.connection_limit
+        self.public = _SignalFreeServer(config)
+        # A second configuration without an access log would silence the first one's: they share uvicorn's logger.
+        self._admin = _SignalFreeServer(_config(app.state.admin, 1, access_log, lifespan="off"))
+        if sockets.tls is not None:
+            self.public.config.load()
+            self.public.config.ssl = new_context(sockets.tls)
+
+    async def run(self) -> None:
+        """Serve until `stop`. The admin port is open as long as the public one."""
+        background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]
+        if self._sockets.tls is not None and self.public.config.ssl is not None:
+            keep_up = partial(watch, self._sockets.tls, self.public.config.ssl, self._told)
+            background.append(asyncio.create_task(kept_going("TLS files", keep_up)))
+        try:
+            await self.public.serve(sockets=[self._sockets.public])
+        finally:
+            self._admin.should_exit = True
+            for task in background[1:]:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Listen no more, and end once open answers have ended."""
+        self.public.should_exit = True
+
+
+def _config(app: FastAPI, grace_seconds: int, access_log: bool, lifespan: Literal["on", "off"]) -> BoundedConfig:
+    return BoundedConfig(
+        app,
+        http=GatewayProtocol,
+        log_config=None,
+        access_log=access_log,
+        ws="none",
+        server_header=False,
+        lifespan=lifespan,
+        timeout_graceful_shutdown=grace_seconds,
+    )
+
+
+def serve(app: FastAPI, sockets: Sockets, ending: Ending, access_log: bool = False) -> None:
+    """Serve `app` until a signal, then come to the end that `ending` tells; raises UserError for unusable TLS files."""
+    _allow_open_files()
+    servers = GatewayServers(app, sockets, ending.drain_seconds, access_log)
+    uvloop.run(_serve(servers, app, ending))
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def _serve(servers: GatewayServers, app: FastAPI, ending: Ending) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_error)
+    signals: list[signal.Signals] = []
+
+    def stop(signum: signal.Signals) -> None:
+        signals.append(signum)
+        if len(signals) > 1:
+            logger.warning("second signal: ending at once signal=%s", signum.name)
+            logging.shutdown()
+            os._exit(1)
+        app.state.leave("The gateway is shutting down.")
+        wait_seconds = ending.withdraw_seconds if signum is signal.SIGTERM else 0.0
+        logger.info("leaving signal=%s withdraw=%g s drain=%g s", signum.name, wait_seconds, ending.drain_seconds)
+        loop.call_later(wait_seconds, drain)
+
+    def drain() -> None:
+        servers.stop()
+        loop.call_later(ending.drain_seconds, app.state.cut.set)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop, signum)
+    await servers.run()
+    logger.info("drained")

@@ -1,0 +1,1 @@
+"""What the gateway counts, times and traces."""

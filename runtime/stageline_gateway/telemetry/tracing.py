@@ -1,0 +1,180 @@
+"""Spans of requests, where a collector is named: by `--otlp-endpoint`, or by the standard OTEL_* variables.
+
+A request's span continues the client's trace. Under it each run on an engine has a span, which the engine is told as
+its parent, so that a run whose engine was killed leaves one too. They hold names, counts and codes, never text.
+Without a collector trace context is only passed on, and OpenTelemetry, an optional extra, is never imported.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, Protocol
+
+from stageline_api.endpoints import GroupEndpoint
+from stageline_api.engine_http import GenerateRequest
+from stageline_api.errors import UserError
+from stageline_api.telemetry.span_export import SpanExport, is_collector_named
+from stageline_gateway.engine_client.generation import EngineLostError, EngineRefusedError
+from stageline_gateway.telemetry.request_context import TraceContext
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = "stageline-gateway"
+RUN_SPAN: Final = "gateway.run"
+
+
+class RequestSpan(Protocol):
+    """One request."""
+
+    @property
+    def trace(self) -> TraceContext:
+        """What an engine is told of a request that has no runs, such as tokenizing."""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that this span is recorded in, 32 hexadecimal digits; empty where none is."""
+
+    def run(
+        self, group: GroupEndpoint, number: int, request: GenerateRequest
+    ) -> AbstractContextManager[GenerateRequest]:
+        """The `number`th run of a choice, on `group`, with the request as its engine gets it.
+
+        What leaves the context is how the run ended.
+        """
+
+    def end(self, status: int, **attributes: str | int | bool) -> None:
+        """The request was answered with `status`."""
+
+
+class Tracing(Protocol):
+    """Begins spans."""
+
+    def begin(self, path: str, client: TraceContext) -> RequestSpan:
+        """A request to `path` has come, with the client's trace context."""
+
+    def close(self) -> None:
+        """Send what waits to be sent."""
+
+
+class PassedOn:
+    """No span: the client's trace context goes on as it is."""
+
+    trace_id = ""
+
+    def __init__(self, client: TraceContext | None = None) -> None:
+        self.trace = client or TraceContext()
+
+    @contextmanager
+    def run(self, group: GroupEndpoint, number: int, request: GenerateRequest) -> Iterator[GenerateRequest]:  # noqa: ARG002 - the protocol's signature
+        """The request as it is."""
+        yield request
+
+    def end(self, status: int, **attributes: str | int | bool) -> None:
+        """Nothing to send."""
+
+
+class NoTracing:
+    """Passes trace context on."""
+
+    def begin(self, path: str, client: TraceContext) -> RequestSpan:  # noqa: ARG002 - the protocol's signature
+        """The same context for the engine."""
+        return PassedOn(client)
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+class _OtelSpan:
+    def __init__(self, span: Any, export: SpanExport) -> None:
+        self._span = span
+        self._export = export
+        self.trace = _context_of(span)
+        context = span.get_span_context()
+        self.trace_id = f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
+
+    @contextmanager
+    def run(self, group: GroupEndpoint, number: int, request: GenerateRequest) -> Iterator[GenerateRequest]:
+        """A span under the request's, and the request with it as its parent."""
+        attributes = {
+            "url.full": group.url,
+            "gen_ai.provider.name": "stageline",
+            "gen_ai.request.model": group.model,
+            "stageline.request_id": request.request_id,
+            "stageline.group": group.group,
+            "stageline.incarnation": group.incarnation,
+            "stageline.run": number,
+            "stageline.resumed_tokens": len(request.generated_token_ids),
+        }
+        span = self._export.child(RUN_SPAN, self._span, attributes, is_call=True)
+        try:
+            yield request.model_copy(update=_context_of(span).headers())
+        except BaseException as error:
+            _note_failure(span, error)
+            raise
+        finally:
+            span.end()
+
+    def end(self, status: int, **attributes: str | int | bool) -> None:
+        """Names as in OpenTelemetry's semantic conventions for HTTP servers."""
+        self._span.set_attribute("http.response.status_code", status)
+        self._span.set_attributes({f"stageline.{name}": value for name, value in attributes.items()})
+        self._span.end()
+
+
+def _context_of(span: Any) -> TraceContext:
+    context = span.get_span_context()
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    return TraceContext(parent, context.trace_state.to_header() or None)
+
+
+def _note_failure(span: Any, error: BaseException) -> None:
+    match error:
+        case EngineLostError(kind=kind, message=message):
+            _fail(span, kind.value, message)
+        case EngineRefusedError(error=refusal):
+            _fail(span, refusal.code.value, "The engine did not take the request.")
+        case Exception():
+            _fail(span, type(error).__name__, "A bug in the gateway.")
+        case _:  # closed from outside: the client has left, or the gateway ends
+            _fail(span, "left", "Nobody waits for the answer any more.")
+
+
+def _fail(span: Any, kind: str, sentence: str) -> None:
+    from opentelemetry.trace import StatusCode
+
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR, sentence)
+
+
+class OtelTracing:
+    """Spans through OpenTelemetry's SDK."""
+
+    def __init__(self, endpoint: str | None) -> None:
+        """Send to the collector at `endpoint`, or to the one in the environment; raises UserError when it can't."""
+        self._export = SpanExport(SERVICE_NAME, {}, endpoint)
+
+    def begin(self, path: str, client: TraceContext) -> RequestSpan:
+        """A span in the client's trace, or in a new one."""
+        attributes = {"http.request.method": "POST", "http.route": path}
+        return _OtelSpan(self._export.server(f"POST {path}", client.headers(), attributes), self._export)
+
+    def close(self) -> None:
+        """Send what waits, within a bound."""
+        self._export.close()
+
+
+def open_tracing(endpoint: str | None) -> Tracing:
+    """Tracing to `endpoint`, else to the collector that the environment names, or none.
+
+    Raises:
+        UserError: `endpoint` is given and tracing can't be had. Variables may be meant for others: they only warn.
+    """
+    if endpoint is not None:
+        return OtelTracing(endpoint)
+    if not is_collector_named():
+        return NoTracing()
+    try:
+        return OtelTracing(None)
+    except UserError as error:
+        logger.warning("no spans are sent: %s", error.message)
+        return NoTracing()

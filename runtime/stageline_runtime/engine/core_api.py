@@ -1,0 +1,109 @@
+"""What the engine's HTTP edge asks of the engine's core: submit, abort, look, drain.
+
+Text lives on the edge's side, token ids on the core's: the core stops a request at a stop token or at its token limit,
+the edge stops it at a stop string by `abort`. Every stream of `submit` ends with exactly one `EndEvent` or `FailEvent`.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams, ToolCallFormat
+from stageline_api.health import EngineStatus
+from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
+from stageline_runtime.plan_bus.messages import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedRequest:
+    """A checked request: every id is within the vocabulary and prompt plus `max_new_tokens` fit the context."""
+
+    request_id: str
+    """Unique among live requests."""
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    """At least 1."""
+    stop_token_ids: frozenset[int]
+    """Ids that end the output; end-of-sequence ids are among them unless `ignore_eos`."""
+    tool_call_format: ToolCallFormat | None = None
+    """How the answer writes calls of tools, for whoever reads its text."""
+    generated_token_ids: tuple[int, ...] = ()
+    """Output generated before, which this request continues; fewer than `max_new_tokens`, none of them a stop token,
+    where it is handed to a core."""
+    priority: int = 0
+    """Lower runs first."""
+    is_chat: bool = False
+    traceparent: str | None = None
+    """W3C trace context of whoever asks."""
+    tracestate: str | None = None
+    began_nanoseconds: int | None = None
+    """When rendering and tokenizing its prompt began, by `time.perf_counter_ns`; None where nobody noted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Newly sampled tokens, in order. A stop token is part of them, and then the last of the request."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, or none at all when the request didn't ask."""
+    cached_prompt_tokens: int = 0
+    """Prompt tokens that were found in the cache; the same for all tokens of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """The request ended as it should: STOP after a stop token, LENGTH at its limit, ABORT after `abort`."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class FailEvent:
+    """The request can't be finished; `message` is a sentence for its sender."""
+
+    message: str
+    is_final: bool = False
+    """Whether what was asked is the reason, so that no other engine would finish it either."""
+
+
+CoreEvent = TokenEvent | EndEvent | FailEvent
+
+
+class EngineCorePort(Protocol):
+    """The core as the edge sees it. Called from the event loop's thread only."""
+
+    def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        """Take the request and return its events.
+
+        The caller iterates at its own pace and may stop at any event; then it calls `abort`.
+
+        Raises:
+            EngineRefusal: at once, when not ready, draining, or the queue is full.
+        """
+        ...
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request now, for `reason`: STOP at a stop string. Does nothing when it is unknown or has ended."""
+        ...
+
+    def steps_while_queued(self, request_id: str) -> int | None:
+        """How many steps the group has begun so far, while a request has no slot; None once it has, or isn't known."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """The engine's account of the group."""
+        ...
+
+    def info(self) -> ModelInfo:
+        """What is served."""
+        ...
+
+    def start_drain(self) -> None:
+        """Refuse new requests from now on and let running ones finish. Idempotent."""
+        ...
+
+    def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
+        """Exposition in the format that the header `accept` asks for, and its content type."""
+        ...

@@ -1,0 +1,1 @@
+"""The engine's HTTP interface: routes, bodies, the streamed answer."""

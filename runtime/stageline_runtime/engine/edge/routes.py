@@ -1,0 +1,174 @@
+"""The engine's HTTP interface: generation for the gateway, state for probes and people, metrics.
+
+A request is read, checked and tokenized here, then handed to the core; nothing unchecked passes. Long prompts and chat
+templates are handled in a worker thread, so that no client slows another's tokens. The core is used from the event
+loop only.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from stageline_api.engine_http import ErrorCode, GenerateRequest
+from stageline_api.health import Phase
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineCorePort
+from stageline_runtime.engine.edge.event_stream import EventStream
+from stageline_runtime.engine.edge.http_errors import (
+    body_too_large,
+    internal_error_response,
+    invalid_body,
+    refusal_response,
+)
+from stageline_runtime.engine.edge.request_body import read_body
+from stageline_runtime.engine.edge.tokenize_routes import add_tokenize_routes
+from stageline_runtime.engine.errors import EngineRefusal, PromptError
+from stageline_runtime.engine.text.prompts import PromptReader, is_quick
+from stageline_runtime.engine.text.resume import OutputStart, start_output
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+REQUEST_ID_HEADER = "X-Request-Id"
+MAX_REQUEST_ID_CHARACTERS = 128
+
+
+def build_app(core: EngineCorePort, reader: PromptReader, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+    """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`."""
+    app = FastAPI(title="stageline engine", openapi_url=None)
+    _add_generation(app, _Generation(core, reader, max_body_bytes))
+    add_tokenize_routes(app, reader, max_body_bytes)
+    _add_state(app, core)
+
+    @app.exception_handler(404)
+    async def answer_unknown_path(request: Request, _error: Exception) -> Response:
+        return refusal_response(EngineRefusal(ErrorCode.NOT_FOUND, f"There is no {request.url.path!r} here."))
+
+    @app.exception_handler(405)
+    async def answer_wrong_method(request: Request, error: Exception) -> Response:
+        message = f"{request.method} is not allowed on {request.url.path!r}."
+        response = refusal_response(EngineRefusal(ErrorCode.METHOD_NOT_ALLOWED, message))
+        response.headers["Allow"] = (getattr(error, "headers", None) or {}).get("Allow", "")
+        return response
+
+    @app.exception_handler(Exception)
+    async def answer_bug(_request: Request, _error: Exception) -> Response:
+        return internal_error_response()
+
+    return app
+
+
+def _add_generation(app: FastAPI, generation: "_Generation") -> None:
+    @app.post("/v1/generate")
+    async def generate(request: Request) -> Response:
+        return await generation.answer(request)
+
+
+def _add_state(app: FastAPI, core: EngineCorePort) -> None:
+    @app.get("/status")
+    async def status() -> Response:
+        return _json(core.status())
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Alive unless failed: what a liveness probe asks."""
+        state = core.status()
+        return _json(state, 503 if state.phase is Phase.FAILED else 200)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Ready for new requests: neither starting, draining nor failed. The body says which."""
+        state = core.status()
+        return _json(state, 200 if state.phase is Phase.READY else 503)
+
+    @app.get("/v1/info")
+    async def info() -> Response:
+        return _json(core.info())
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        body, content_type = core.metrics_page(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    @app.post("/v1/drain")
+    async def drain() -> Response:
+        core.start_drain()
+        return _json(core.status(), 202)
+
+
+class _Generation:
+    """Answers `POST /v1/generate`."""
+
+    def __init__(self, core: EngineCorePort, reader: PromptReader, max_body_bytes: int) -> None:
+        self._core = core
+        self._reader = reader
+        self._max_body_bytes = max_body_bytes
+        self._live: set[str] = set()
+        """Ids of admitted requests; a second one of the same id would be aborted with the first."""
+
+    async def answer(self, http_request: Request) -> Response:
+        """The stream of the request, or the answer that refuses it."""
+        request_id = http_request.headers.get(REQUEST_ID_HEADER)
+        try:
+            body = await read_body(http_request, self._max_body_bytes)
+            if body is None:
+                response = refusal_response(body_too_large(self._max_body_bytes), 413)
+            else:
+                request = GenerateRequest.model_validate_json(body)
+                request_id = request_id or request.request_id
+                response = self._start(*await self._read(request))
+                _log_context(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except ValidationError as error:
+            response = refusal_response(invalid_body(error))
+        except EngineRefusal as refusal:
+            response = refusal_response(refusal)
+        if request_id is not None and _is_plain(request_id):
+            response.headers[REQUEST_ID_HEADER] = request_id
+        return response
+
+    async def _read(self, request: GenerateRequest) -> tuple[AdmittedRequest, OutputStart]:
+        def read() -> tuple[AdmittedRequest, OutputStart]:
+            admitted = self._reader.read(request)
+            return admitted, start_output(self._reader.tokenizer, admitted, request.generated_characters)
+
+        return read() if is_quick(request) else await asyncio.to_thread(read)
+
+    def _start(self, request: AdmittedRequest, start: OutputStart) -> Response:
+        """Hand the request to the core. No await: between this and the stream nothing can be lost."""
+        request_id = request.request_id
+        if request_id in self._live:
+            message = f"A request with id {request_id!r} is being answered; ids must be unique."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="request_id")
+        events = self._core.submit(request) if start.ended is None else _only(EndEvent(start.ended))
+        self._live.add(request_id)
+        return EventStream(self._core, start, request, events, on_close=lambda: self._live.discard(request_id))
+
+
+async def _only(event: CoreEvent) -> AsyncIterator[CoreEvent]:
+    yield event
+
+
+def _log_context(request: GenerateRequest) -> None:
+    """Tie the engine's id of a request to the client's names for it, if it gave any."""
+    names = {
+        "client_id": request.client_request_id,
+        "traceparent": request.traceparent,
+        "tracestate": request.tracestate,
+    }
+    given = " ".join(f"{key}={value!r}" for key, value in names.items() if value is not None)
+    if given:
+        logger.info("request %r admitted: %s", request.request_id, given)
+
+
+def _json(model: BaseModel, status: int = 200) -> Response:
+    return Response(model.model_dump_json(), status_code=status, media_type="application/json")
+
+
+def _is_plain(request_id: str) -> bool:
+    """Whether an id may go into a header as it is: short, printable ASCII."""
+    return len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()

@@ -1,0 +1,150 @@
+"""What the engine answers to the stages' hellos: a refusal, or the cut and the sizes for all of them at once. Pure."""
+
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+
+from stageline_api.failures import FailureClass
+from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_runtime.contract import PodContract
+from stageline_runtime.engine.group.devices import choose_graphs, choose_transport, memory_owner
+from stageline_runtime.engine.scheduling.cache_sizing import (
+    CacheSize,
+    MemoryShortageError,
+    StageMemory,
+    size_cache,
+    weight_bytes,
+)
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, Hello, Welcome
+from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
+from stageline_runtime.planning.memory import CutMemory, StageRoom
+from stageline_runtime.planning.predict import ELEMENT_BYTES
+from stageline_runtime.termination import RuntimeFailure
+
+
+def resolve_dtype(config: RuntimeConfig, model: ModelConfig) -> str:
+    """`auto` means the dtype the model's own config names."""
+    return model.dtype if config.dtype == "auto" else config.dtype
+
+
+def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello]) -> str | None:
+    """Why a stage can't join, as a sentence; None when it may. Never says the token."""
+    if not hmac.compare_digest(hello.token.encode(), contract.bus_token.encode()):
+        return "the plan bus token is wrong"
+    if hello.protocol != PROTOCOL_VERSION:
+        return f"protocol version {hello.protocol} does not match the engine's {PROTOCOL_VERSION}"
+    if hello.incarnation != contract.incarnation:
+        return f"incarnation {hello.incarnation} is not this group's {contract.incarnation}"
+    if hello.stage_count != contract.stage_count or not 0 <= hello.stage < contract.stage_count:
+        return f"stage {hello.stage} of {hello.stage_count} has no place among {contract.stage_count}"
+    if hello.stage in known:
+        return f"stage {hello.stage} is connected already"
+    return None
+
+
+def welcome_stages(
+    hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, model_dir: Path
+) -> tuple[CacheSize, dict[int, Welcome]]:
+    """The cache's size and each stage's welcome, once every stage has said hello.
+
+    Raises:
+        RuntimeFailure: class BadConfig (the cut can't be made) or OutOfMemory (naming how much is missing).
+    """
+    dtype = resolve_dtype(contract.config, model)
+    layers = _cut(hellos, contract, model, ELEMENT_BYTES[dtype])
+    size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), contract.config, model, dtype)
+    return size, {
+        stage: _welcome(stage, layers[stage], size, hellos, contract.config, model, model_dir) for stage in hellos
+    }
+
+
+def _welcome(
+    stage: int,
+    layers: LayerRange,
+    size: CacheSize,
+    hellos: Mapping[int, Hello],
+    config: RuntimeConfig,
+    model: ModelConfig,
+    model_dir: Path,
+) -> Welcome:
+    hosts = [hello.host for hello in hellos.values()]
+    return Welcome(
+        first_layer=layers.first,
+        last_layer=layers.last,
+        model_dir=str(model_dir),
+        dtype=resolve_dtype(config, model),
+        num_cohorts=size.num_cohorts,
+        slots_per_cohort=size.slots_per_cohort,
+        slot_tokens=size.slot_tokens,
+        max_step_tokens=config.max_num_batched_tokens,
+        stages_on_host=hosts.count(hellos[stage].host),
+        transport=choose_transport(hellos.values()),
+        graphs=choose_graphs(config.graphs, hellos.values(), model),
+        num_blocks=size.num_blocks,
+    )
+
+
+def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
+    try:
+        return size_cache(
+            stages,
+            model,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=_max_model_len(config, model),
+            element_bytes=ELEMENT_BYTES[dtype],
+        )
+    except MemoryShortageError as error:
+        raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="size the cache") from error
+
+
+def _max_model_len(config: RuntimeConfig, model: ModelConfig) -> int:
+    return config.max_model_len or model.context_length
+
+
+def _cut(
+    hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, element_bytes: int
+) -> tuple[LayerRange, ...]:
+    costs = estimate_costs(model)
+    rooms = tuple(
+        StageRoom(host=memory_owner(hello), available_bytes=hello.available_bytes)
+        for _, hello in sorted(hellos.items())
+    )
+    memory = CutMemory(
+        config=model,
+        rooms=rooms,
+        max_model_len=_max_model_len(contract.config, model),
+        element_bytes=element_bytes,
+    )
+    try:
+        return cut_layers(
+            model.num_layers,
+            contract.stage_count,
+            layer_cost=costs.layer,
+            embedding_cost=costs.embedding,
+            head_cost=costs.head,
+            explicit=contract.config.stage_layers,
+            memory=memory,
+        )
+    except NoRoomError as error:
+        raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="cut the layers") from error
+    except CutError as error:
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, str(error), operation="cut the layers") from error
+
+
+def _memory(
+    hellos: Mapping[int, Hello], layers: tuple[LayerRange, ...], model: ModelConfig, element_bytes: int
+) -> tuple[StageMemory, ...]:
+    last = len(layers) - 1
+    return tuple(
+        StageMemory(
+            stage=stage,
+            host=memory_owner(hello),
+            available_bytes=hello.available_bytes,
+            layers=layers[stage],
+            weight_bytes=weight_bytes(
+                model, layers[stage], is_first=stage == 0, is_last=stage == last, element_bytes=element_bytes
+            ),
+        )
+        for stage, hello in sorted(hellos.items())
+    )

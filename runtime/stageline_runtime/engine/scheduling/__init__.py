@@ -1,0 +1,1 @@
+"""Which rows run when, in which slots, with how much cache. Pure."""

@@ -1,0 +1,104 @@
+"""How much KV cache a group gets: arithmetic over what each stage's machine has left. Pure.
+
+Stages that share a machine share its memory. There is a slot for every sequence asked for, whatever the memory: slots
+are address space, and what they hold is counted in blocks. When blocks for all slots don't fit, there are fewer, and
+long sequences wait or are computed again; when not even one whole sequence per cohort fits, the group can't serve and
+the shortage is named.
+"""
+
+from dataclasses import dataclass
+
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.planning.memory import mebibytes, usable_bytes, weight_bytes
+
+__all__ = ["CacheSize", "MemoryShortageError", "StageMemory", "size_cache", "weight_bytes"]
+
+
+class MemoryShortageError(Exception):
+    """Not even one sequence fits; the message says where and how much is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What one stage reported and what it will hold."""
+
+    stage: int
+    host: str
+    available_bytes: int
+    layers: LayerRange
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """The cache's shape, equal on all stages."""
+
+    num_cohorts: int
+    slots_per_cohort: int
+    slot_tokens: int
+    num_blocks: int
+    """What all slots together may hold."""
+    room_tokens: tuple[int, ...] = ()
+    """By stage, the tokens that its memory has room for beside the weights: the least of them bounds `num_blocks`."""
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences at once."""
+        return self.num_cohorts * self.slots_per_cohort
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether there is memory for every slot to be full."""
+        return self.num_blocks >= self.num_slots * blocks_of(self.slot_tokens)
+
+
+def size_cache(
+    stages: tuple[StageMemory, ...],
+    config: ModelConfig,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    element_bytes: int,
+) -> CacheSize:
+    """Slots for `max_num_seqs` sequences of `max_model_len` tokens, and as many blocks for them as fit every machine.
+
+    Every cohort gets `max_num_seqs // cohorts` slots, never more, but for the one that it can't do without.
+
+    Raises:
+        MemoryShortageError: a machine can't hold its stages' weights plus one sequence per cohort.
+    """
+    num_cohorts = len(stages)
+    slots = max(1, max_num_seqs // num_cohorts)
+    blocks_per_slot = blocks_of(max_model_len)
+    num_blocks = num_cohorts * slots * blocks_per_slot
+    room_tokens: dict[int, int] = {}
+    for host in dict.fromkeys(stage.host for stage in stages):
+        here = [stage for stage in stages if stage.host == host]
+        usable = usable_bytes(stage.available_bytes for stage in here)
+        weights = sum(stage.weight_bytes for stage in here)
+        per_block = BLOCK_TOKENS * sum(config.kv_bytes_per_token(one.layers.count, element_bytes) for one in here)
+        fitting = (usable - weights) // per_block
+        if fitting < blocks_per_slot * num_cohorts:
+            smallest = per_block * blocks_per_slot * num_cohorts
+            raise MemoryShortageError(_shortage(here, usable, weights, smallest, max_model_len))
+        num_blocks = min(num_blocks, fitting)
+        room_tokens |= dict.fromkeys((stage.stage for stage in here), fitting * BLOCK_TOKENS)
+    return CacheSize(
+        num_cohorts=num_cohorts,
+        slots_per_cohort=slots,
+        slot_tokens=max_model_len,
+        num_blocks=num_blocks,
+        room_tokens=tuple(room_tokens[stage] for stage in sorted(room_tokens)),
+    )
+
+
+def _shortage(here: list[StageMemory], usable: int, weights: int, cache: int, max_model_len: int) -> str:
+    names = ", ".join(str(stage.stage) for stage in here)
+    missing = weights + cache - usable
+    return (
+        f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {mebibytes(weights)} MiB and "
+        f"the smallest cache (one sequence of maxModelLen {max_model_len} per cohort) {mebibytes(cache)} MiB, "
+        f"but {mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or use more stages"
+    )

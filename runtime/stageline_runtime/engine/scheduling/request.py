@@ -1,0 +1,112 @@
+"""One request as the scheduler sees it: token ids and counters; everything else is derived.
+
+Its inputs (prompt, and output known when it got its slot) are computed in chunks; then each row takes the token before
+as its input. A request that loses its slot starts again from all tokens known by then, so it never repeats or loses
+one.
+"""
+
+from dataclasses import dataclass, field
+
+from stageline_runtime.plan_bus.messages import RowSampling
+
+MAX_DECODES_AHEAD = 2
+"""One sample in flight and one that waits on the bus for its feedback; more would only run dead rows."""
+NO_SLOT = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """State of one request from its queueing to its end."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: RowSampling
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    output: list[int] = field(default_factory=list)
+    """Tokens generated so far; not empty from the start when another engine generated some before."""
+    priority: int = 0
+    """Lower runs first."""
+    arrival: int = 0
+    """Its place among all requests that came; kept when it has to queue again."""
+    cohort: int = -1
+    slot: int = NO_SLOT
+    generation: int = -1
+    inputs: tuple[int, ...] = ()
+    """Prompt, and the output that was known when it got its slot: what has to be computed before it decodes."""
+    scheduled_inputs: int = 0
+    """Of these, how many are in plans already, or were found in the cache."""
+    samples_issued: int = 0
+    """Output tokens known when it got its slot, and samples asked for since, whether or not they are known yet."""
+    last_sample_seq: int = -1
+    """The plan that samples the newest token; the next decode runs only after its feedback."""
+    fill_sent: bool = False
+    started: bool = False
+    """A row of it has been planned, in this slot or one before."""
+    out_of_turn: bool = False
+    """It changed over to another cohort, or its last chunk ran in another's plan, and it has not decoded since."""
+
+    def __post_init__(self) -> None:
+        assert self.prompt, f"request {self.request_id} has no prompt token"
+        assert self.max_new_tokens > len(self.output), f"request {self.request_id} has all its {self.max_new_tokens}"
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what has been computed: without a slot, start from the tokens known now."""
+        self.slot = NO_SLOT
+        self.inputs = (*self.prompt, *self.output)
+        self.scheduled_inputs = 0
+        self.samples_issued = len(self.output)
+        self.fill_sent = False
+        self.out_of_turn = False
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Who goes first: smaller by priority, then by arrival."""
+        return self.priority, self.arrival
+
+    @property
+    def most_inputs(self) -> int:
+        """Cache positions the request may come to use (the last token is never an input)."""
+        return len(self.prompt) + self.max_new_tokens - 1
+
+    @property
+    def samples_in_flight(self) -> int:
+        """Samples issued whose tokens are not known yet."""
+        return self.samples_issued - len(self.output)
+
+    @property
+    def prefill_pending(self) -> int:
+        """Inputs not yet in a plan."""
+        return len(self.inputs) - self.scheduled_inputs
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether one more decode row may be put into a plan now.
+
+        Out of turn only when the newest token is known: a row that had to wait for feedback of a plan just before its
+        own would hold up every row of its cohort.
+        """
+        return (
+            self.prefill_pending == 0
+            and self.samples_issued < self.max_new_tokens
+            and self.samples_in_flight < (1 if self.out_of_turn else MAX_DECODES_AHEAD)
+        )
+
+    @property
+    def decode_position(self) -> int:
+        """Position of the next decode row's input token."""
+        return len(self.prompt) + self.samples_issued - 1
+
+    @property
+    def known_computed_tokens(self) -> int:
+        """Positions that plans made so far write and whose tokens are known."""
+        written = self.scheduled_inputs if self.prefill_pending else self.decode_position
+        return min(written, len(self.prompt) + len(self.output))
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Known tokens of prompt and output from position `start` up to `stop`."""
+        border = len(self.prompt)
+        if stop <= border:
+            return self.prompt[start:stop]
+        return (*self.prompt[start:], *self.output[max(0, start - border) : stop - border])

@@ -1,0 +1,119 @@
+"""Which rows go into a plan. Pure.
+
+First a decode row for each member of the plan's cohort whose newest token is sampled or about to be (they are cheap and
+someone waits), the most senior first; then prefill chunks within the token budget: of the cohort's own members, and
+then further chunks of long prompts that others have begun, which need no feedback and so no turn. A request's first row
+fills its slot: what is known of its beginning is kept there or copied from another slot, and only the rest is computed.
+"""
+
+from dataclasses import dataclass, field
+
+from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.engine.scheduling.slot_assignment import Holders
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRow:
+    """A request whose first row has been planned."""
+
+    request_id: str
+    num_inputs: int
+    cached_tokens: int
+    """Of the inputs, how many came from the cache."""
+
+
+@dataclass(slots=True)
+class RowsOfPlan:
+    """The rows and fills of plan `seq` as they come together."""
+
+    seq: int
+    budget: int
+    rows: list[PlanRow] = field(default_factory=list)
+    fills: list[SlotFill] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    """Whose rows they are."""
+    first_rows: list[FirstRow] = field(default_factory=list)
+    feedback_through: int = -1
+    """The newest plan whose feedback a row needs."""
+
+    def add_decode(self, request: Request) -> None:
+        """One row whose input is the request's newest token."""
+        self._add(PlanRow(request.slot, request.generation, request.decode_position, 1, (), need_sample=True), request)
+        self.feedback_through = max(self.feedback_through, request.last_sample_seq)
+        request.samples_issued += 1
+        request.last_sample_seq = self.seq
+        request.out_of_turn = False
+
+    def add_chunk(self, request: Request) -> None:
+        """As many of the request's inputs as the budget allows; the last one samples."""
+        start = request.scheduled_inputs
+        tokens = request.inputs[start : start + self.budget]
+        request.scheduled_inputs += len(tokens)
+        is_last = request.prefill_pending == 0
+        self._add(PlanRow(request.slot, request.generation, start, len(tokens), tokens, need_sample=is_last), request)
+        if is_last:
+            request.samples_issued += 1
+            request.last_sample_seq = self.seq
+
+    def _add(self, row: PlanRow, request: Request) -> None:
+        self.rows.append(row)
+        self.requests.append(request)
+        self.budget -= row.num_tokens
+
+
+def rows_of(holders: Holders, cohort: int, seq: int, budget: int) -> RowsOfPlan:
+    """Choose rows of at most `budget` tokens for plan `seq`, whose turn is `cohort`'s; there may be none."""
+    plan = RowsOfPlan(seq, budget)
+    members = holders.cohorts.members(cohort)
+    for request in members:
+        if plan.budget and request.can_decode and holders.grow(request, request.decode_position + 1):
+            plan.add_decode(request)
+    for request in members:
+        # A member may just have lost its slot to one before it.
+        if plan.budget and request.request_id in holders.running and request.prefill_pending:
+            if not request.fill_sent:
+                _fill(holders, request, plan)
+            plan.add_chunk(request)
+    for request in _long_prompts_of_others(holders, cohort) if plan.budget else ():
+        if plan.budget:
+            plan.add_chunk(request)
+            request.out_of_turn = True
+    return plan
+
+
+def _long_prompts_of_others(holders: Holders, cohort: int) -> list[Request]:
+    begun = [
+        request
+        for request in holders.running.values()
+        if request.cohort != cohort and request.fill_sent and request.prefill_pending
+    ]
+    return sorted(begun, key=lambda request: request.seniority)
+
+
+def _fill(holders: Holders, request: Request, plan: RowsOfPlan) -> None:
+    """Begin with the longest beginning of the request that plans before this one leave in any slot."""
+    copy_from = None
+    index = holders.ledger.prefixes
+    if index is not None:
+        blocks, slots = index.match(request.inputs)
+        if blocks * BLOCK_TOKENS > request.scheduled_inputs:
+            copy_from, request.scheduled_inputs = slots[0], blocks * BLOCK_TOKENS
+    request.fill_sent = True
+    cached = request.scheduled_inputs
+    ids = request.inputs[:cached] if _depends_on_history(request.sampling) else ()
+    plan.fills.append(SlotFill(request.slot, request.generation, request.sampling, cached, copy_from, ids))
+    if not request.started:
+        request.started = True
+        plan.first_rows.append(FirstRow(request.request_id, len(request.inputs), cached))
+
+
+def _depends_on_history(sampling: RowSampling) -> bool:
+    """Whether the last stage samples by more than the newest hidden state."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+        or sampling.json_schema is not None
+    )

@@ -1,0 +1,199 @@
+"""The scheduler: the sequence of plans, and what comes of them. Pure: no clock, no socket, no torch.
+
+Who holds a slot is `holders`' matter, who steps together `cohorts`', and which rows a plan carries `rows`'. At most one
+decode of a request is in flight and one more waits for its feedback, in every mode, because rows are made nowhere else.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.engine.scheduling.row_selection import FirstRow, RowsOfPlan, rows_of
+from stageline_runtime.engine.scheduling.slot_assignment import Holders
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.graphs.mode import plan_graph_mode
+from stageline_runtime.graphs.padding import padded_size
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, SampledRow, StepPlan, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A sampled token that belongs to a live request; `finished` when no more will follow."""
+
+    request_id: str
+    token: int
+    finished: bool
+    stopped: bool
+    """Finished by a stop token rather than by length."""
+    logprobs: TokenLogprobs | None = None
+    failure: str | None = None
+    """Why the request has failed instead; it is forgotten already."""
+
+
+class Scheduler:
+    """Requests in, plans out, tokens back."""
+
+    def __init__(
+        self, ledger: SlotLedger, *, max_step_tokens: int, max_waiting: int, graphs: GraphMode = GraphMode.OFF
+    ) -> None:
+        self.ledger = ledger
+        self.max_step_tokens = max_step_tokens
+        self.max_waiting = max_waiting
+        self._graphs = graphs
+        self._holders = Holders(ledger)
+        self._arrivals = 0
+        self._next_seq = 0
+        self.num_steps = 0
+        """Plans with rows made so far. It stands still when plans don't finish, for few are in flight at a time."""
+        self._feedback_through = -1
+        self._unfinished: deque[int] = deque()
+        self._first_rows: list[FirstRow] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no slot."""
+        return len(self._holders.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._holders.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request has lost its slot to another, since the beginning."""
+        return self._holders.num_preemptions
+
+    @property
+    def num_plans_in_flight(self) -> int:
+        """Plans made whose completion is not known yet."""
+        return len(self._unfinished)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self.num_waiting or self.num_running)
+
+    def cohort_sizes(self) -> tuple[int, ...]:
+        """Running requests of each cohort."""
+        return self._holders.cohorts.sizes
+
+    @property
+    def queue_room(self) -> int:
+        """How many more requests the waiting queue takes; those that lost their slots may have filled it beyond."""
+        return max(0, self.max_waiting - self.num_waiting)
+
+    @property
+    def can_add(self) -> bool:
+        """Whether the waiting queue takes one more request."""
+        return self.queue_room > 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Its id must be new."""
+        assert self.can_add, "the waiting queue is full"
+        assert request.request_id not in self._holders.running, request.request_id
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._holders.waiting.add(request)
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request holds a slot."""
+        return request_id in self._holders.running
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request at once; rows of it that are in flight run dead. False when it isn't known."""
+        running = self._holders.running.get(request_id)
+        if running is not None:
+            self._holders.release(running)
+            return True
+        return self._holders.waiting.remove(request_id)
+
+    def request_at(self, slot: int, generation: int) -> str | None:
+        """Id of the request whose rows these are; None when they run dead."""
+        request = self._holders.holder(slot, generation)
+        return None if request is None else request.request_id
+
+    def schedule(self) -> StepPlan | None:
+        """The next plan, or None when nothing can run before more tokens are known."""
+        cohorts = self._holders.cohorts
+        self._holders.admit()
+        cohorts.even_out()
+        for cohort in cohorts.turns():
+            rows = rows_of(self._holders, cohort, self._next_seq, self.max_step_tokens)
+            if rows.rows:
+                cohorts.took_turn(cohort)
+                return self._plan_of(cohort, rows)
+        return None
+
+    def first_rows(self) -> list[FirstRow]:
+        """Requests whose first row was planned since the last call."""
+        first_rows, self._first_rows = self._first_rows, []
+        return first_rows
+
+    def heartbeat(self) -> StepPlan:
+        """A rowless plan that crosses all stages and computes nothing."""
+        return self._plan(0, RowsOfPlan(self._next_seq, 0), 1)
+
+    def warm_up(self, num_tokens: int) -> StepPlan:
+        """A dummy plan: `num_tokens` rows of nothing through all layers."""
+        return self._plan(0, RowsOfPlan(self._next_seq, 0), num_tokens, dummy=True)
+
+    def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
+        """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.
+
+        Plans finish in the order they were made; anything else is a broken stage and asserts.
+        """
+        expected = self._unfinished.popleft() if self._unfinished else None
+        assert seq == expected, f"plan {seq} finished, {expected} was next"
+        tokens = []
+        for row in rows:
+            request = self._holders.holder(row.slot, row.generation)
+            if request is not None:
+                tokens.append(self._accept(request, row))
+        return tokens
+
+    def _accept(self, request: Request, row: SampledRow) -> NewToken:
+        token = row.token
+        request.output.append(token)
+        self._holders.note_computed(request)
+        stopped = token in request.stop_token_ids
+        finished = stopped or row.failure is not None or len(request.output) >= request.max_new_tokens
+        if finished:
+            self._holders.release(request)
+        return NewToken(request.request_id, token, finished, stopped, row.logprobs, row.failure)
+
+    def _plan_of(self, cohort: int, rows: RowsOfPlan) -> StepPlan:
+        self.num_steps += 1
+        self._first_rows += rows.first_rows
+        self._feedback_through = max(self._feedback_through, rows.feedback_through)
+        plan = self._plan(cohort, rows, padded_size(sum(row.num_tokens for row in rows.rows)))
+        # Only now: what a plan's rows write can be copied by the fills of later plans alone.
+        for request in rows.requests:
+            self._holders.note_computed(request)
+        return plan
+
+    def _plan(self, cohort: int, rows: RowsOfPlan, padded_tokens: int, *, dummy: bool = False) -> StepPlan:
+        ordered = tuple(sorted(rows.rows, key=lambda row: row.slot))
+        self._next_seq += 1
+        self._unfinished.append(rows.seq)
+        return StepPlan(
+            seq=rows.seq,
+            cohort=cohort,
+            fills=tuple(rows.fills),
+            rows=ordered,
+            padded_tokens=padded_tokens,
+            feedback_through=self._feedback_through,
+            feedback_posted=any(self._feeds_back(row) for row in ordered),
+            dummy=dummy,
+            graph_mode=plan_graph_mode(self._graphs, ordered, dummy=dummy),
+            trims=self.ledger.take_trims(),
+        )
+
+    def _feeds_back(self, row: PlanRow) -> bool:
+        """Whether a later plan may take this row's token as input: not after the last token of a request."""
+        if not row.need_sample:
+            return False
+        request = self._holders.holder(row.slot, row.generation)
+        assert request is not None, f"a row of nobody: {row}"
+        return request.samples_issued < request.max_new_tokens

@@ -1,0 +1,162 @@
+"""Who holds which KV slot and how much of the cache: the accounting behind admission and growth. Pure.
+
+A slot is one request's contiguous region of address space; `global slot = cohort * slots_per_cohort + index`. A slot
+that is given out again gets a new generation, and that is how a late row of its former holder is told apart. Memory is
+counted in blocks, and there may be fewer of them than the slots could take. Invariant: held and cached blocks together
+never exceed them. A free slot keeps known content, until its slot or its blocks are needed: the longest unused first.
+
+Where blocks are short, every loss of a slot's content is told to the stages by a trim in the next plan, before anything
+is written in its place. Slots without content go first, of them the lowest of the asked-for cohort, so that the rows of
+a cohort lie close together and stages can read them as one view.
+"""
+
+from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
+from stageline_runtime.engine.scheduling.prefix_index import PrefixIndex
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.messages import SlotTrim
+
+
+class SlotLedger:
+    """Free and held slots, and their blocks. Invariant: each slot is either free or held, never both."""
+
+    def __init__(
+        self,
+        num_cohorts: int,
+        slots_per_cohort: int,
+        slot_tokens: int,
+        num_blocks: int | None = None,
+        *,
+        prefix_cache: bool = False,
+    ) -> None:
+        """`num_blocks` None: enough for all slots; with fewer than one slot may take, nothing could be promised."""
+        most = num_cohorts * slots_per_cohort * blocks_of(slot_tokens)
+        self.num_cohorts = num_cohorts
+        self.slots_per_cohort = slots_per_cohort
+        self.slot_tokens = slot_tokens
+        self.num_blocks = most if num_blocks is None else min(num_blocks, most)
+        assert self.num_blocks >= blocks_of(slot_tokens), f"{num_blocks} blocks don't hold {slot_tokens} tokens"
+        self.prefixes = PrefixIndex() if prefix_cache else None
+        self._is_short = self.num_blocks < most
+        self._generation = [0] * (num_cohorts * slots_per_cohort)
+        self._free: dict[int, None] = dict.fromkeys(range(num_cohorts * slots_per_cohort))
+        """Longest unused first."""
+        self._held: dict[int, int] = {}
+        self._cached_blocks = 0
+        self._held_blocks = 0
+        self._trims: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, size: CacheSize, *, prefix_cache: bool) -> "SlotLedger":
+        """The ledger of a cache of this size, all slots free."""
+        return cls(
+            size.num_cohorts,
+            size.slots_per_cohort,
+            size.slot_tokens,
+            size.num_blocks,
+            prefix_cache=prefix_cache,
+        )
+
+    @property
+    def held_slots(self) -> int:
+        """Slots in use."""
+        return len(self._held)
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks in use."""
+        return self._held_blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks of free slots that may still be of use."""
+        return self._cached_blocks
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can be had without taking them from a holder."""
+        return self.num_blocks - self._held_blocks
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether a slot can be had."""
+        return bool(self._free)
+
+    def held_by(self, slot: int) -> int:
+        """Blocks of a held slot."""
+        return self._held[slot]
+
+    def take(self, cohort: int, inputs: tuple[int, ...]) -> tuple[int, int, int]:
+        """Give out a slot with blocks for `inputs`; returns slot, generation and how many inputs lie in it already.
+
+        A slot that holds a beginning of `inputs` is preferred where that is at least half of what it holds; otherwise
+        the beginning can be copied from it.
+        """
+        needed = blocks_of(len(inputs))
+        assert len(inputs) <= self.slot_tokens, f"{len(inputs)} tokens do not fit a slot of {self.slot_tokens}"
+        assert needed <= self.available_blocks, f"{needed} blocks of {self.available_blocks}"
+        slot, kept = self._choose(cohort, inputs)
+        del self._free[slot]
+        self._cached_blocks -= self._cached(slot)
+        self._shrink(slot, kept)
+        self._held[slot] = needed
+        self._held_blocks += needed
+        self._reclaim()
+        self._generation[slot] += 1
+        return slot, self._generation[slot], kept * BLOCK_TOKENS
+
+    def grow(self, slot: int, num_tokens: int) -> bool:
+        """Let a held slot take `num_tokens` tokens; False when no block is left for that."""
+        missing = blocks_of(num_tokens) - self._held[slot]
+        if missing > 0:
+            if missing > self.available_blocks:
+                return False
+            self._held[slot] += missing
+            self._held_blocks += missing
+            self._reclaim()
+        return True
+
+    def give_back(self, slot: int) -> None:
+        """Free a held slot; what its content is known to be stays as long as there is room."""
+        self._held_blocks -= self._held.pop(slot)
+        self._free[slot] = None
+        kept = self._cached(slot)
+        self._cached_blocks += kept
+        self._shrink(slot, kept)
+
+    def take_trims(self) -> tuple[SlotTrim, ...]:
+        """What has been given up since the last call, for the next plan."""
+        trims, self._trims = self._trims, {}
+        return tuple(SlotTrim(slot, tokens) for slot, tokens in sorted(trims.items()))
+
+    def _cached(self, slot: int) -> int:
+        return 0 if self.prefixes is None else self.prefixes.num_blocks(slot)
+
+    def _choose(self, cohort: int, inputs: tuple[int, ...]) -> tuple[int, int]:
+        """A free slot, and how many blocks of it are worth keeping."""
+        blocks, holders = (0, []) if self.prefixes is None else self.prefixes.match(inputs)
+        in_place = [slot for slot in holders if slot in self._free and self._cached(slot) <= 2 * blocks]
+        if in_place:
+            return min(in_place, key=self._cached), blocks
+        empty = [slot for slot in self._free if not self._cached(slot)]
+        if not empty:
+            slot = next(iter(self._free))
+            return slot, blocks if slot in holders else 0
+        here = [slot for slot in empty if slot // self.slots_per_cohort == cohort]
+        return min(here or empty), 0
+
+    def _shrink(self, slot: int, num_blocks: int) -> None:
+        if self.prefixes is not None:
+            self.prefixes.truncate(slot, num_blocks)
+        if self._is_short:
+            self._trims[slot] = num_blocks * BLOCK_TOKENS
+
+    def _reclaim(self) -> None:
+        """Make room for what is held, at the cost of what is only cached."""
+        for slot in self._free:
+            excess = self._held_blocks + self._cached_blocks - self.num_blocks
+            if excess <= 0:
+                return
+            cached = self._cached(slot)
+            if cached:
+                self._cached_blocks -= min(cached, excess)
+                self._shrink(slot, cached - min(cached, excess))

@@ -1,0 +1,187 @@
+"""What the engine's event loop notes of traced requests; making spans of it and sending them is the sender's matter.
+
+A request is noted when it comes, gets a slot and ends. Plans are looked into only while a traced request waits for its
+first decode, and tokens never. Stages tell of a plan after they ran it, so an ended request is held until they have.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.telemetry.request_metrics import RequestTimes
+from stageline_runtime.engine.telemetry.request_trace import (
+    ClockAnchor,
+    Outcome,
+    Place,
+    RequestTrace,
+    StageStep,
+    prefill_plans_of,
+)
+from stageline_runtime.plan_bus.messages import StepPlan, StepTimes
+
+SETTLE_NANOSECONDS: Final = 1_000_000_000
+"""How long an ended request is held for stages that have not told of its steps."""
+RequestAt = Callable[[int, int], str | None]
+"""Id of the request that holds a slot in a generation."""
+
+
+class RequestTracing(Protocol):
+    """What the core tells of requests."""
+
+    def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:
+        """A request was taken; returns what is to be given back when it ends, None where its trace isn't kept."""
+
+    def planned(self, plan: StepPlan, request_at: RequestAt) -> StepPlan:
+        """A plan was made; returns it as it is to be sent."""
+
+    def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
+        """A traced request has ended."""
+
+
+class NoTracing:
+    """Notes nothing."""
+
+    def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:  # noqa: ARG002 - the protocol's signature
+        """No trace is kept."""
+        return None
+
+    def planned(self, plan: StepPlan, request_at: RequestAt) -> StepPlan:  # noqa: ARG002 - the protocol's signature
+        """The same plan."""
+        return plan
+
+    def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
+        """Never called: there is no trace."""
+
+    def step_told(self, stage: int, times: StepTimes) -> None:
+        """Never called: no plan asks for it."""
+
+    def tick(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+class SpanSink(Protocol):
+    """Makes spans and sends them. Only `close` waits."""
+
+    def begin(self, request: AdmittedRequest, began_nanoseconds: int) -> object | None:
+        """The span of a request that began at this wall time; None where its trace isn't kept."""
+
+    def send(self, trace: RequestTrace) -> None:
+        """All spans of a request that has ended."""
+
+    def close(self) -> None:
+        """Send what waits, within a bound."""
+
+
+class TracedRequests:
+    """The requests of one engine whose traces are kept."""
+
+    def __init__(self, sink: SpanSink, stage_count: int, clock_offset: Callable[[int], int | None]) -> None:
+        """`clock_offset` gives a stage's clock minus `time.perf_counter_ns` here, None while that isn't known."""
+        self._sink = sink
+        self._stage_count = stage_count
+        self._clock_offset = clock_offset
+        self._live: dict[str, RequestTrace] = {}
+        self._watched: dict[tuple[int, int], RequestTrace] = {}
+        """By slot and generation: those whose first decode is not planned yet."""
+        self._asked: dict[int, list[tuple[RequestTrace, bool]]] = {}
+        """By plan that not every stage has told of: whose rows it has, and whether they are decodes."""
+        self._stages_told: dict[int, int] = {}
+        self._settling: list[RequestTrace] = []
+
+    def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:
+        """Begin the request's span, if its trace is kept."""
+        anchor = ClockAnchor(
+            wall_nanoseconds=time.time_ns(),
+            performance_nanoseconds=time.perf_counter_ns(),
+            monotonic_seconds=time.monotonic(),
+        )
+        began = request.began_nanoseconds
+        span = self._sink.begin(request, anchor.wall_nanoseconds if began is None else anchor.of_performance(began))
+        if span is None:
+            return None
+        trace = RequestTrace(
+            span=span, request=request, anchor=anchor, times=times, prefill_plans=prefill_plans_of(self._stage_count)
+        )
+        self._live[request.request_id] = trace
+        return trace
+
+    def planned(self, plan: StepPlan, request_at: RequestAt) -> StepPlan:
+        """Note who got a slot; ask the stages about a plan that a traced request is interested in."""
+        if plan.fills and self._live:
+            self._note_places(plan, request_at)
+        if not self._watched:
+            return plan
+        rows = [
+            (trace, not row.token_ids)
+            for row in plan.rows
+            if (trace := self._watched.get((row.slot, row.generation))) is not None and trace.wants(row)
+        ]
+        if not rows:
+            return plan
+        for trace, is_decode in rows:
+            trace.awaited += self._stage_count
+            if is_decode:
+                self._unwatch(trace)
+        self._asked[plan.seq] = rows
+        return msgspec.structs.replace(plan, told=True)
+
+    def step_told(self, stage: int, times: StepTimes) -> None:
+        """A stage has run a plan that it was asked about."""
+        offset = self._clock_offset(stage)
+        for trace, is_decode in self._asked.get(times.seq, ()):
+            trace.awaited -= 1
+            if offset is not None:
+                trace.steps.append(StageStep(stage, offset, is_decode, times))
+        told = self._stages_told[times.seq] = self._stages_told.get(times.seq, 0) + 1
+        if told == self._stage_count:
+            self._asked.pop(times.seq, None)
+            del self._stages_told[times.seq]
+
+    def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
+        """Hand the request on, now or when its stages have told all."""
+        trace.outcome, trace.ended_nanoseconds = outcome, time.perf_counter_ns()
+        del self._live[trace.request.request_id]
+        self._unwatch(trace)
+        self._settling.append(trace)
+        if not trace.awaited:
+            self.tick()
+
+    def tick(self) -> None:
+        """Hand on who has waited long enough; called now and then."""
+        settled_before = time.perf_counter_ns() - SETTLE_NANOSECONDS
+        still: list[RequestTrace] = []
+        for trace in self._settling:
+            if trace.awaited and trace.ended_nanoseconds > settled_before:
+                still.append(trace)
+            else:
+                self._sink.send(trace)
+        self._settling = still
+
+    def close(self) -> None:
+        """Hand on everything and send it; blocks for as long as the sink's bound."""
+        for trace in self._settling:
+            self._sink.send(trace)
+        self._settling = []
+        self._sink.close()
+
+    def _note_places(self, plan: StepPlan, request_at: RequestAt) -> None:
+        for fill in plan.fills:
+            trace = self._live.get(request_at(fill.slot, fill.generation) or "")
+            if trace is None:
+                continue
+            trace.places.append(Place(fill.slot, plan.cohort, fill.cached_tokens, time.perf_counter_ns()))
+            self._unwatch(trace)
+            if not trace.decode_planned:
+                trace.holder = (fill.slot, fill.generation)
+                self._watched[trace.holder] = trace
+
+    def _unwatch(self, trace: RequestTrace) -> None:
+        if trace.holder is not None:
+            self._watched.pop(trace.holder, None)
+            trace.holder = None

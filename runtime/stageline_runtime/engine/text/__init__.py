@@ -1,0 +1,1 @@
+"""Between text and token ids: templates, tokenizer, detokenizer, stop strings."""

@@ -1,0 +1,197 @@
+"""Renders chat messages with the model's own Jinja template, to the same text as transformers' `apply_chat_template`.
+
+The template comes with the model, so it runs in Jinja's immutable sandbox (no attribute it could escape through, no
+`range` above 100 000), with bounds on its output and its time. It is trusted no further than that, except for memory:
+like the weights, it is chosen by whoever deploys the model.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from stageline_api.engine_http import ChatMessage, ErrorCode, ToolCallFormat, ToolFunction
+from stageline_api.failures import FailureClass
+from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.text.time_limit import TimeLimitExceededError, run_with_time_limit
+from stageline_runtime.termination import RuntimeFailure
+
+MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
+RENDER_LIMIT_SECONDS = 5.0
+
+
+class ChatTemplate:
+    """A compiled chat template. Rendering is safe from any thread."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        limit_seconds: float = RENDER_LIMIT_SECONDS,
+        max_characters: int = MAX_RENDERED_CHARACTERS,
+    ) -> None:
+        """Compile `source`; `special_tokens` (`bos_token`, `eos_token`, …) become variables of the template.
+
+        Raises:
+            RuntimeFailure: class ModelLoad; the template isn't valid Jinja.
+        """
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        except TemplateSyntaxError as error:
+            raise RuntimeFailure(
+                FailureClass.MODEL_LOAD,
+                f"the model's chat template is not valid Jinja: line {error.lineno}: {error.message}",
+                operation="compile chat template",
+            ) from error
+        self.takes_tools = takes_tools
+        """Whether the template shows tools to the model."""
+        self.tool_call_format = _tool_call_format(source) if takes_tools else None
+        """How the model writes calls, as far as the template tells; None when it doesn't."""
+        self._special_tokens = dict(special_tokens)
+        self._limit_seconds = limit_seconds
+        self._max_characters = max_characters
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolFunction] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt text of `messages`, ending where the assistant's answer begins.
+
+        Raises:
+            PromptError: the template refuses the messages, fails on them, or exceeds its bounds.
+        """
+        # Fresh dicts for each call: a template that edits a message must not change the request.
+        variables = {
+            **self._special_tokens,
+            "messages": [_plain_message(message) for message in messages],
+            "tools": [_plain_tool(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return run_with_time_limit(lambda: self._generate(variables), self._limit_seconds)
+        except PromptError:
+            raise
+        except TimeLimitExceededError as error:
+            raise _refused(f"The model's chat template {error} on these messages.") from error
+        except TemplateError as error:
+            raise _refused(f"The model's chat template refuses these messages: {error.message}") from error
+        except Exception as error:
+            raise _refused(f"The model's chat template fails on these messages: {error}") from error
+
+    def _generate(self, variables: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        length = 0
+        for piece in self._template.generate(**variables):
+            pieces.append(piece)
+            length += len(piece)
+            if length > self._max_characters:
+                raise _refused(f"The model's chat template makes more than {self._max_characters} characters of them.")
+        return "".join(pieces)
+
+
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates know it: keys that say nothing are left out, arguments of calls are objects."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    optional = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return plain | {key: value for key, value in optional.items() if value is not None}
+
+
+def _plain_tool(tool: ToolFunction) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude_none=True)}
+
+
+def _tool_call_format(source: str) -> ToolCallFormat | None:
+    """The format a template's own words tell of. Marks of control tokens never show in text, so they are not parsed."""
+    if "<tool_call>" in source:
+        # Some templates write the same tags around XML of their own; only JSON in them is understood.
+        return None if "<function=" in source else ToolCallFormat.TAGGED
+    if "[TOOL_CALLS]" in source:
+        return ToolCallFormat.ARRAY
+    if "<|python_tag|>" in source or '"parameters": ' in source:
+        return ToolCallFormat.OBJECT
+    return None
+
+
+def no_chat_template() -> PromptError:
+    """The refusal of a chat for a model that has no template."""
+    return PromptError(
+        ErrorCode.NO_CHAT_TEMPLATE,
+        "This model has no chat template, so it can't take messages; send a prompt to /v1/completions instead.",
+        param="messages",
+    )
+
+
+def no_tool_format(takes_tools: bool) -> PromptError:
+    """The refusal of tools that the model would have to call in a format of its own."""
+    why = "writes calls in a form that isn't understood here" if takes_tools else "has no place for tools"
+    return PromptError(
+        ErrorCode.INVALID_VALUE,
+        f"This model's chat template {why}, so it can't choose among tools by itself; tool_choice 'required' or a "
+        "named function holds the answer to the tools' schema instead.",
+        param="tools",
+    )
+
+
+def _refused(message: str) -> PromptError:
+    return PromptError(ErrorCode.INVALID_VALUE, message, param="messages")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; for serving it only opens a scope."""
+
+    tags = {"generation"}  # noqa: RUF012 - the declared type of Extension.tags
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _render(caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(time_format: str) -> str:
+    # Local time, as in transformers: "today" in a system prompt is the day where the server stands.
+    return datetime.now().strftime(time_format)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter would escape HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,210 @@
+"""Turns a `GenerateRequest` into an `AdmittedRequest`: renders, tokenizes, and checks everything a stage relies on.
+
+What leaves here can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus output
+fit the context. What can't be served is refused with the field, the value and the rule.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from stageline_api.engine_http import (
+    ChatPrompt,
+    ErrorCode,
+    GenerateRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCallFormat,
+)
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.text.chat_template import ChatTemplate, no_chat_template, no_tool_format
+from stageline_runtime.engine.text.resume import check_generated
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode
+from stageline_runtime.engine.text.tokenizer_config import read_tokenizer_config
+from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
+
+QUICK_LENGTH = 8192
+"""A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
+QUICK_OUTPUT = 64
+"""Generated ids to continue from become text again one by one; this many take a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReader:
+    """Checks requests against one model. Safe from any thread."""
+
+    tokenizer: EngineTokenizer
+    chat_template: ChatTemplate | None
+    vocab_size: int
+    """Rows of the model's embedding; ids run from 0 to one less."""
+    max_model_len: int
+    """Most tokens of prompt plus output."""
+    eos_token_ids: frozenset[int]
+    grammars: JsonGrammars
+
+    @classmethod
+    def load(
+        cls, model_dir: Path, *, vocab_size: int, max_model_len: int, eos_token_ids: Iterable[int]
+    ) -> "PromptReader":
+        """Load tokenizer and chat template of the model in `model_dir`.
+
+        Raises:
+            RuntimeFailure: class ModelLoad, naming the file.
+        """
+        config = read_tokenizer_config(model_dir)
+        source = config.chat_template
+        return cls(
+            tokenizer=EngineTokenizer.load(model_dir),
+            chat_template=None if source is None else ChatTemplate(source, config.special_tokens),
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset(eos_token_ids),
+            grammars=JsonGrammars(model_dir, vocab_size, eos_token_ids),
+        )
+
+    def read(self, request: GenerateRequest) -> AdmittedRequest:
+        """Check `request` and work out its token ids and limits.
+
+        Raises:
+            PromptError: naming the field of the request that can't be served.
+        """
+        began = time.perf_counter_ns()
+        sampling = request.sampling
+        for stop in sampling.stop:
+            if not stop:
+                raise PromptError(ErrorCode.INVALID_VALUE, "A stop string must not be empty.", param="stop")
+            check_unicode(stop, "stop")
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(sampling.logit_bias, "logit_bias")
+        if sampling.json_schema is not None:
+            self._check_schema(sampling.json_schema, sampling.ignore_eos)
+        self._check_ids(request.generated_token_ids, "generated_token_ids")
+        token_ids = self.render_prompt(request.prompt)
+        stop_token_ids = frozenset(sampling.stop_token_ids)
+        admitted = AdmittedRequest(
+            request_id=request.request_id,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            max_new_tokens=self._max_new_tokens(len(token_ids), sampling.max_tokens),
+            stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
+            tool_call_format=self.tool_call_format(request.prompt),
+            generated_token_ids=request.generated_token_ids,
+            priority=request.priority,
+            is_chat=isinstance(request.prompt, ChatPrompt),
+            traceparent=request.traceparent,
+            tracestate=request.tracestate,
+            began_nanoseconds=began,
+        )
+        check_generated(admitted)
+        return admitted
+
+    def render_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of `prompt`: at least one, each within the vocabulary, leaving room for at least one more.
+
+        Raises:
+            PromptError: naming `messages` or `prompt`.
+        """
+        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        token_ids = self._tokenize(prompt)
+        self._check_ids(token_ids, param)
+        if not token_ids:
+            raise PromptError(ErrorCode.INVALID_VALUE, "The prompt is empty: it has no token.", param=param)
+        if len(token_ids) > self.max_model_len - 1:
+            message = (
+                f"The prompt has {len(token_ids)} tokens, but this model takes at most {self.max_model_len - 1}: "
+                f"its context is {self.max_model_len} tokens, and the answer needs at least one."
+            )
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+        return token_ids
+
+    def tool_call_format(self, prompt: Prompt) -> ToolCallFormat | None:
+        """How the answer to `prompt` writes calls of tools; None when it is given none, or is held to a schema."""
+        if not isinstance(prompt, ChatPrompt) or not prompt.tools or prompt.tools_guided or self.chat_template is None:
+            return None
+        return self.chat_template.tool_call_format
+
+    def tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
+        """Token ids of `prompt`, however many; None adds special tokens as generation would.
+
+        Raises:
+            PromptError: naming `messages`, `tools` or `prompt`.
+        """
+        token_ids = self._tokenize(prompt, add_special_tokens)
+        self._check_ids(token_ids, "prompt")
+        return token_ids
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Text of `token_ids` with control tokens written out; raises PromptError naming `tokens`."""
+        self._check_ids(token_ids, "tokens")
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        template = self.chat_template
+        if template is None:
+            raise no_chat_template()
+        if prompt.tools and not prompt.tools_guided and template.tool_call_format is None:
+            raise no_tool_format(template.takes_tools)
+        for message in prompt.messages:
+            check_unicode(message.role, "messages")
+            check_unicode(message.content, "messages")
+        return template.render(prompt.messages, prompt.tools, prompt.add_generation_prompt)
+
+    def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
+        match prompt:
+            case ChatPrompt():
+                text = self._render(prompt)
+                return self.tokenizer.encode(text, add_special_tokens=bool(add_special_tokens), param="messages")
+            case TextPrompt(text=text):
+                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
+            case TokenPrompt(token_ids=token_ids):
+                return token_ids
+            case _:
+                assert_never(prompt)
+
+    def _check_schema(self, schema: str, ignore_eos: bool) -> None:
+        if ignore_eos:
+            message = "ignore_eos can't be combined with response_format: the end of the JSON has to end the answer."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="ignore_eos")
+        try:
+            self.grammars.matcher(schema)
+        except GrammarError as error:
+            message = f"The JSON schema can't guide an answer: {error}."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="response_format") from error
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        for index in token_ids:
+            if not 0 <= index < self.vocab_size:
+                message = f"Token id {index} is not in this model's vocabulary: ids are 0 to {self.vocab_size - 1}."
+                raise PromptError(ErrorCode.INVALID_VALUE, message, param=param)
+
+    def _max_new_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        room = self.max_model_len - prompt_tokens
+        if max_tokens is None:
+            return room
+        if max_tokens > room:
+            message = (
+                f"The prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together "
+                f"{prompt_tokens + max_tokens}, but this model's context is {self.max_model_len} tokens; "
+                f"lower max_tokens to {room} or shorten the prompt."
+            )
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
+        return max_tokens
+
+
+def is_quick(request: GenerateRequest) -> bool:
+    """Whether reading `request` is cheap enough for the event loop; a template's or schema's cost is never known."""
+    if request.sampling.json_schema is not None or len(request.generated_token_ids) > QUICK_OUTPUT:
+        return False
+    match request.prompt:
+        case ChatPrompt():
+            return False
+        case TextPrompt(text=text):
+            return len(text) <= QUICK_LENGTH
+        case TokenPrompt(token_ids=token_ids):
+            return len(token_ids) <= QUICK_LENGTH
+        case _:
+            assert_never(request.prompt)

@@ -1,0 +1,179 @@
+"""What can be known of a covered model without torch: whether Hugging Face's layers can be cut, and its weights.
+
+`transformers` is looked at, never imported: importing it loads torch, which only stages may. Refused here is what one
+hidden tensor between stages and one slot of keys and values a layer can't carry; what only the built layers show is
+refused when a stage loads.
+"""
+
+import json
+import re
+import struct
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, util
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from stageline_runtime.model_facts.model_fields import Fields, UnsupportedModelError, names, rope_parameters
+
+COVERED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+COVERED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""The others' frequencies depend on the longest request in a batch."""
+_OLDEST_MAJOR = 5
+"""Of transformers: its layers take one hidden tensor, and hand all they want of attention to one function."""
+
+_REFUSED_WHEN_SET = {
+    "num_experts": "mixtures of experts are run by the own decoder only",
+    "num_local_experts": "mixtures of experts are run by the own decoder only",
+    "n_routed_experts": "mixtures of experts are run by the own decoder only",
+    "moe_num_experts": "mixtures of experts are run by the own decoder only",
+    "hidden_size_per_layer_input": "layers that take more than hidden states can't be cut",
+    "num_kv_shared_layers": "layers that read other layers' keys and values can't be cut",
+    "kv_lora_rank": "compressed keys and values don't fit the slot cache",
+    "use_bidirectional_attention": "a token can't see those after it",
+    "alibi": "only rotary position embeddings are covered",
+}
+_HEAD = "lm_head.weight"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+TENSORS_FILE = "stageline-tensors.json"
+"""Shape of every tensor by name, in place of the headers of weight files that are not all fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredParameters:
+    """Elements of a checkpoint's tensors."""
+
+    layers: tuple[int, ...]
+    front: int
+    """What only the first stage holds."""
+    tail: int
+    """What only the last stage holds, but for a tied embedding."""
+    is_tied: bool
+    """Whether the last stage holds the front's embedding too, if it isn't the first as well."""
+
+
+def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
+    """Refuse a config that the coverage path can't run exactly.
+
+    Raises:
+        UnsupportedModelError: naming the field and the value, or the extra that has to be installed.
+    """
+    architecture = fields["model_type"]
+    own = ", ".join(own_families)
+    version = _transformers_version()
+    if version is None:
+        raise UnsupportedModelError(
+            f"model_type {architecture!r} is not supported without transformers; install stageline[coverage], "
+            f"or use a model of {own}"
+        )
+    if int(version.split(".")[0]) < _OLDEST_MAJOR:
+        raise UnsupportedModelError(
+            f"model_type {architecture!r} needs transformers {_OLDEST_MAJOR} or newer, but {version} is installed; "
+            f"install stageline[coverage], or use a model of {own}"
+        )
+    if architecture not in _pipeline_families():
+        raise UnsupportedModelError(
+            f"model_type {architecture!r} is not supported; supported: {own}, and those for which transformers "
+            f"({version} is installed) declares a base_model_pp_plan"
+        )
+    for name, rule in _REFUSED_WHEN_SET.items():
+        if fields.get(name):
+            raise UnsupportedModelError(
+                f"{name} {fields[name]!r} of model_type {architecture!r} is not supported: {rule}"
+            )
+    for kind in names(fields, "layer_types") or ():
+        if kind not in COVERED_LAYER_TYPES:
+            raise UnsupportedModelError(
+                f"layer_types {kind!r} is not supported; supported: {_list(COVERED_LAYER_TYPES)}"
+            )
+    for kind in _rope_types(fields):
+        if kind not in COVERED_ROPE_TYPES:
+            raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: {_list(COVERED_ROPE_TYPES)}")
+
+
+def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | None:
+    """Count the elements of all tensors, by a `TENSORS_FILE` or all files' headers; None when neither is here."""
+    num_layers = fields.get("num_hidden_layers")
+    counted = _all_elements(model_dir)
+    if not isinstance(num_layers, int) or counted is None:
+        return None
+    layers, front, tail = [0] * num_layers, 0, 0
+    for name, elements in counted.items():
+        match = _LAYER.search(name)
+        if match is not None and int(match[1]) < num_layers:
+            layers[int(match[1])] += elements
+        elif "embed" in name:
+            front += elements
+        else:
+            tail += elements
+    # Whatever config.json says: a head that is there is read, and one that isn't is the embedding.
+    is_tied = _HEAD not in counted
+    return MeasuredParameters(layers=tuple(layers), front=front, tail=tail, is_tied=is_tied)
+
+
+def _all_elements(model_dir: Path) -> dict[str, int] | None:
+    """Elements of each tensor of the model."""
+    told = model_dir / TENSORS_FILE
+    if told.is_file():
+        shapes: dict[str, list[int]] = json.loads(told.read_text(encoding="utf-8"))
+        return {name: prod(shape) for name, shape in shapes.items()}
+    paths = _weight_files(model_dir)
+    if not paths or not all(path.is_file() for path in paths):
+        return None
+    return {name: elements for path in paths for name, elements in _elements(path).items()}
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
+    index = model_dir / _INDEX_FILE
+    if not index.is_file():
+        return [model_dir / _SINGLE_FILE]
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [model_dir / str(name) for name in sorted(set(weight_map.values()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedModelError(f"{_INDEX_FILE} is not a weight index: {error!r}") from error
+
+
+def _elements(path: Path) -> dict[str, int]:
+    """Elements of each tensor; a safetensors file starts with its header's length (64 bits) and the header (JSON)."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
+        return {name: prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise UnsupportedModelError(f"{path.name} is not a safetensors file: {error!r}") from error
+
+
+def _rope_types(fields: Fields) -> list[str]:
+    """Of all layers; some families have one set of rotary parameters for each layer type."""
+    parameters = rope_parameters(fields)
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return [str(each.get("rope_type") or each.get("type") or "default") for each in nested or [parameters]]
+
+
+def _list(values: frozenset[str]) -> str:
+    return ", ".join(sorted(values))
+
+
+def _transformers_version() -> str | None:
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def _pipeline_families() -> frozenset[str]:
+    """The `model_type`s of installed config classes whose files declare how a pipeline cuts them."""
+    spec = util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    found: set[str] = set()
+    for path in Path(spec.submodule_search_locations[0]).glob("models/*/configuration_*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "base_model_pp_plan" in text:
+            found |= set(re.findall(r'^    model_type = "([^"]+)"', text, re.MULTILINE))
+    return frozenset(found)

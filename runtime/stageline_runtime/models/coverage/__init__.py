@@ -1,0 +1,1 @@
+"""Stages that Hugging Face's own layers compute."""

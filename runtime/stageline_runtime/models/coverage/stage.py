@@ -1,0 +1,175 @@
+"""One stage of a model that Hugging Face's own layers compute: the coverage path, and the own decoder's oracle.
+
+Any decoder-only model with a `base_model_pp_plan` runs here, slower than in the own decoder but with the same cache,
+plans and hidden tensor. What can't be exact is refused when the stage loads: a step of one token is run to see what
+its layers ask of attention.
+"""
+
+from pathlib import Path
+
+import torch
+
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.coverage.attention import CURRENT_STEP, CoverageError, CoveredStep
+from stageline_runtime.models.coverage.cut import ModelCut, Passage
+from stageline_runtime.models.coverage.load import load_cut
+from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
+from stageline_runtime.models.cpu.kv_cache import KvCache
+from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.weights.stage_weights import Progress
+from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+
+_PROBE = PlanRow(slot=0, generation=0, position=0, num_tokens=1, token_ids=(0,), need_sample=False)
+_FOREIGN_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
+"""What a model's own code raises where it asks its cache or its layers for something that isn't here."""
+
+
+class _NoCache:
+    """Given to the model in place of its own cache: it makes masks for single requests, and keeps nothing."""
+
+    is_compileable = False
+
+    def get_seq_length(self, _layer: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, _layer: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, _layer: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, *_arguments: object, **_named: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return key, value
+
+
+class CoveredStage:
+    """A `StageModel` over Hugging Face's layers."""
+
+    def __init__(self, config: ModelConfig, cut: ModelCut, cache: KvCache, cache_shape: CacheShape, first: int) -> None:
+        self._cut = cut
+        self._cache = cache
+        self._cache_shape = cache_shape
+        self._first_layer = first
+        self._hidden_size = config.hidden_size
+
+    def attention_batch(self, plan: StepPlan) -> AttentionBatch:
+        """Indices of a plan, for `layers`.
+
+        Raises:
+            ValueError: a row lies outside the cache.
+        """
+        return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape)
+
+    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+        """Zero what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
+        self._cache.reset_slot(slot, keep_tokens)
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
+        self._cache.copy_slot(source, target, num_tokens)
+
+    def trim_slot(self, slot: int, num_tokens: int) -> None:
+        """Give back the memory of `slot` from position `num_tokens` on."""
+        self._cache.trim_slot(slot, num_tokens)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
+        self._cut.passage = passage = Passage(embedding_only=True, hidden=None)
+        positions = torch.zeros_like(token_ids)
+        self._cut.base(
+            input_ids=token_ids[None], position_ids=positions[None], past_key_values=_NoCache(), use_cache=False
+        )
+        assert passage.hidden is not None, "the model has no layers"
+        return passage.hidden[0]
+
+    @torch.inference_mode()
+    def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Run the stage's layers over hidden `[padded_tokens, hidden_size]`, writing their keys and values."""
+        self._cache.mark_written(batch)
+        step = CoveredStep(batch=batch, cache=self._cache, first_layer=self._first_layer)
+        self._run(hidden, step)
+        return self._cut.passage.layer_outputs[-1][0]
+
+    @torch.inference_mode()
+    def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
+        rows = hidden_rows[None]
+        for module in self._cut.tail:
+            rows = module(rows)
+        self._cut.last_hidden.rows = rows
+        logits: torch.Tensor = self._cut.model(inputs_embeds=rows, use_cache=False).logits
+        return logits[0].to(torch.float32)
+
+    @torch.inference_mode()
+    def probe(self, dtype: torch.dtype) -> None:
+        """Run one token through the layers, to find out now what they ask for.
+
+        Raises:
+            CoverageError: they ask for something that isn't built.
+        """
+        batch = build_attention_batch((_PROBE,), 1, self._cache_shape)
+        step = CoveredStep(batch=batch, cache=self._cache, first_layer=self._first_layer)
+        self._cache.mark_written(batch)
+        hidden = torch.zeros(1, self._hidden_size, dtype=dtype)
+        try:
+            if self._cut.is_first:
+                hidden = self.embed(torch.zeros(1, dtype=torch.int64))
+            self._run(hidden, step)
+            if self._cut.is_last:
+                self.head(hidden)
+        except _FOREIGN_ERRORS as error:
+            name = type(self._cut.model).__name__
+            raise CoverageError(f"{name} can't be run over slots: {type(error).__name__}: {error}") from error
+        self._cache.reset_slot(_PROBE.slot)
+        expected = list(range(self._first_layer, self._first_layer + len(self._cache.keys)))
+        if step.calls != expected:
+            raise CoverageError(
+                f"{type(self._cut.model).__name__} is not supported: attention ran in layers {step.calls}, "
+                f"not once in each of {expected}"
+            )
+
+    def _run(self, hidden: torch.Tensor, step: CoveredStep) -> None:
+        self._cut.passage = Passage(embedding_only=False, hidden=hidden[None])
+        token = CURRENT_STEP.set(step)
+        try:
+            self._cut.base(
+                inputs_embeds=hidden[None],
+                position_ids=step.batch.positions[None],
+                past_key_values=_NoCache(),
+                use_cache=False,
+            )
+        finally:
+            CURRENT_STEP.reset(token)
+
+
+def build_covered_stage(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> CoveredStage:
+    """Load a stage's part of a Hugging Face model and reserve its KV cache.
+
+    Raises:
+        WeightsError: a tensor is missing or misshapen, a file is unreadable, or the model can't be run exactly.
+    """
+    cut = load_cut(
+        model_dir,
+        shape.layers,
+        is_first=shape.is_first,
+        is_last=shape.is_last,
+        dtype=shape.dtype,
+        progress=progress,
+    )
+    cache = KvCache(
+        num_layers=shape.layers.count,
+        num_slots=shape.num_slots,
+        num_kv_heads=config.num_kv_heads,
+        slot_tokens=shape.slot_tokens,
+        head_dim=config.head_dim,
+        dtype=shape.dtype,
+    )
+    cache_shape = CacheShape(
+        num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype
+    )
+    stage = CoveredStage(config, cut, cache, cache_shape, shape.layers.first)
+    stage.probe(shape.dtype)
+    return stage

@@ -1,0 +1,1 @@
+"""A stage's weights: found in checkpoints, read by name, fused for the decoder."""

@@ -1,0 +1,188 @@
+"""What the engine and the stages say to each other on the plan bus: one frozen struct per thing said.
+
+The handshake: a stage says `Hello`, the engine answers all of them at once with `Welcome` (the cut and the sizes), a
+stage that has loaded, joined the rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in
+`seq` order to every stage and the last stage answers each with `StepDone`. Encoded with msgpack; never pickled.
+"""
+
+import enum
+
+from stageline_runtime.plan_bus.step_plan import GraphMode as GraphMode
+from stageline_runtime.plan_bus.step_plan import Message
+from stageline_runtime.plan_bus.step_plan import PlanRow as PlanRow
+from stageline_runtime.plan_bus.step_plan import RowSampling as RowSampling
+from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
+from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
+from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
+
+PROTOCOL_VERSION = 4
+
+
+class TransportKind(enum.StrEnum):
+    """How tensors cross between the group's stages. `STAGED`: gloo, over pinned memory where a stage has a device."""
+
+    GLOO = "gloo"
+    STAGED = "staged"
+    NCCL = "nccl"
+
+
+class Hello(Message, frozen=True):
+    """Stage to engine, first message. `token` is the bus's shared secret."""
+
+    protocol: int
+    stage: int
+    stage_count: int
+    incarnation: int
+    token: str
+    host: str
+    """Identity of the machine, so that stages sharing one share its memory in the engine's arithmetic."""
+    available_bytes: int
+    health_url: str
+    """Base URL of the stage's health endpoint, for those who ask the engine where its stages are."""
+    device: str = ""
+    """Identity of the device that the stage computes on and whose memory `available_bytes` is; empty for the CPU."""
+
+
+class Loaded(Message, frozen=True):
+    """Stage to engine: weights and KV cache are in place, peers are connected, a warm-up step has crossed."""
+
+    stage: int
+    memory_bytes: int
+
+
+class TokenLogprobs(Message, frozen=True):
+    """Natural log probabilities under the raw logits: of the sampled token, and (token id, value) best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class SampledRow(Message, frozen=True):
+    """One sampled token of one request."""
+
+    slot: int
+    generation: int
+    token: int
+    logprobs: TokenLogprobs | None = None
+    """There when the request asked for them."""
+    failure: str | None = None
+    """Why the request can't go on; its token then means nothing."""
+
+
+class StepDone(Message, frozen=True):
+    """Last stage to engine: plan `seq` is finished; `rows` holds a token for each row that needed one."""
+
+    seq: int
+    rows: tuple[SampledRow, ...]
+
+
+class DrainRequested(Message, frozen=True):
+    """Stage to engine: this pod was told to end; let the group finish its streams and shut down."""
+
+    stage: int
+
+
+class PlanMoments(Message, frozen=True):
+    """When one plan crossed a stage's links, in nanoseconds of the stage's clock; None where it did not."""
+
+    seq: int
+    feedback_through: int
+    receive_began: int | None
+    """The stage was ready for the hidden tensor and began to wait."""
+    received: int | None
+    send_began: int | None
+    feedback_send_began: int | None
+    """Last stage: the plan's own sampled rows."""
+    feedback_received: int | None
+    """First stage: all feedback up to `feedback_through` was there."""
+
+
+class StepTimes(Message, frozen=True):
+    """Stage to engine: when it ran a plan that is to be told of, in nanoseconds of the stage's clock."""
+
+    seq: int
+    kind: str
+    """What the compute counts as: `prefill`, `decode`, `mixed`."""
+    ready: int
+    """Its input was there: hidden tensor, or the feedback that the plan needs."""
+    end: int
+    busy: int
+    """Of the time up to the end, how long it computed."""
+    waited: int
+    """How long it had waited for its input."""
+
+
+class Pong(Message, frozen=True):
+    """Stage to engine: answer to a `Ping`, with the stage's clock and what it knows of its newest plans."""
+
+    ping_nanoseconds: int
+    """The engine's clock as the `Ping` had it."""
+    received_nanoseconds: int
+    """The stage's clock when it took the `Ping` off the bus."""
+    sent_nanoseconds: int
+    """The stage's clock when it answered."""
+    moments: tuple[PlanMoments, ...]
+
+
+class Welcome(Message, frozen=True):
+    """Engine to stage: what to load and how large to make things.
+
+    A slot is `slot_tokens` of address space; the slots' memory together never needs to hold more than `num_blocks`
+    blocks, because plans say what is given up (`SlotTrim`, `SlotFill`) before they write more.
+    """
+
+    first_layer: int
+    last_layer: int
+    model_dir: str
+    dtype: str
+    num_cohorts: int
+    slots_per_cohort: int
+    slot_tokens: int
+    """Capacity of one slot in tokens (`max_model_len`)."""
+    max_step_tokens: int
+    """Most tokens a plan carries."""
+    stages_on_host: int
+    """Stages of this group that share the machine, and so its cores."""
+    num_blocks: int = 0
+    """KV cache of all slots together, in blocks (`kv_blocks`) of the stage's layers."""
+    transport: TransportKind = TransportKind.GLOO
+    graphs: GraphMode = GraphMode.OFF
+    """The most that plans of this group ask for."""
+
+
+class Refused(Message, frozen=True):
+    """Engine to stage: the handshake failed; the stage exits 64 with this sentence."""
+
+    detail: str
+
+
+class WorkOutstanding(Message, frozen=True):
+    """Engine to stage: whether any request is unfinished; separates starved from idle in the stage's clock."""
+
+    outstanding: bool
+
+
+class Shutdown(Message, frozen=True):
+    """Engine to stage: drained; exit 0. `reason` is who asked for that."""
+
+    reason: str
+
+
+class Ping(Message, frozen=True):
+    """Engine to stage: tell me your clock. Answered between two plans."""
+
+    engine_nanoseconds: int
+
+
+class GroupFailed(Message, frozen=True):
+    """Engine to stage: the group can't go on, and the engine ends; the stage ends with a failure of its own class.
+
+    `lost_stage` is the stage that the engine lost; None when the engine itself is the one that failed.
+    """
+
+    lost_stage: int | None
+    detail: str
+
+
+ToEngine = Hello | Loaded | StepDone | StepTimes | DrainRequested | Pong
+ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed | Ping

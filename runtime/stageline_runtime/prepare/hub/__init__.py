@@ -1,0 +1,1 @@
+"""`hf://` sources, through huggingface_hub."""

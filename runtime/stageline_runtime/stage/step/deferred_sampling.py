@@ -1,0 +1,128 @@
+"""The last stage's sampling on a device: tokens stay there for feedback, the host learns them later.
+
+Only a request whose next token depends on what it has said (penalties, a grammar) needs its last token on the host
+before its next draw. That token was sampled at least one plan of its cohort earlier, so its copy is mostly long done.
+"""
+
+import torch
+from torch import Tensor
+
+from stageline_runtime.accelerator.protocol import Accelerator, Event
+from stageline_runtime.guided.guide import GuideMaker
+from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan, TokenLogprobs
+from stageline_runtime.sampling.device_sampler import sample_on_device
+from stageline_runtime.sampling.logprobs import LOWEST
+from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draw_of
+from stageline_runtime.stage.step.step_results import PendingRows
+
+
+class DeferredSampling(SamplingState):
+    """As `SamplingState`, but nothing waits for the device."""
+
+    def __init__(self, accelerator: Accelerator, guides: GuideMaker | None = None) -> None:
+        super().__init__(guides)
+        self._accelerator = accelerator
+        self._newest: dict[int, DeferredRows] = {}
+        """By slot: the newest sample of a request that needs its history."""
+
+    def sample(self, plan: StepPlan, logits: Tensor) -> tuple[PendingRows, Tensor]:  # type: ignore[override]
+        """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
+
+        Returns the rows to come and the feedback tensor `[num_sampled_rows, 3]` on the device.
+        """
+        rows = plan.sampled_rows
+        slots = [self.live(row) for row in rows]
+        for row, slot in zip(rows, slots, strict=True):
+            if slot is not None and slot.needs_history and (earlier := self._newest.pop(row.slot, None)):
+                earlier.rows()
+        place = self._accelerator.place
+        logprobs = _DeviceLogprobs(logits, slots, self._accelerator)
+        for index, slot in enumerate(slots):
+            if slot is not None:
+                slot.change(logits[index], place)
+        draws = [draw_of(slot, row) for row, slot in zip(rows, slots, strict=True)]
+        tokens = sample_on_device(logits, draws, place)
+        pending = DeferredRows(self._accelerator, rows, slots, tokens, logprobs)
+        for row, slot in zip(rows, slots, strict=True):
+            if slot is not None and slot.needs_history:
+                self._newest[row.slot] = pending
+        known = place(torch.tensor([[row.generation, 1] for row in rows], dtype=torch.int64))
+        return pending, torch.cat((known, tokens[:, None]), dim=1)
+
+
+class _DeviceLogprobs:
+    """Log-softmax of the rows that ask for it, before anything changes the logits; read after the draw."""
+
+    def __init__(self, logits: Tensor, slots: list[SlotSampling | None], accelerator: Accelerator) -> None:
+        counts = [None if slot is None else slot.sampling.num_top_logprobs for slot in slots]
+        asking = [index for index, count in enumerate(counts) if count is not None]
+        self.place_of = {index: place for place, index in enumerate(asking)}
+        self.counts = counts
+        if asking:
+            self._asking = accelerator.place(torch.tensor(asking))
+            self._values = torch.log_softmax(logits[self._asking].float(), dim=-1).clamp_(min=LOWEST)
+
+    def read(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Values of the tokens `[num_asking, 1]`, then the best values and ids `[num_asking, most]`; or nothing."""
+        if not self.place_of:
+            return ()
+        most = min(max(count for count in self.counts if count is not None), self._values.shape[1])
+        best = self._values.topk(most, dim=-1)
+        return self._values.gather(1, tokens[self._asking][:, None]), best.values, best.indices
+
+
+class DeferredRows:
+    """One plan's rows on their way to the host."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        rows: tuple[PlanRow, ...],
+        slots: list[SlotSampling | None],
+        tokens: Tensor,
+        logprobs: _DeviceLogprobs,
+    ) -> None:
+        self._accelerator = accelerator
+        self._plan_rows = rows
+        self._slots = slots
+        self._logprobs = logprobs
+        self._on_device = (tokens, *logprobs.read(tokens))
+        self._on_host: list[Tensor] = []
+        self._copied: Event | None = None
+        self._rows: tuple[SampledRow, ...] | None = None
+
+    def copy_out(self) -> None:
+        """Queue the copy to the host."""
+        if self._copied is None:
+            for tensor in self._on_device:
+                target = self._accelerator.pinned(tuple(tensor.shape), tensor.dtype)
+                self._accelerator.copy(target, tensor)
+                self._on_host.append(target)
+            self._copied = self._accelerator.main.record()
+
+    @torch.inference_mode()
+    def rows(self) -> tuple[SampledRow, ...]:
+        """The rows, after waiting for the copy; the first call lets each request take its token."""
+        if self._rows is None:
+            self.copy_out()
+            assert self._copied is not None
+            self._copied.wait()
+            tokens = self._on_host[0].tolist()
+            for slot, token in zip(self._slots, tokens, strict=True):
+                if slot is not None:
+                    slot.take_output(token)
+            self._rows = tuple(self._row(index, token) for index, token in enumerate(tokens))
+        return self._rows
+
+    def _row(self, index: int, token: int) -> SampledRow:
+        planned, slot = self._plan_rows[index], self._slots[index]
+        failure = slot.failure if slot is not None else None
+        return SampledRow(planned.slot, planned.generation, token, self._logprobs_of(index), failure)
+
+    def _logprobs_of(self, index: int) -> TokenLogprobs | None:
+        count, place = self._logprobs.counts[index], self._logprobs.place_of.get(index)
+        if count is None or place is None:
+            return None
+        own, values, ids = (tensor[place] for tensor in self._on_host[1:])
+        best = zip(ids.tolist()[:count], values.tolist()[:count], strict=True)
+        return TokenLogprobs(own.item(), tuple(best))

@@ -1,0 +1,141 @@
+"""The last stage's memory of how each slot's request samples, and the tensor work around the sampler.
+
+Everything here can be rebuilt from token ids: inputs arrive in the plans' rows and fills, output is sampled here. The
+state of a slot belongs to one generation; a row of another one, which runs dead, samples from its logits alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stageline_runtime.guided.guide import Guide, GuideMaker
+from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.sampling.adjustments import Placing, adjust, needs_seen_tokens, stay
+from stageline_runtime.sampling.logprobs import RawLogprobs
+from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.sampling.seen_tokens import SeenTokens
+
+
+@dataclass(slots=True)
+class SlotSampling:
+    """One request's parameters and what it has said so far."""
+
+    generation: int
+    sampling: RowSampling
+    seen: SeenTokens | None
+    guide: Guide | None
+
+    def take_inputs(self, position: int, token_ids: tuple[int, ...]) -> None:
+        """Take inputs from `position` on; tokens behind the prompt's end are output generated before."""
+        border = min(max(self.sampling.num_prompt_tokens - position, 0), len(token_ids))
+        if self.seen is not None:
+            self.seen.add_prompt(token_ids[:border])
+            self.seen.add_output(token_ids[border:])
+        if self.guide is not None and token_ids[border:]:
+            self.guide.take(token_ids[border:])
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether what it has said changes what it says next."""
+        return self.seen is not None or self.guide is not None
+
+    def change(self, logits: Tensor, place: Placing = stay) -> None:
+        """Bias, penalise and mask the request's logits `[vocab_size]` in place."""
+        adjust(logits, self.sampling, self.seen, place)
+        if self.guide is not None:
+            self.guide.mask(logits, place)
+
+    def take_output(self, token: int) -> None:
+        """Take the token just sampled."""
+        if self.seen is not None:
+            self.seen.add_output((token,))
+        if self.guide is not None:
+            self.guide.take((token,))
+
+    @property
+    def failure(self) -> str | None:
+        """Why the request can't go on."""
+        return None if self.guide is None else self.guide.failure
+
+
+class SamplingState:
+    """Sampling parameters and history by slot; filled by the plan that gives the slot out."""
+
+    def __init__(self, guides: GuideMaker | None = None) -> None:
+        """`guides` is needed by requests with a schema only."""
+        self._guides = guides
+        self._by_slot: dict[int, SlotSampling] = {}
+
+    def accept(self, plan: StepPlan) -> None:
+        """Take a plan's fills and prompt tokens; called once for each plan, in order, before `sample`."""
+        for fill in plan.fills:
+            self._fill(fill)
+        for row in plan.rows:
+            if row.token_ids and (slot := self.live(row)) is not None:
+                slot.take_inputs(row.position, row.token_ids)
+
+    def sample(self, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
+        """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
+
+        Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 3]` for the first stage.
+        """
+        rows = plan.sampled_rows
+        slots = [self.live(row) for row in rows]
+        logprobs = RawLogprobs(logits, [slot.sampling.num_top_logprobs if slot else None for slot in slots])
+        for index, slot in enumerate(slots):
+            if slot is not None:
+                slot.change(logits[index])
+        draws = [draw_of(slot, row) for slot, row in zip(slots, rows, strict=True)]
+        tokens = sample(logits, draws).tolist()
+        for slot, token in zip(slots, tokens, strict=True):
+            if slot is not None:
+                slot.take_output(token)
+        sampled = tuple(
+            SampledRow(row.slot, row.generation, token, logprobs.of(index, token), slot.failure if slot else None)
+            for index, (row, slot, token) in enumerate(zip(rows, slots, tokens, strict=True))
+        )
+        feedback = torch.tensor([[row.generation, 1, row.token] for row in sampled], dtype=torch.int64)
+        return sampled, feedback
+
+    def _fill(self, fill: SlotFill) -> None:
+        sampling = fill.sampling
+        seen = SeenTokens() if needs_seen_tokens(sampling) else None
+        guide = None
+        if sampling.json_schema is not None:
+            assert self._guides is not None, "a stage without grammars was given a schema"
+            guide = self._guides.start(sampling.json_schema)
+        slot = self._by_slot[fill.slot] = SlotSampling(fill.generation, sampling, seen, guide)
+        slot.take_inputs(0, fill.cached_token_ids)
+
+    def live(self, row: PlanRow) -> SlotSampling | None:
+        """The state of a row's request; None for a row that runs dead."""
+        slot = self._by_slot.get(row.slot)
+        return slot if slot is not None and slot.generation == row.generation else None
+
+
+def draw_of(slot: SlotSampling | None, row: PlanRow) -> SamplingRow:
+    """The parameters of a row's draw."""
+    if slot is None:  # runs dead: its token is dropped, so the cheapest draw will do
+        return SamplingRow(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, choice=0, position=0)
+    sampling = slot.sampling
+    return SamplingRow(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        choice=sampling.choice,
+        position=row.position + row.num_tokens,
+    )
+
+
+def sampled_token_indices(plan: StepPlan) -> list[int]:
+    """Index within the step of the token whose hidden state each sampled row is sampled from."""
+    indices = []
+    offset = 0
+    for row in plan.rows:
+        offset += row.num_tokens
+        if row.need_sample:
+            indices.append(offset - 1)
+    return indices

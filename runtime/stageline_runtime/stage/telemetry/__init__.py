@@ -1,0 +1,1 @@
+"""What a stage tells about itself: its state clock, timeline, metrics and health."""

@@ -1,0 +1,101 @@
+"""What a stage tells about itself: phase, loading, layers, counters. Written by the main thread, read by others.
+
+Each field is replaced whole (never mutated in place), so a reader sees old or new, not half.
+"""
+
+from dataclasses import dataclass, field
+
+from stageline_api.health import Phase, StageStatus
+from stageline_api.runtime_config import LayerRange
+from stageline_api.telemetry import metric_buckets
+from stageline_api.telemetry.timeline import TimelinePage
+from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+from stageline_runtime.stage.telemetry.histogram import BucketCounts
+from stageline_runtime.stage.telemetry.kv_occupancy import KvOccupancy
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock
+from stageline_runtime.stage.telemetry.timeline import StepRecord, Timeline
+
+
+@dataclass(slots=True, kw_only=True)
+class StageProgress:
+    """The stage's account of itself."""
+
+    stage: int
+    stage_count: int
+    incarnation: int
+    clock: StateClock
+    timeline: Timeline
+    phase: Phase = Phase.STARTING
+    message: str = ""
+    layers: LayerRange | None = None
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    memory_bytes: int = 0
+    num_slots: int = 0
+    kv_capacity_tokens: int = 0
+    """What all slots together may hold."""
+    occupancy: KvOccupancy = field(default_factory=KvOccupancy)
+    hidden_token_bytes: int = 0
+    """Bytes of one token's hidden state, as sent to the next stage."""
+    feedback_row_bytes: int = 0
+    """Bytes of one sampled row, as the last stage sends it to the first."""
+    steps_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))
+    tokens_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))
+    step_seconds_by_kind: dict[BusyKind, BucketCounts] = field(
+        default_factory=lambda: {kind: BucketCounts(metric_buckets.STEP) for kind in BusyKind}
+    )
+    steps_by_graph_mode: dict[GraphMode, int] = field(default_factory=lambda: dict.fromkeys(GraphMode, 0))
+    hidden_bytes_sent: int = 0
+    feedback_bytes_sent: int = 0
+    steps: int = 0
+
+    def enter(self, phase: Phase, message: str = "") -> None:
+        """Begin a phase of the stage's life."""
+        self.phase = phase
+        self.message = message
+
+    def loading(self, loaded_bytes: int, total_bytes: int) -> None:
+        """Bytes of weights read so far."""
+        self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
+
+    def count_step(self, plan: StepPlan, kind: BusyKind) -> StepRecord:
+        """A plan has been run and what it made was sent. Heartbeats compute nothing and count as no kind."""
+        self.steps += 1
+        self.occupancy.note(plan)
+        is_computed = not plan.is_heartbeat
+        record = self.timeline.end_step(plan, kind if is_computed else None)
+        if self.stage < self.stage_count - 1:
+            self.hidden_bytes_sent += plan.padded_tokens * self.hidden_token_bytes
+        elif plan.feedback_posted and self.stage_count > 1:
+            self.feedback_bytes_sent += len(plan.sampled_rows) * self.feedback_row_bytes
+        if is_computed:
+            self.steps_by_kind[kind] += 1
+            self.steps_by_graph_mode[plan.graph_mode] += 1
+            self.tokens_by_kind[kind] += record.tokens
+            self.step_seconds_by_kind[kind].observe(record.busy_nanoseconds() / 1e9)
+        return record
+
+    def timeline_page(self, since_seq: int) -> TimelinePage:
+        """The steps after plan `since_seq`, as many as one answer holds."""
+        return self.timeline.page(
+            since_seq,
+            stage=self.stage,
+            stage_count=self.stage_count,
+            incarnation=self.incarnation,
+            now=self.clock.now_nanoseconds(),
+        )
+
+    def status(self) -> StageStatus:
+        """The public form."""
+        return StageStatus(
+            phase=self.phase,
+            stage=self.stage,
+            stage_count=self.stage_count,
+            incarnation=self.incarnation,
+            layers=self.layers,
+            loaded_bytes=self.loaded_bytes,
+            total_bytes=self.total_bytes,
+            memory_bytes=self.memory_bytes,
+            steps=self.steps,
+            message=self.message,
+        )

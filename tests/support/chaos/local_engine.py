@@ -1,0 +1,197 @@
+"""The engine's end of a local group: the real scheduler, a plan bus whose every delivery is an event, and the checks.
+
+It pumps as the engine's core does: up to one more plan in flight than there are stages, once for a burst, and again
+after each finished plan. Checked here: every token that reaches a client, and every plan that is sent.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from chaos.interleaving import Interleaving
+from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Workload
+from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.messages import Shutdown, SlotFill, StepDone, StepPlan
+
+Message = StepPlan | Shutdown
+MAX_SAMPLES_IN_FLIGHT = 2
+"""Of one request: one that runs and one that waits on the bus for its feedback."""
+
+
+class LocalEngine:
+    """Acts out a workload; everything it does is an event of the interleaving."""
+
+    def __init__(
+        self, workload: Workload, expected: Callable[[Ask], tuple[int, ...]], interleaving: Interleaving
+    ) -> None:
+        """`expected` says what a request must get."""
+        self.workload = workload
+        self.expected = expected
+        ledger = SlotLedger(
+            workload.num_stages,
+            workload.slots_per_cohort,
+            SLOT_TOKENS,
+            workload.num_blocks,
+            prefix_cache=workload.prefix_cache,
+        )
+        self.scheduler = Scheduler(ledger, max_step_tokens=workload.max_step_tokens, max_waiting=64)
+        self.asks: dict[str, Ask] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.live: set[str] = set()
+        self.plans: list[StepPlan] = []
+        self.seen: Counter[str] = Counter()
+        """How often the rarer things happened, so that a test can tell that its runs meet them."""
+        self.done: deque[StepDone] = deque()
+        """On the way from the last stage."""
+        self.mailboxes: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
+        """Delivered to a stage, and not yet looked at by it."""
+        self._on_the_bus: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
+        self._script = deque(workload.script)
+        self._pump_wanted = False
+        self._shut_down = False
+        self._plans_done = 0
+        self._samples_in_flight: Counter[tuple[int, int]] = Counter()
+        for stage, bus in enumerate(self._on_the_bus):
+            interleaving.add_event(f"bus to stage {stage}", partial(bool, bus), partial(self._deliver_to, stage))
+        interleaving.add_event("client", self._script_may_go_on, self._go_on)
+        interleaving.add_event("pump", lambda: self._pump_wanted, self._pump)
+        interleaving.add_event("bus to the engine", lambda: bool(self.done), self._step_done)
+        interleaving.add_event("shutdown", self._may_shut_down, self._shut_all_down)
+
+    def close(self) -> None:
+        """The run has ended, well or not."""
+
+    def _deliver_to(self, stage: int) -> None:
+        self.mailboxes[stage].append(self._on_the_bus[stage].popleft())
+
+    def _send(self, message: Message) -> None:
+        for bus in self._on_the_bus:
+            bus.append(message)
+
+    def _idle(self) -> bool:
+        return not (self.scheduler.has_requests or self.scheduler.num_plans_in_flight or self._pump_wanted)
+
+    def _script_may_go_on(self) -> bool:
+        return bool(self._script) and (self._plans_done >= self._script[0].after_plans or self._idle())
+
+    def _go_on(self) -> None:
+        self._act(self._script.popleft().act)
+        self._pump_wanted = True
+
+    def _may_shut_down(self) -> bool:
+        return not self._shut_down and not self._script and self._idle()
+
+    def _shut_all_down(self) -> None:
+        self._shut_down = True
+        self._send(Shutdown("drained"))
+
+    def _act(self, act: Act) -> None:
+        match act:
+            case Add(asks=asks):
+                for ask in asks:
+                    self._add(ask)
+            case Abort(which=which):
+                self._abort(which)
+            case Heartbeat():
+                self._send_plan(self.scheduler.heartbeat())
+            case Dummy(num_tokens=num_tokens):
+                self._send_plan(self.scheduler.warm_up(num_tokens))
+            case _:
+                assert_never(act)
+
+    def _add(self, ask: Ask) -> None:
+        name = f"request {len(self.asks)}"
+        expected = self.expected(ask)
+        generated = expected[: min(ask.tokens_known, len(expected) - 1)]
+        self.seen["continued"] += bool(generated)
+        self.asks[name] = ask
+        self.outputs[name] = list(generated)
+        self.live.add(name)
+        self._submit(name, ask, generated)
+
+    def _submit(self, name: str, ask: Ask, generated: tuple[int, ...]) -> None:
+        self.scheduler.add(ask.request(name, generated))
+
+    def _abort(self, which: int) -> None:
+        if self.asks:
+            name = f"request {which % len(self.asks)}"
+            self._see_abort(name)
+            self._leave(name)
+            self.live.discard(name)
+
+    def _leave(self, name: str) -> None:
+        assert self.scheduler.abort(name) == (name in self.live)
+
+    def _see_abort(self, name: str) -> None:
+        if name not in self.live:
+            self.seen["abort after the end"] += 1
+        elif self.outputs[name]:
+            self.seen["abort between tokens"] += 1
+        else:
+            self.seen["abort before the first token"] += 1
+
+    def _pump(self) -> None:
+        self._pump_wanted = False
+        while self.scheduler.num_plans_in_flight <= self.workload.num_stages:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            self._send_plan(plan)
+
+    def _send_plan(self, plan: StepPlan) -> None:
+        assert plan.seq == len(self.plans), f"plan {plan.seq} is the {len(self.plans)}th"
+        self.plans.append(plan)
+        self._see_plan(plan)
+        for row in plan.sampled_rows:
+            holder = (row.slot, row.generation)
+            self._samples_in_flight[holder] += 1
+            assert self._samples_in_flight[holder] <= MAX_SAMPLES_IN_FLIGHT, f"plan {plan.seq}: one more of {row}"
+        self._send(plan)
+
+    def _see_plan(self, plan: StepPlan) -> None:
+        self.seen["beginning kept in its slot"] += sum(_is_kept(fill) for fill in plan.fills)
+        self.seen["beginning copied"] += sum(fill.copy_from is not None for fill in plan.fills)
+        self.seen["slot trimmed"] += len(plan.trims)
+        self.seen["slot reused"] += sum(fill.generation > 1 for fill in plan.fills)
+        self.seen["chunk of a longer prompt"] += sum(not row.need_sample for row in plan.rows)
+        self.seen["heartbeat between plans"] += plan.is_heartbeat and bool(self.live)
+
+    def _step_done(self) -> None:
+        done = self.done.popleft()
+        self._plans_done += 1
+        for row in self.plans[done.seq].sampled_rows:
+            self._samples_in_flight[row.slot, row.generation] -= 1
+        self._complete(done)
+
+    def _complete(self, done: StepDone) -> None:
+        tokens = self.scheduler.complete(done.seq, done.rows)
+        self.seen["preemption"] = self.scheduler.num_preemptions
+        self.seen["dead row"] += len(done.rows) - len(tokens)
+        for token in tokens:
+            self._deliver(token)
+        self._pump()
+
+    def _take(self, name: str, token: int) -> bool:
+        """A token reaches its client; returns whether it has to be the last."""
+        output = self.outputs[name]
+        output.append(token)
+        expected = self.expected(self.asks[name])
+        assert output == list(expected[: len(output)]), f"{name}: {output} instead of {expected}"
+        return len(output) == len(expected)
+
+    def _deliver(self, new: NewToken) -> None:
+        name = new.request_id
+        assert name in self.live, f"a token of {name}, which has ended"
+        assert new.finished == self._take(name, new.token), (
+            f"{name}: finished {new.finished} after {self.outputs[name]}"
+        )
+        assert new.stopped == (new.token in self.asks[name].stop_token_ids)
+        if new.finished:
+            self.seen["end by a stop token" if new.stopped else "end by length"] += 1
+            self.live.remove(name)
+
+
+def _is_kept(fill: SlotFill) -> bool:
+    return fill.copy_from is None and fill.cached_tokens > 0

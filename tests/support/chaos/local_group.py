@@ -1,0 +1,155 @@
+"""A whole group in one process: real runners and scheduler over the local transport, in a seeded interleaving.
+
+`run_group(workload, seed)` acts out a workload and checks at each step and at the end what must hold in every order. It
+raises AssertionError, WireError or DeadlockError with what went wrong; the same arguments give the same run.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NoReturn
+from unittest import mock
+
+import torch
+
+from chaos.interleaving import Interleaving
+from chaos.local_engine import LocalEngine
+from chaos.local_transport import LocalNetwork, Posting
+from chaos.local_workloads import Ask, Workload, expected_output
+from chaos.watched_slot_tokens import WatchedSlotTokens
+from oracles.hash_model import HashModel, reference_logits
+from stageline_runtime.models.protocol import StageModel
+from stageline_runtime.plan_bus.messages import Shutdown, StepDone, StepPlan
+from stageline_runtime.stage.step.runner import StageRunner
+from stageline_runtime.stage.telemetry.state_clock import StateClock
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
+from stageline_runtime.termination import RuntimeFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model cut into stages, and what it must answer."""
+
+    stages: Sequence[StageModel]
+    hidden_size: int
+    dtype: torch.dtype
+    expected: Callable[[Ask], tuple[int, ...]]
+
+
+def hash_model(workload: Workload) -> LocalModel:
+    """The model of plain integers, cheap enough for thousands of runs."""
+    num_slots = workload.num_stages * workload.slots_per_cohort
+    return LocalModel(
+        stages=[HashModel(stage, num_slots, workload.num_blocks) for stage in range(workload.num_stages)],
+        hidden_size=1,
+        dtype=torch.int64,
+        expected=lambda ask: _expected_hashes(ask, workload.num_stages),
+    )
+
+
+@cache
+def _expected_hashes(ask: Ask, num_stages: int) -> tuple[int, ...]:
+    return expected_output(ask, lambda context: torch.tensor(reference_logits(context, num_stages)))
+
+
+class LocalStage:
+    """One stage's process without a process: takes what has come, runs one plan, and so on."""
+
+    def __init__(
+        self, stage: int, model: LocalModel, engine: LocalEngine, network: LocalNetwork, interleaving: Interleaving
+    ) -> None:
+        workload = engine.workload
+        self.ran: list[int] = []
+        self._stage = stage
+        self._engine = engine
+        self._interleaving = interleaving
+        self._plans: deque[StepPlan] = deque()
+        with mock.patch("stageline_runtime.stage.step.runner.SlotTokens", partial(WatchedSlotTokens, seen=engine.seen)):
+            self._runner = StageRunner(
+                model.stages[stage],
+                network.transport(stage, workload.num_stages, hidden_size=model.hidden_size, dtype=model.dtype),
+                StateClock(lambda: interleaving.turns),
+                Watchdog(float("inf"), lambda: False, _never),  # never started: what hangs is a deadlock here
+                stage=stage,
+                stage_count=workload.num_stages,
+                num_slots=workload.num_stages * workload.slots_per_cohort,
+                hidden_size=model.hidden_size,
+                dtype=model.dtype,
+            )
+
+    def live(self) -> None:
+        """Serve until told to shut down."""
+        mailbox = self._engine.mailboxes[self._stage]
+        while True:
+            self._interleaving.wait_until(lambda: bool(mailbox or self._plans), "a plan")
+            while mailbox:
+                message = mailbox.popleft()
+                if isinstance(message, Shutdown):
+                    assert not self._plans, f"stage {self._stage} was shut down with plans to run"
+                    return
+                self._runner.accept(message)
+                self._plans.append(message)
+            plan = self._plans.popleft()
+            sampled = self._runner.run(plan)
+            self.ran.append(plan.seq)
+            assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
+            if self._runner.is_last:
+                self._engine.done.append(StepDone(plan.seq, sampled))
+
+
+def _never(failure: RuntimeFailure) -> NoReturn:
+    raise failure
+
+
+def run_group(
+    workload: Workload, seed: int, model: LocalModel | None = None, engine_type: type[LocalEngine] = LocalEngine
+) -> LocalEngine:
+    """Run `workload` to its end and check it; returns the engine for what it has seen."""
+    model = model or hash_model(workload)
+    interleaving = Interleaving(seed)
+    engine = engine_type(workload, model.expected, interleaving)
+    network = LocalNetwork(interleaving)
+    stages = [LocalStage(stage, model, engine, network, interleaving) for stage in range(workload.num_stages)]
+    for index, stage in enumerate(stages):
+        interleaving.add_task(f"stage {index}", stage.live)
+    try:
+        interleaving.run()
+    finally:
+        engine.close()
+    check_end(engine, network, stages, model.hidden_size)
+    return engine
+
+
+def check_end(engine: LocalEngine, network: LocalNetwork, stages: Sequence[LocalStage], hidden_size: int) -> None:
+    """Nothing is left over: no request, token, slot, plan or receive."""
+    assert not engine.live, f"unfinished: {engine.live}"
+    assert engine.scheduler.ledger.held_slots == engine.scheduler.ledger.held_blocks == 0
+    assert engine.scheduler.num_plans_in_flight == 0
+    assert not network.outstanding(), network.outstanding()
+    for stage in stages:
+        assert stage.ran == list(range(len(engine.plans))), stage.ran
+    expected = named_receives(engine.plans, len(stages), hidden_size)
+    actual = sorted(network.postings, key=_posting_key)
+    assert actual == sorted(expected, key=_posting_key), (actual, expected)
+
+
+def named_receives(plans: Sequence[StepPlan], num_stages: int, hidden_size: int) -> list[Posting]:
+    """The receives that plans name, and no others may be posted."""
+    if num_stages == 1:
+        return []
+    hidden = [
+        Posting(stage=stage, channel="hidden", seq=plan.seq, shape=(plan.padded_tokens, hidden_size))
+        for plan in plans
+        for stage in range(1, num_stages)
+    ]
+    feedback = [
+        Posting(stage=0, channel="feedback", seq=plan.seq, shape=(len(plan.sampled_rows), 3))
+        for plan in plans
+        if plan.feedback_posted
+    ]
+    return hidden + feedback
+
+
+def _posting_key(posting: Posting) -> tuple[str, int, int]:
+    return posting.channel, posting.stage, posting.seq

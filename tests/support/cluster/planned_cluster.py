@@ -1,0 +1,149 @@
+"""A cluster that does exactly what plans say, in virtual time: the other half of a planner's tests."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from stageline_api import labels
+from stageline_api.failures import TerminationMessage
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
+from stageline_operator.planner.plan import plan
+from stageline_operator.planner.types import ObjectKey, Observed, Plan, PodTrouble, Setting
+
+SETTING = Setting(default_image="stageline:test")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def tiny_model(generation: int | None = 1, deleted: bool = False, **spec: Any) -> PipelineModel:
+    """A model of two stages; `spec` replaces top-level spec fields."""
+    metadata: dict[str, Any] = {"name": "tiny", "uid": "u-1"}
+    if generation is not None:
+        metadata["generation"] = generation
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return PipelineModel.model_validate(
+        {
+            "apiVersion": "stageline.dev/v1alpha1",
+            "kind": "PipelineModel",
+            "metadata": metadata,
+            "spec": {"model": {"source": "file:///models/tiny"}, "parallelism": {"pipeline": 2}} | spec,
+        }
+    )
+
+
+class PlannedCluster:
+    """Holds objects and a status; `step` runs one observe, plan, apply. Deletions complete at once unless held."""
+
+    def __init__(self, model: PipelineModel) -> None:
+        self.model = model
+        self.now = START
+        self.status = PipelineModelStatus()
+        self.objects: dict[ObjectKey, dict[str, Any]] = {}
+        self.owned: dict[ObjectKey, dict[str, Any]] = {}
+        """What the operator owns of objects, as fieldsV1; of those that aren't here nobody knows."""
+        self.troubles: dict[str, PodTrouble] = {}
+        """What kubelets say of pods, by name."""
+        self.events: list[str] = []
+        self.holds_deletions = False
+        self.lost_nodes: set[str] = set()
+        self.sees_nodes = True
+        self.default_image = SETTING.default_image
+
+    @property
+    def pods(self) -> dict[str, dict[str, Any]]:
+        return {name: each for (kind, name), each in self.objects.items() if kind == "Pod"}
+
+    def step(self, token: str = "t") -> Plan:
+        observed = Observed(
+            status=self.status,
+            pods=tuple(self.pods.values()),
+            objects=frozenset(self.objects),
+            trouble_of_pod=dict(self.troubles),
+            applied_hashes=applied_hashes(self.objects),
+            owned_fields={key: json.dumps(fields) for key, fields in self.owned.items()},
+            revision_specs=revision_specs(self.objects.values()),
+            lost_nodes=frozenset(self.lost_nodes),
+            sees_nodes=self.sees_nodes,
+        )
+        planned = plan(self.model, observed, self.now, token, Setting(self.default_image))
+        self.status = PipelineModelStatus.model_validate(planned.status.to_manifest())
+        self.events += [event.reason for event in planned.events]
+        for deletion in planned.delete:
+            if self.holds_deletions and deletion.kind == "Pod" and deletion.grace_seconds != 0.0:
+                self.objects[("Pod", deletion.name)]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            else:
+                self.objects.pop((deletion.kind, deletion.name), None)
+        for each in planned.apply:
+            key = (each["kind"], each["metadata"]["name"])
+            if each["kind"] == "Pod":
+                assert key not in self.objects, f"{key} was applied although it is there"
+                self._assert_on_record(each, observed.status)
+                each = {**each, "status": self._running_status(each)}
+            self.objects[key] = each
+        return planned
+
+    def _assert_on_record(self, pod: dict[str, Any], before: PipelineModelStatus) -> None:
+        own = pod["metadata"]["labels"]
+        on_record = [g.incarnation for g in before.groups if str(g.index) == own[labels.GROUP]]
+        assert [str(incarnation) for incarnation in on_record] == [own[labels.INCARNATION]], (own, before)
+
+    def settle(self, limit: int = 50) -> None:
+        """Step until nothing changes without the passing of time."""
+        for _ in range(limit):
+            before = (self.status, sorted(self.objects))
+            planned = self.step()
+            if before == (self.status, sorted(self.objects)) and planned.requeue_after_seconds != 0.0:
+                return
+        raise AssertionError(f"still changing after {limit} steps: {self.status}")
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def _running_status(self, pod: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "False"}],
+            "containerStatuses": [
+                {"name": c["name"], "ready": False, "state": {"running": {}}} for c in pod["spec"]["containers"]
+            ],
+        }
+
+    def pod(self, stage: int, group: int = 0) -> dict[str, Any]:
+        wanted = {labels.STAGE: str(stage), labels.GROUP: str(group)}
+        found = [p for p in self.pods.values() if wanted.items() <= p["metadata"]["labels"].items()]
+        assert len(found) == 1, f"stage {stage} of group {group}: {sorted(self.pods)}"
+        return found[0]
+
+    def make_ready(self, ready: bool = True) -> None:
+        for pod in self.pods.values():
+            pod["status"]["conditions"] = [{"type": "Ready", "status": str(ready)}]
+
+    def end_container(
+        self,
+        stage: int,
+        exit_code: int,
+        words: TerminationMessage | str = "",
+        container: str = "stage",
+        group: int = 0,
+        at_seconds: float = 0.0,
+        reason: str = "Error",
+    ) -> None:
+        """End a container `at_seconds` from now."""
+        text = words if isinstance(words, str) else words.model_dump_json()
+        finished = (self.now + timedelta(seconds=at_seconds)).isoformat()
+        ended = {"exitCode": exit_code, "reason": reason, "message": text, "finishedAt": finished}
+        for each in self.pod(stage, group)["status"]["containerStatuses"]:
+            if each["name"] == container:
+                each["state"] = {"terminated": ended}
+
+    def phase(self, group: int = 0) -> str:
+        return self.status.groups[group].phase
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(each for each in self.status.conditions if each.type == kind)
+        return found.status, found.reason
+
+    def condition_message(self, kind: str) -> str:
+        return next(each for each in self.status.conditions if each.type == kind).message

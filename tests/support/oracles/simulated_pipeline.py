@@ -1,0 +1,119 @@
+"""A pipeline without tensors: plans run in order, a token follows from the request's prompt and position alone.
+
+Decode inputs come from the real `SlotTokens`, so a token that feedback brought late, twice or to the wrong request
+shows as a wrong input.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.plan_bus.kv_blocks import blocks_of
+from stageline_runtime.plan_bus.messages import RowSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
+
+GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
+STOP_TOKEN = 7
+
+
+def make_request(
+    name: str,
+    prompt: tuple[int, ...],
+    max_new_tokens: int,
+    *,
+    stops: bool = False,
+    priority: int = 0,
+    output: tuple[int, ...] = (),
+) -> Request:
+    """A greedy request; `output` was generated before."""
+    return Request(
+        request_id=name,
+        prompt=prompt,
+        sampling=GREEDY,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=frozenset({STOP_TOKEN}) if stops else frozenset(),
+        priority=priority,
+        output=list(output),
+    )
+
+
+def next_token(history: tuple[int, ...]) -> int:
+    """The token after `history`; any wrong token in it changes all that follow. `STOP_TOKEN` comes now and then."""
+    value = 17
+    for token in history:
+        value = (value * 31 + token) % 1_000_003
+    return value % 23
+
+
+def expected_output(request: Request) -> list[int]:
+    """What `request` must produce."""
+    history = list(request.prompt)
+    output: list[int] = []
+    while len(output) < request.max_new_tokens:
+        output.append(next_token((*history, *output)))
+        if output[-1] in request.stop_token_ids:
+            break
+    return output
+
+
+@dataclass
+class SimulatedPipeline:
+    """First stage, cache and last stage in one; `sent` holds plans that were sent and not yet run."""
+
+    num_slots: int
+    num_blocks: int | None = None
+    """Most blocks that may ever lie in the slots together; None: not looked at."""
+    sent: deque[StepPlan] = field(default_factory=deque)
+    results: deque[tuple[int, tuple[SampledRow, ...]]] = field(default_factory=deque)
+    _cache: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    _feedback: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tokens = SlotTokens(self.num_slots)
+
+    def send(self, plan: StepPlan) -> None:
+        """A plan comes off the bus."""
+        self.tokens.expect(plan)
+        self.sent.append(plan)
+
+    def run_next(self) -> None:
+        """Run the oldest plan: trims, fills, feedback, inputs, layers, sampling."""
+        plan = self.sent.popleft()
+        for trim in plan.trims:
+            del self._content(trim.slot)[trim.num_tokens :]
+        for fill in plan.fills:
+            self._fill(fill)
+        self.tokens.apply_through(plan.feedback_through, self._feedback.pop)
+        ids = self.tokens.inputs(plan).tolist()
+        assert len(ids) == plan.padded_tokens
+        sampled = []
+        for row in plan.rows:
+            inputs, ids = ids[: row.num_tokens], ids[row.num_tokens :]
+            generation, history = self._cache[row.slot]
+            if generation == row.generation:
+                assert row.position == len(history), f"plan {plan.seq}: {row} after {len(history)} tokens"
+                history += inputs
+            if row.need_sample:
+                sampled.append(SampledRow(row.slot, row.generation, next_token(tuple(history))))
+        if plan.feedback_posted:
+            self._feedback[plan.seq] = torch.tensor([[row.generation, 1, row.token] for row in sampled])
+        self.results.append((plan.seq, tuple(sampled)))
+        blocks = sum(blocks_of(len(history)) for _, history in self._cache.values())
+        assert self.num_blocks is None or blocks <= self.num_blocks, f"{plan}: {blocks} blocks"
+
+    def _content(self, slot: int) -> list[int]:
+        return self._cache.setdefault(slot, (0, []))[1]
+
+    def _fill(self, fill: SlotFill) -> None:
+        source = self._content(fill.slot if fill.copy_from is None else fill.copy_from)
+        assert len(source) >= fill.cached_tokens, f"{fill} of {len(source)} tokens"
+        self._cache[fill.slot] = (fill.generation, source[: fill.cached_tokens])
+        self.tokens.fill(fill)
+
+    @property
+    def num_unread_feedback(self) -> int:
+        """Feedback sent that no plan has asked for."""
+        return len(self._feedback)

@@ -1,0 +1,142 @@
+"""An engine server on a loopback port over a core that plays a script: what the HTTP edge is tested against.
+
+The server is the real one, uvicorn included; only the tokens are made up, by a function of the admitted request.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from oracles.tokenizer_models import write_byte_level
+from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
+from stageline_api.health import EngineStatus, Phase
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineRefusal, TokenEvent
+from stageline_runtime.engine.edge.routes import build_app
+from stageline_runtime.engine.text.prompts import PromptReader
+
+FIRST_BYTE_ID = 4
+EOS_TOKEN_ID = 1
+VOCAB_SIZE = 260
+MAX_MODEL_LEN = 60_000
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+Script = Callable[[AdmittedRequest], AsyncIterator[CoreEvent]]
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """One token per byte of `text`."""
+    return tuple(FIRST_BYTE_ID + byte for byte in text.encode())
+
+
+def says(text: str, *, tokens_per_event: int = 1, reason: FinishReason = FinishReason.STOP) -> Script:
+    """A script that generates `text`, then end-of-sequence when it stops by itself."""
+    token_ids = ids_of(text) + ((EOS_TOKEN_ID,) if reason is FinishReason.STOP else ())
+
+    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        for start in range(0, len(token_ids), tokens_per_event):
+            await asyncio.sleep(0)
+            yield TokenEvent(token_ids[start : start + tokens_per_event])
+        yield EndEvent(reason)
+
+    return play
+
+
+async def says_forever(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    """A script that ends only by being dropped."""
+    while True:
+        await asyncio.sleep(0.001)
+        yield TokenEvent(ids_of("x"))
+
+
+async def says_nothing(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    """A script of a request that waits in the queue for ever."""
+    await asyncio.Event().wait()
+    yield EndEvent(FinishReason.ABORT)
+
+
+@dataclass
+class ScriptedCore:
+    """An `EngineCorePort` that records what the edge asks of it."""
+
+    script: Script
+    phase: Phase = Phase.READY
+    submitted: list[AdmittedRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    steps: int | None = None
+    """Steps that it says it has begun while a request waits."""
+    times_asked_for_steps: int = 0
+    abort_reasons: list[FinishReason] = field(default_factory=list)
+
+    def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+        if self.phase is Phase.DRAINING:
+            raise EngineRefusal(ErrorCode.DRAINING, "The engine is draining.", 1.2)
+        if self.phase is not Phase.READY:
+            raise EngineRefusal(ErrorCode.NOT_READY, f"The engine is {self.phase}.", 5.0)
+        self.submitted.append(request)
+        return self.script(request)
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.aborted.append(request_id)
+        self.abort_reasons.append(reason)
+
+    def steps_while_queued(self, _request_id: str) -> int | None:
+        self.times_asked_for_steps += 1
+        return self.steps
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(phase=self.phase, served_name="tiny", max_model_len=MAX_MODEL_LEN)
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            served_name="tiny", max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,)
+        )
+
+    def start_drain(self) -> None:
+        self.phase = Phase.DRAINING
+
+    def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
+        return (
+            b"# HELP stageline_test A number.\n# TYPE stageline_test gauge\nstageline_test 7.0\n",
+            f"text/plain; version=0.0.4; asked={accept}",
+        )
+
+
+@asynccontextmanager
+async def serve(
+    core: ScriptedCore, directory: Path, *, max_body_bytes: int = 200_000
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve `core` until the block ends; gives a client of the server."""
+    write_byte_level(directory, chat_template=TEMPLATE)
+    reader = PromptReader.load(
+        directory, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, eos_token_ids=[EOS_TOKEN_ID]
+    )
+    app = build_app(core, reader, max_body_bytes=max_body_bytes)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        # Connections inherit it: a client that doesn't read fills a small buffer soon.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await until(lambda: server.started, "the server starts")
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            await task
+
+
+async def until(condition: Callable[[], bool], what: str, within_seconds: float = 60.0) -> None:
+    """Wait for `condition`; fails naming `what` after `within_seconds`."""
+    deadline = time.monotonic() + within_seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_seconds} s: {what}"
+        await asyncio.sleep(0.005)
