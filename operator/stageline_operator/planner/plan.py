@@ -13,12 +13,10 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.group.gang import find_first_unplaced
-from stageline_operator.planner.group.group_plan import plan_group
-from stageline_operator.planner.group.group_step import GroupStep, begin, phase_of
+from stageline_operator.planner.group.ladder import GroupStep, begin, delete_pods, phase_of, plan_group
 from stageline_operator.planner.objects.shared_objects import plan_shared_objects
-from stageline_operator.planner.observed.observed_pod import ObservedPod, read_pod
-from stageline_operator.planner.observed.silent_kubelet import given_up_at, next_look_seconds
-from stageline_operator.planner.roster import Roster, call_roster
+from stageline_operator.planner.observed.observed_pod import ObservedPod, given_up_at, next_look_seconds, read_pod
+from stageline_operator.planner.rollout import plan_rollout
 from stageline_operator.planner.status.model_status import KEPT_FAILURES, model_events, next_status, progress_deadline
 from stageline_operator.planner.types import Deletion, GroupPhase, Observed, Plan, Setting
 
@@ -76,14 +74,14 @@ def _group_steps(
 ) -> list[GroupStep]:
     stage_counts = {group.index: context.stage_count(group) for group in known}
     serving = {each.index for each in known if _serves(each, pods_of.get(each.index, ()), stage_counts[each.index])}
-    roster: Roster = call_roster(context, known, serving)
+    rollout = plan_rollout(context, known, serving)
     first_unplaced = find_first_unplaced(known, pods_of, stage_counts)
     steps = [
-        plan_group(context, group, pods_of.get(group.index, ()), roster.turn_of(group), first_unplaced)
+        plan_group(context, group, pods_of.get(group.index, ()), rollout.turn_of(group), first_unplaced)
         for group in known
     ]
     above = context.observed.status.retired_incarnation
-    fresh = (GroupStatus(index=index, incarnation=above) for index in roster.made)
+    fresh = (GroupStatus(index=index, incarnation=above) for index in rollout.created)
     return steps + [begin(context, group, context.revision) for group in fresh]
 
 
@@ -109,11 +107,7 @@ def _keep_failures(steps: Sequence[GroupStep], kept: Sequence[FailureRecord]) ->
 def _plan_deletion(context: Context, pods: Sequence[ObservedPod]) -> Plan:
     """Drain the pods first: they still read the config and the secret."""
     if pods:
-        deletions = tuple(Deletion("Pod", pod.name, 0.0 if pod.lost else None) for pod in pods if _lingers(pod))
+        deletions = delete_pods(pods, grace_seconds=None)
     else:
         deletions = tuple(Deletion(kind, name) for kind, name in sorted(context.observed.objects) if kind != "Pod")
     return Plan(status=context.observed.status, delete=deletions)
-
-
-def _lingers(pod: ObservedPod) -> bool:
-    return pod.lost or not pod.deleting

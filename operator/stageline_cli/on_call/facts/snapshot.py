@@ -32,7 +32,7 @@ from stageline_cli.on_call.facts.readings import PodReading, Reading
 from stageline_cli.on_call.facts.samples import Samples
 from stageline_cli.on_call.facts.waiting import waits_for
 from stageline_cli.on_call.sources.source import ModelObjects
-from stageline_operator.planner.group.restart_policy import recent_restarts
+from stageline_operator.planner.group.failure import recent_restarts
 from stageline_operator.planner.types import GroupPhase
 
 _NOTHING = PodReading()

@@ -10,7 +10,7 @@ from stageline_api.resource.policy import RestartSpec
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.telemetry.metric_spec import MetricSpec
 from stageline_operator.controller.telemetry import metric_names as names
-from stageline_operator.planner.group.restart_policy import recent_restarts
+from stageline_operator.planner.group.failure import recent_restarts
 
 Reading = tuple[MetricSpec, tuple[str, ...], float]
 """A metric, its label values, and the value."""

@@ -1,8 +1,8 @@
-"""A pod manifest with status, read once into the few facts that planning needs."""
+"""A pod manifest with status, read once into the few facts that planning needs, its kubelet's loss among them."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from stageline_api import labels
@@ -16,6 +16,8 @@ IMAGE_TROUBLE: Final = frozenset(
 """What a kubelet says of an image it can't get. It tries again by itself, and a pulled image never gets here again."""
 _CONFIG_TROUBLE: Final = "CreateContainerConfigError"
 """A Secret or ConfigMap that a container names is not there; the kubelet looks again by itself."""
+SILENT_SECONDS: Final = 10.0
+OVERDUE_SECONDS: Final = 60.0
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -143,3 +145,29 @@ def _note(status: Mapping[str, Any]) -> str:
             case {"running": _} if not each.get("ready"):
                 return f"{each['name']} is starting"
     return ""
+
+
+def given_up_at(pod: Mapping[str, Any]) -> datetime | None:
+    """When the pod's kubelet counts as gone, told from the pod alone, for an operator that may not look at nodes.
+
+    None while the kubelet seems alive. A kubelet writes `Ready` and `ContainersReady` together, and Stageline's pods
+    have no readiness gates; the node controller, which gives up a silent kubelet, writes `Ready` alone. So a pod that
+    isn't ready while its containers are has no kubelet, or one that comes back and corrects it within seconds. And a
+    live kubelet ends a pod soon after its grace period; where it does not, nothing runs that a new incarnation meets.
+    """
+    conditions = {each["type"]: each for each in pod.get("status", {}).get("conditions", [])}
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    is_silent = (ready.get("status"), containers.get("status")) == ("False", "True")
+    since = moment(ready.get("lastTransitionTime")) if is_silent else None
+    # The time at which its grace ends, not when the deletion was asked for.
+    ends = moment(pod["metadata"].get("deletionTimestamp"))
+    return min(
+        (at + timedelta(seconds=wait) for at, wait in ((since, SILENT_SECONDS), (ends, OVERDUE_SECONDS)) if at),
+        default=None,
+    )
+
+
+def next_look_seconds(pods: Sequence[Mapping[str, Any]], now: datetime) -> float | None:
+    """Until the first of the pods will count as lost; None when none is about to."""
+    left = ((at - now).total_seconds() for pod in pods if (at := given_up_at(pod)) is not None)
+    return min((seconds for seconds in left if seconds > 0), default=None)

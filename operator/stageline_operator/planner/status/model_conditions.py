@@ -12,7 +12,7 @@ from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import Condition, FailureRecord, GroupStatus, StageObserved
-from stageline_operator.planner.group.group_failure import failure_sentence, spent_sentence
+from stageline_operator.planner.group.failure import failure_sentence, spent_sentence
 from stageline_operator.planner.types import GroupPhase
 
 _RESTARTING = (GroupPhase.TERMINATING, GroupPhase.BACKING_OFF)

@@ -1,10 +1,10 @@
-"""Which groups there should be: whom to make, whom to drain, and whose turn it is in a rollout. Pure arithmetic.
+"""Which groups a pass creates, replaces and removes, for scaling and rolling updates. Pure arithmetic.
 
-A rollout goes by two bounds, in whole groups: never more than `replicas + maxSurge` groups, and never fewer than
-`replicas - maxUnavailable` that serve, unless they failed. While there is room for another group, one of the new
-revision is made under the lowest free index; while more serve than must, an old one is drained: for good when there
-are groups enough without it, else to be made anew in its place. Groups that don't serve are no loss and go first.
-So the set of indices may move with a rollout, and no model is loaded more often than it must be.
+A rollout keeps two bounds, in whole groups: at most `replicas + maxSurge` groups exist, and at least
+`replicas - maxUnavailable` serve, unless they failed. While the first bound allows another group, one of the new
+revision is created under the lowest free index. While the second allows it, an outdated group is drained: removed when
+enough others remain, else replaced in place. Groups that don't serve go first, since draining them costs nothing.
+So the set of indices may change in a rollout, and each replica's weights are loaded once.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,27 +17,27 @@ from stageline_operator.planner.types import GroupPhase
 
 
 class Turn(Enum):
-    """What a group on record may do in this pass."""
+    """What the rollout wants of a group on record in this pass."""
 
     STAY = auto()
     REPLACE = auto()
-    """Drain and be made anew at the current revision."""
+    """Drain it, then create it again at the current revision."""
     REMOVE = auto()
 
 
 @dataclass(frozen=True)
-class Roster:
-    """`made` are indices of groups to begin."""
+class Rollout:
+    """`created` are the indices of groups to create."""
 
     turns: dict[int, Turn] = field(default_factory=dict)
-    made: tuple[int, ...] = ()
+    created: tuple[int, ...] = ()
 
     def turn_of(self, group: GroupStatus) -> Turn:
-        """The turn of a group on record; one that is being drained for good goes on."""
+        """The turn of a group on record; one that is being removed stays so."""
         return self.turns.get(group.index, Turn.REMOVE)
 
 
-def call_roster(context: Context, groups: Sequence[GroupStatus], serving: Collection[int]) -> Roster:
+def plan_rollout(context: Context, groups: Sequence[GroupStatus], serving: Collection[int]) -> Rollout:
     """The turns of all groups on record; `serving` are the indices of those whose every stage is ready."""
     spec = context.model.spec
     target = 0 if spec.suspend else spec.replicas
@@ -61,7 +61,7 @@ def call_roster(context: Context, groups: Sequence[GroupStatus], serving: Collec
     waits_for_room = [index for index in rolling if turns[index] is Turn.STAY]
     surge = max(0, min(ceiling - len(groups) - missing, len(waits_for_room)))
     taken = {group.index for group in groups}
-    return Roster(turns, tuple(_lowest_free(taken, missing + surge)))
+    return Rollout(turns, tuple(_lowest_free(taken, missing + surge)))
 
 
 def _kept(context: Context, outdated: Collection[int], serving: Collection[int]) -> set[int]:

@@ -1,0 +1,180 @@
+"""How a group ends: ends that no container tells of, the record of the cause, and whether a restart is left. Pure.
+
+`cause` finds which end is the cause; this turns it into the one record that an incarnation leaves in the status, which
+outlives the pods that were its evidence. `ladder` acts on it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from stageline_api.conditions import EventReason
+from stageline_api.failures import CONSEQUENCES, FailureClass
+from stageline_api.resource.policy import LONGEST_BACKOFF_SECONDS, RestartSpec
+from stageline_api.resource.status import FailureRecord, GroupStatus
+from stageline_operator.planner.context import Context
+from stageline_operator.planner.group.cause import Failure, Settling
+from stageline_operator.planner.objects import GroupIncarnation
+from stageline_operator.planner.objects.identity import pod_name
+from stageline_operator.planner.observed.container_end import ContainerEnd
+from stageline_operator.planner.observed.observed_pod import ObservedPod
+from stageline_operator.planner.types import GroupPhase, PlannedEvent
+
+CRASH_LOOP_ATTEMPTS: Final = 3
+"""Incarnations in a row that ended before they were ready, after which an end without a class counts as a loop."""
+NOT_STARTED_SECONDS: Final = 10.0
+"""How long a kubelet may wait for what a stage's containers need before that goes on record: it may be on its way."""
+_CLASSLESS: Final = frozenset({FailureClass.INTERNAL, FailureClass.KILLED})
+_EXPLAINED_BY_A_LOST_NODE: Final = CONSEQUENCES | {FailureClass.STEP_TIMEOUT}
+
+_EVENT_OF_CLASS: Final = {
+    FailureClass.UNSCHEDULABLE: EventReason.GROUP_UNSCHEDULABLE,
+    FailureClass.IMAGE_PULL: EventReason.IMAGE_PULL,
+    FailureClass.NOT_STARTED: EventReason.NOT_STARTED,
+}
+
+
+@dataclass(frozen=True)
+class RestartDecision:
+    """`at` is when the next incarnation may start; None when the budget is spent."""
+
+    recent: tuple[datetime, ...]
+    at: datetime | None
+
+
+def missing_stages(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[int]:
+    present = {pod.stage for pod in pods}
+    return [stage for stage in range(context.stage_count(status)) if stage not in present]
+
+
+def ends_without_words(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
+    """An end for each stage that no container tells of: its node is lost, its pod is gone or somebody deletes it."""
+    ends = [_end(context, pod.stage, FailureClass.NODE_LOST, f"node {pod.node} is lost") for pod in pods if pod.lost]
+    for pod in pods:
+        if pod.deleting and not pod.lost:
+            why = f"pod {pod.name} is being deleted" + (f": {pod.disruption}" if pod.disruption else "")
+            ends.append(_end(context, pod.stage, FailureClass.EVICTED, why))
+    if status.phase != GroupPhase.CREATING:
+        life = GroupIncarnation(status.index, status.incarnation)
+        for stage in missing_stages(context, status, pods):
+            why = f"pod {pod_name(context.model, life, stage)} was deleted or lost"
+            ends.append(_end(context, stage, FailureClass.NODE_LOST, why))
+    return ends
+
+
+def _end(context: Context, stage: int, reason: FailureClass, message: str) -> ContainerEnd:
+    return ContainerEnd(stage, "", None, 0, reason, message, context.now)
+
+
+def recent_restarts(restarts: Sequence[datetime], policy: RestartSpec, now: datetime) -> tuple[datetime, ...]:
+    """Restarts that still count against the budget."""
+    window = timedelta(seconds=policy.window_seconds)
+    return tuple(moment for moment in restarts if now - moment < window)
+
+
+def decide_restart(restarts: Sequence[datetime], policy: RestartSpec, now: datetime) -> RestartDecision:
+    """After r restarts in the window: none left when r reaches `max_restarts`, else wait min(60, backoff * 2^r) s."""
+    recent = recent_restarts(restarts, policy, now)
+    if len(recent) >= policy.max_restarts:
+        return RestartDecision(recent, None)
+    doublings = min(len(recent), LONGEST_BACKOFF_SECONDS.bit_length())
+    seconds = min(LONGEST_BACKOFF_SECONDS, policy.backoff_seconds * 2**doublings)
+    return RestartDecision(recent, now + timedelta(seconds=seconds))
+
+
+def cause_record(status: GroupStatus, cause: Failure, attempts: int) -> FailureRecord:
+    """The record of an incarnation that a container's end has ended."""
+    failure_class, message = cause.failure_class, cause.detail
+    if failure_class in _CLASSLESS and attempts >= CRASH_LOOP_ATTEMPTS:
+        failure_class = FailureClass.CRASH_LOOP
+        message = f"ended {attempts} times in a row before it was ready; last: {message}"
+    return FailureRecord(
+        time=cause.end.finished_at,
+        group=status.index,
+        incarnation=status.incarnation,
+        stage=cause.end.stage,
+        container=cause.end.container,
+        reason=cause.end.reason,
+        failure_class=failure_class,
+        exit_code=cause.end.exit_code,
+        message=message,
+    )
+
+
+def blocked_record(context: Context, status: GroupStatus, pod: ObservedPod) -> FailureRecord:
+    """The record of an incarnation that can't start, since `pod` gets no node, image or volume."""
+    blocked = pod.blocked
+    return FailureRecord(
+        time=context.now,
+        group=status.index,
+        incarnation=status.incarnation,
+        stage=pod.stage,
+        container=blocked.container if blocked else "",
+        reason=blocked.reason if blocked else FailureClass.UNSCHEDULABLE,
+        failure_class=blocked.failure_class if blocked else FailureClass.UNSCHEDULABLE,
+        message=blocked.message if blocked else "no node was found for it, and no scheduler says why",
+    )
+
+
+def first_blocked_record(context: Context, status: GroupStatus, pod: ObservedPod) -> FailureRecord | Settling | None:
+    """What to record, once for an incarnation, of an image or volume that can't be had while its kubelet tries on.
+
+    None when nothing is to be recorded. A missing node is not recorded here: `gang` limits how long to wait for one.
+    """
+    assert pod.blocked is not None, pod
+    blocked = pod.blocked
+    if blocked.failure_class is FailureClass.UNSCHEDULABLE or _on_record(context, status) is not None:
+        return None
+    if blocked.failure_class is FailureClass.NOT_STARTED and blocked.since is not None:
+        left = NOT_STARTED_SECONDS - (context.now - blocked.since).total_seconds()
+        if left > 0:
+            return Settling(min(left, NOT_STARTED_SECONDS))
+    return blocked_record(context, status, pod)
+
+
+def blocked_event(record: FailureRecord, consequence: str = "") -> PlannedEvent:
+    """The event of a record of `blocked_record`, and what follows from it."""
+    message = failure_sentence(record) + (f"; {consequence}" if consequence else "")
+    return PlannedEvent("Warning", _EVENT_OF_CLASS[record.failure_class], message)
+
+
+def name_lost_node(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> FailureRecord | None:
+    """A better record for a group whose peers noticed first, once one of its nodes turns out to be lost."""
+    recorded, lost = _on_record(context, status), next((pod for pod in pods if pod.lost), None)
+    if recorded is None or lost is None or recorded.failure_class not in _EXPLAINED_BY_A_LOST_NODE:
+        return None
+    update = {
+        "stage": lost.stage,
+        "container": "",
+        "reason": FailureClass.NODE_LOST,
+        "failure_class": FailureClass.NODE_LOST,
+        "exit_code": None,
+        "message": f"node {lost.node} is lost; stage {recorded.stage} noticed: {recorded.message}",
+    }
+    return recorded.model_copy(update=update)
+
+
+def _on_record(context: Context, status: GroupStatus) -> FailureRecord | None:
+    """The failure of this very incarnation, when it has one."""
+    this = (status.index, status.incarnation)
+    failures = context.observed.status.last_failures
+    return next((each for each in failures if (each.group, each.incarnation) == this), None)
+
+
+def failure_sentence(record: FailureRecord) -> str:
+    """One failure as a sentence: where, what class, last words."""
+    where = f"stage {record.stage}" + (f" ({record.container})" if record.container not in ("", "stage") else "")
+    return f"{where} of group {record.group} failed: {record.failure_class}: {record.message}"
+
+
+def spent_sentence(restarts: int) -> str:
+    """Why a group is not restarted. A budget that is spent without a restart is one of none."""
+    until = "not restarted again until the spec or the annotation stageline.dev/restart changes"
+    match restarts:
+        case 0:
+            return "not restarted: spec.restart.maxRestarts is 0"
+        case 1:
+            return f"restarted once, {until}"
+        case _:
+            return f"restarted {restarts} times, {until}"

@@ -1,0 +1,288 @@
+"""One group's next step: a ladder of phases, at most one rung in a pass.
+
+    Creating -> Starting <-> Ready -> (a container ends) -> Terminating -> BackingOff -> Creating, incarnation + 1
+                          |        -> (budget spent or bad configuration) -> Failed -> (spec changes) -> Replacing
+                          |        -> (its turn in a rollout) -> Replacing -> Creating, incarnation + 1
+                          -> (only some stages find a node) -> Waiting -> Creating, incarnation + 1
+    any of them -> (not wanted any more) -> Draining -> gone
+
+Invariants: no pod of an incarnation is made while a pod of another one exists; an incarnation is on record before its
+pods are made; incarnations only rise. `failure` tells what a group died of; each change of phase is made here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from stageline_api.conditions import EventReason
+from stageline_api.failures import FailureClass
+from stageline_api.resource.status import FailureRecord, GroupStatus
+from stageline_operator.planner.context import Context
+from stageline_operator.planner.group.cause import Failure, Settling, find_cause
+from stageline_operator.planner.group.failure import (
+    blocked_event,
+    blocked_record,
+    cause_record,
+    decide_restart,
+    ends_without_words,
+    failure_sentence,
+    first_blocked_record,
+    missing_stages,
+    name_lost_node,
+    recent_restarts,
+    spent_sentence,
+)
+from stageline_operator.planner.group.gang import held_until, keeps_its_place, next_try
+from stageline_operator.planner.group.stage_rows import stage_rows
+from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
+from stageline_operator.planner.observed.observed_pod import ObservedPod
+from stageline_operator.planner.rollout import Turn
+from stageline_operator.planner.types import Deletion, GroupPhase, PlannedEvent
+
+FAILED_GROUP_GRACE_SECONDS: Final = 3.0
+"""A failed group has lost its answers already; a short grace only lets processes write their termination message."""
+STRAY_GRACE_SECONDS: Final = 1.0
+"""For pods of an earlier incarnation. Not 0, which would not wait until their processes are gone."""
+_SETTLED: frozenset[GroupPhase] = frozenset({GroupPhase.TERMINATING, GroupPhase.REPLACING, GroupPhase.DRAINING})
+"""Phases whose pods are ending already: they run to their end before anything else."""
+
+
+@dataclass(frozen=True)
+class GroupStep:
+    """What one pass does about one group. `status` None: the group is gone."""
+
+    status: GroupStatus | None
+    apply: tuple[dict[str, Any], ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    failure: FailureRecord | None = None
+    requeue_after_seconds: float | None = None
+    events: tuple[PlannedEvent, ...] = ()
+
+
+def plan_group(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], turn: Turn, first_unplaced: int | None
+) -> GroupStep:
+    """Next step of a group on record; `pods` are all of its pods, of any incarnation.
+
+    `first_unplaced` is the lowest index of a group that has no node for some of its stages.
+    """
+    step = _next_step(context, status, pods, turn, first_unplaced)
+    if step.status is None or step.status.incarnation != status.incarnation:
+        return step  # a new incarnation has rows of its own already, and none of its pods is here
+    return replace(step, status=_with_rows(context, step.status, pods))
+
+
+def _next_step(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], turn: Turn, first_unplaced: int | None
+) -> GroupStep:
+    phase = _phase_of(status)
+    if turn is Turn.REMOVE or phase is GroupPhase.DRAINING:
+        return _remove(context, status, pods)
+    strays = [pod for pod in pods if pod.incarnation != status.incarnation]
+    if strays:
+        return GroupStep(status, delete=delete_pods(strays, STRAY_GRACE_SECONDS))
+    if turn is Turn.REPLACE and phase not in _SETTLED:
+        return _start_replacing(context, status, pods)
+    match phase:
+        case GroupPhase.CREATING | GroupPhase.STARTING | GroupPhase.READY:
+            return _run(context, status, pods, first_unplaced)
+        case GroupPhase.TERMINATING:
+            return _terminate(context, status, pods)
+        case GroupPhase.BACKING_OFF | GroupPhase.WAITING:
+            return _try_again_later(context, status, pods, first_unplaced)
+        case GroupPhase.FAILED:
+            return _stay_failed(context, status, pods)
+        case GroupPhase.REPLACING:
+            return _make_anew(context, status, pods)
+
+
+def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    message = f"group {status.index} (incarnation {status.incarnation}) is drained: the template has changed"
+    event = PlannedEvent("Normal", EventReason.GROUP_REPLACED, message)
+    replacing = _enter(context, status, GroupPhase.REPLACING)
+    deletions = delete_pods(pods, grace_seconds=None)
+    return GroupStep(replacing, delete=deletions, requeue_after_seconds=0.0, events=(event,))
+
+
+def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
+    ends = [end for pod in pods for end in pod.ends] + ends_without_words(context, status, pods)
+    cause = find_cause(ends, context.now)
+    blocked = next((pod for pod in pods if pod.blocked is not None), None)
+    if isinstance(cause, Settling):
+        return GroupStep(status, requeue_after_seconds=cause.seconds)
+    if cause is not None:
+        never_started = status.phase != GroupPhase.READY
+        if never_started and blocked is not None and (cause.is_consequence or cause.is_waiting_in_vain):
+            return _give_back(context, status, pods, blocked)
+        if never_started and cause.failure_class is FailureClass.UNSCHEDULABLE:
+            return _give_back(context, status, pods, next(pod for pod in pods if pod.stage == cause.end.stage))
+        return _fail(context, status, pods, cause)
+    missing = missing_stages(context, status, pods)
+    if missing:
+        return _make(context, status, missing)
+    return _stand_by(context, status, pods, blocked, is_first=first_unplaced == status.index)
+
+
+def _stand_by(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], blocked: ObservedPod | None, is_first: bool
+) -> GroupStep:
+    """All pods are there and none has failed: wait for their nodes and containers, but not for ever."""
+    limit = held_until(context, status, pods, is_first)
+    if limit is not None and context.now >= limit:
+        return _give_back(context, status, pods, next(pod for pod in pods if not pod.placed))
+    record = None if blocked is None else first_blocked_record(context, status, blocked)
+    waits = [] if limit is None else [(limit - context.now).total_seconds()]
+    waits += [record.seconds] if isinstance(record, Settling) else []
+    step = replace(_watch(context, status, pods), requeue_after_seconds=min(waits, default=None))
+    if not isinstance(record, FailureRecord):
+        return step
+    return replace(step, failure=record, events=(*step.events, blocked_event(record)))
+
+
+def _make(context: Context, status: GroupStatus, missing: Sequence[int]) -> GroupStep:
+    model = context.model_at(status.revision)
+    if model is None:
+        # Its revision is not known any more, so that its missing pods can't be made: only the current one can.
+        return GroupStep(_enter(context, status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
+    life = GroupIncarnation(status.index, status.incarnation)
+    image = status.image or context.setting.default_image
+    tracing = context.setting.tracing_env
+    return GroupStep(
+        status, apply=tuple(build_stage_pod(model, life, stage, status.revision, image, tracing) for stage in missing)
+    )
+
+
+def _watch(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    if not all(pod.ready for pod in pods):
+        return GroupStep(_enter(context, status, GroupPhase.STARTING))
+    if status.phase == GroupPhase.READY:
+        return GroupStep(status)
+    message = f"group {status.index} (incarnation {status.incarnation}) is ready"
+    event = PlannedEvent("Normal", EventReason.GROUP_READY, message)
+    return GroupStep(_enter(context, status, GroupPhase.READY, attempts=0), events=(event,))
+
+
+def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure) -> GroupStep:
+    """Use up one restart: the group is replaced after its back-off, or stays down when none is left."""
+    attempts = status.attempts + 1
+    record = cause_record(status, cause, attempts)
+    decision = decide_restart(status.restarts, context.model.spec.restart, context.now)
+    is_final = cause.failure_class is FailureClass.BAD_CONFIG or decision.at is None
+    failed = _enter(
+        context,
+        status,
+        GroupPhase.FAILED if is_final else GroupPhase.TERMINATING,
+        restarts=decision.recent,
+        attempts=attempts,
+        backoff_until=None if is_final else decision.at,
+    )
+    # An eviction ends a group that works: its answers may finish, as in a drain.
+    grace_seconds = None if cause.failure_class is FailureClass.EVICTED else FAILED_GROUP_GRACE_SECONDS
+    events = [PlannedEvent("Warning", EventReason.GROUP_FAILED, failure_sentence(record))]
+    if decision.at is None and cause.failure_class is not FailureClass.BAD_CONFIG:
+        spent = f"group {status.index} stays down: {spent_sentence(len(decision.recent))}"
+        events.append(PlannedEvent("Warning", EventReason.RESTART_BUDGET_SPENT, spent))
+    return GroupStep(failed, failure=record, delete=delete_pods(pods, grace_seconds), events=tuple(events))
+
+
+def _give_back(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], pod: ObservedPod) -> GroupStep:
+    """Delete all pods because `pod` can't start, and try again later.
+
+    It costs no restart: no stage of the group is at fault, and others may use the nodes that it held.
+    """
+    waiting = _enter(
+        context, status, GroupPhase.WAITING, attempts=status.attempts + 1, backoff_until=next_try(context, status)
+    )
+    record = blocked_record(context, status, pod)
+    event = blocked_event(record, "the group gives its nodes back and tries again")
+    return GroupStep(waiting, failure=record, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS), events=(event,))
+
+
+def _terminate(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    if pods:
+        failure = name_lost_node(context, status, pods)
+        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS), failure=failure)
+    return GroupStep(_enter(context, status, GroupPhase.BACKING_OFF), requeue_after_seconds=0.0)
+
+
+def _try_again_later(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None
+) -> GroupStep:
+    """Begin anew when the back-off is over; a change of the spec or a person's request ends it at once."""
+    if pods:
+        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
+    until = status.backoff_until
+    if until is not None and context.now < until and not context.tries_again:
+        return GroupStep(status, requeue_after_seconds=(until - context.now).total_seconds())
+    if status.phase == GroupPhase.BACKING_OFF:
+        restarts = (*recent_restarts(status.restarts, context.model.spec.restart, context.now), context.now)
+        status = status.model_copy(update={"restarts": restarts})
+    elif not keeps_its_place(status, first_unplaced):
+        return GroupStep(status)  # woken when the group before it finds its nodes or changes its state
+    # At its own revision, where that is still known: its turn for another comes later.
+    is_known = context.model_at(status.revision) is not None
+    return begin(context, status, status.revision if is_known else context.revision)
+
+
+def _stay_failed(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    if context.tries_again:
+        fresh = _enter(context, status, GroupPhase.REPLACING, restarts=(), attempts=0)
+        return GroupStep(fresh, requeue_after_seconds=0.0)
+    return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
+
+
+def _make_anew(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    if pods:
+        return GroupStep(status, delete=delete_pods(pods, grace_seconds=None))
+    return begin(context, status, context.revision)
+
+
+def _remove(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+    """Drain a group that is not wanted any more; without pods it is gone."""
+    if not pods:
+        return GroupStep(None)
+    deletions = delete_pods(pods, grace_seconds=None)
+    if status.phase == GroupPhase.DRAINING:
+        return GroupStep(status, delete=deletions)
+    event = PlannedEvent("Normal", EventReason.GROUP_REMOVED, f"group {status.index} is drained and removed")
+    return GroupStep(_enter(context, status, GroupPhase.DRAINING), delete=deletions, events=(event,))
+
+
+def begin(context: Context, status: GroupStatus, revision: str) -> GroupStep:
+    """Put the next incarnation on record; its pods are made in the next pass."""
+    update: dict[str, Any] = {
+        "incarnation": status.incarnation + 1,
+        "revision": revision,
+        "image": context.setting.default_image,
+        "backoff_until": None,
+        "since": context.now,
+        "phase": GroupPhase.CREATING,
+    }
+    if revision != status.revision:
+        update |= {"restarts": (), "attempts": 0}
+    return GroupStep(_with_rows(context, status.model_copy(update=update), ()), requeue_after_seconds=0.0)
+
+
+def delete_pods(pods: Sequence[ObservedPod], grace_seconds: float | None) -> tuple[Deletion, ...]:
+    """Delete pods that aren't being deleted yet. Those of a lost node go at once: their kubelet won't confirm."""
+    return tuple(
+        Deletion("Pod", pod.name, 0.0 if pod.lost else grace_seconds) for pod in pods if pod.lost or not pod.deleting
+    )
+
+
+def _phase_of(status: GroupStatus) -> GroupPhase:
+    """The phase on record; one that this version does not know is judged anew from the pods."""
+    try:
+        return GroupPhase(status.phase)
+    except ValueError:
+        return GroupPhase.STARTING
+
+
+def _enter(context: Context, status: GroupStatus, phase: GroupPhase, **update: Any) -> GroupStatus:
+    """The group in another phase, since now; in the phase it is in, `since` stays."""
+    since = status.since if status.phase == phase and status.since is not None else context.now
+    return status.model_copy(update={"phase": phase, "since": since, **update})
+
+
+def _with_rows(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStatus:
+    return status.model_copy(update={"stages": stage_rows(context, status, pods)})
