@@ -2,25 +2,29 @@
 
 The order of writing is the plan's contract: status, deletions, objects, and pods last among these. Any failure ends
 the pass; the next one begins with what is there by then, so nothing is done twice and nothing is remembered.
+
+A watch may lag. Making what is missing is safe on an old view, because names are fixed: it exists already. Taking away
+is not: a pod that only this operator has not heard of yet would look lost, and its healthy group would be replaced. So
+a step that takes something away is planned again from the cluster as it is now.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
+from stageline_api.conditions import ConditionType, Reason
 from stageline_api.manifests.manifest_loader import parse_manifest
+from stageline_api.resource.field_problem import FieldProblem
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.status import Condition, PipelineModelStatus
 from stageline_operator.controller.client.api_errors import NameTakenError, StaleError
 from stageline_operator.controller.client.kube_api import KubeApi
 from stageline_operator.controller.client.object_writes import delete_object, put_object, write_status
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, ModelKey, ObjectId
-from stageline_operator.controller.loop.certainty import begins_another_life, needs_fresh_view
 from stageline_operator.controller.loop.cluster_view import ClusterView
 from stageline_operator.controller.loop.event_recorder import EventRecorder
-from stageline_operator.controller.loop.refusal import refused_status
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.transitions import transition_between
 from stageline_operator.controller.view.object_cache import ObjectCache
@@ -175,3 +179,37 @@ class Reconciler:
 
 def _refuse(name: str) -> NoReturn:
     raise NameTakenError(f"Pod {name} exists and does not belong to this PipelineModel")
+
+
+def needs_fresh_view(step: Plan, before: PipelineModelStatus) -> bool:
+    """Whether the step deletes something, records a failure, or begins another life of a group on record."""
+    if step.delete or step.status.last_failures != before.last_failures:
+        return True
+    return begins_another_life(step, before)
+
+
+def begins_another_life(step: Plan, before: PipelineModelStatus) -> bool:
+    """Whether a group on record gets another incarnation."""
+    incarnations = {group.index: group.incarnation for group in before.groups}
+    return any(incarnations.get(group.index, group.incarnation) != group.incarnation for group in step.status.groups)
+
+
+def refused_status(
+    before: PipelineModelStatus, manifest: Mapping[str, Any], problems: Sequence[FieldProblem], now: datetime
+) -> PipelineModelStatus:
+    """For a spec that the cluster accepted and this version can't run: the conditions name the fields, groups run on."""
+    generation = manifest["metadata"].get("generation")
+    sentence = "; ".join(str(problem) for problem in problems)[:32_000]
+    verdicts = {ConditionType.DEGRADED: "True", ConditionType.READY: "False", ConditionType.PROGRESSING: "False"}
+    kept = {condition.type: condition for condition in before.conditions}
+    for kind, status in verdicts.items():
+        known = kept.get(kind)
+        kept[kind] = Condition(
+            type=kind,
+            status="True" if status == "True" else "False",
+            observed_generation=generation,
+            last_transition_time=known.last_transition_time if known and known.status == status else now,
+            reason=Reason.BAD_CONFIGURATION,
+            message=sentence,
+        )
+    return before.model_copy(update={"observed_generation": generation, "conditions": tuple(kept.values())})

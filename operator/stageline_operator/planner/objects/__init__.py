@@ -1,11 +1,14 @@
 """Builders of the Kubernetes objects of a PipelineModel: plain manifests, alike for a cluster and for one machine."""
 
 from stageline_operator.planner.objects.config import build_config, build_config_map
-from stageline_operator.planner.objects.disruption_budget import build_disruption_budget
 from stageline_operator.planner.objects.identity import GroupIncarnation, revision_of
+from stageline_operator.planner.objects.model_objects import (
+    build_bus_secret,
+    build_disruption_budget,
+    build_engine_service,
+    build_headless_service,
+)
 from stageline_operator.planner.objects.network_policies import build_access_policies, build_incarnation_policy
-from stageline_operator.planner.objects.secret import build_bus_secret
-from stageline_operator.planner.objects.services import build_engine_service, build_headless_service
 from stageline_operator.planner.objects.stage_pod import build_stage_pod
 
 __all__ = [

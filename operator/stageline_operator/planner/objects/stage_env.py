@@ -12,7 +12,7 @@ from stageline_operator.planner.objects.identity import (
     headless_service_name,
     pod_name,
 )
-from stageline_operator.planner.objects.secret import TOKEN_KEY
+from stageline_operator.planner.objects.model_objects import TOKEN_KEY
 
 TERMINATION_PATH = "/dev/termination-log"
 

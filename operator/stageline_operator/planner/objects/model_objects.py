@@ -1,0 +1,83 @@
+"""The objects that a model has one of for all its groups: two Services, the plan bus's Secret, the disruption budget."""
+
+from typing import Any, Final
+
+from stageline_api import labels, ports
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects.identity import (
+    bus_secret_name,
+    disruption_budget_name,
+    engine_service_name,
+    headless_service_name,
+    object_metadata,
+)
+
+TOKEN_KEY: Final = "token"
+
+
+def build_headless_service(model: PipelineModel) -> dict[str, Any]:
+    """Gives every stage pod a DNS name, also before it is ready: stages must meet in order to become ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": object_metadata(model, headless_service_name(model), "stage"),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {labels.MODEL: model.name},
+            "ports": [
+                _port("rendezvous", ports.RENDEZVOUS),
+                _port("plan-bus", ports.PLAN_BUS),
+                _port("health", ports.STAGE_HEALTH),
+            ],
+        },
+    }
+
+
+def build_engine_service(model: PipelineModel) -> dict[str, Any]:
+    """The engines of ready groups: they run in the pods of stage 0."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": object_metadata(model, engine_service_name(model), "engine"),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": {labels.MODEL: model.name, labels.STAGE: "0"},
+            "ports": [_port("http", ports.ENGINE_HTTP)],
+        },
+    }
+
+
+def build_bus_secret(model: PipelineModel, random_token: str) -> dict[str, Any]:
+    """Holds `random_token`, which the caller draws. Made once: another token would lock running stages out."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": object_metadata(model, bus_secret_name(model), "bus"),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {TOKEN_KEY: random_token},
+    }
+
+
+def build_disruption_budget(model: PipelineModel) -> dict[str, Any]:
+    """At most one of all stage pods may be evicted at a time, which costs one group.
+
+    `minAvailable` is a number: a `maxUnavailable` would count the scale of the PipelineModel, which is groups, not
+    pods. Pods that aren't ready may always be evicted: a group that doesn't serve must not keep a node from draining.
+    """
+    pods = model.spec.replicas * model.spec.parallelism.pipeline
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": object_metadata(model, disruption_budget_name(model), "stage"),
+        "spec": {
+            "minAvailable": pods - 1,
+            "selector": {"matchLabels": {labels.MODEL: model.name}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "port": number, "targetPort": number, "protocol": "TCP"}
