@@ -139,7 +139,8 @@ def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) 
         raise UserError(message, USAGE_EXIT_CODE)
     if not kubernetes:
         return ""
-    from stageline_gateway.groups.discovery_kubernetes import check_login, own_namespace
+    from stageline_gateway.groups.discovery_kubernetes import check_login
+    from stageline_kubernetes.places import own_namespace
 
     check_login()
-    return namespace or own_namespace()
+    return namespace or own_namespace() or "default"

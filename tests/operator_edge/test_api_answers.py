@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline_operator.controller.client.api_errors import error_of
+from stageline_kubernetes.errors import error_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_operator.controller.client.api_errors import ApiError
-from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.lead.leader import Leadership
 from stageline_operator.controller.lead.lease import SeenLease, lease_manifest, released_manifest, see
 from stageline_operator.controller.settings import LeaseName, LeaseTimes
@@ -78,7 +78,7 @@ class OneLease(KubeApi):
 
     async def get(self, *_where: Any) -> dict[str, Any]:
         if self.lease is None:
-            raise ApiError("get leases", 404, "NotFound")
+            raise ApiError("get leases: 404 NotFound", 404, "NotFound")
         return self.lease
 
     async def create(self, _resource: Any, manifest: Mapping[str, Any], _query: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class OneLease(KubeApi):
     async def replace(self, _resource: Any, manifest: Mapping[str, Any]) -> dict[str, Any]:
         version = (await self.get())["metadata"]["resourceVersion"]
         if manifest["metadata"]["resourceVersion"] != version:
-            raise ApiError("update leases", 409, "Conflict")
+            raise ApiError("update leases: 409 Conflict", 409, "Conflict")
         return await self._keep(manifest, int(version) + 1)
 
     async def _keep(self, manifest: Mapping[str, Any], version: int) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class NoAnswerOnce(OneLease):
         self.has_failed = True
         assert self.lease is not None
         self.lease = self._meanwhile(self.lease, stored(dict(manifest), 100))
-        raise ApiError("update leases", 0)
+        raise ApiError("update leases: no answer", 0)
 
 
 def taken_by_another(kept: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stageline_api import labels
-from stageline_operator.controller.client.api_errors import ApiError
-from stageline_operator.controller.client.kube_api import KubeApi, Listing
+from stageline_kubernetes.client import KubeApi, Listing
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import ModelKey
 from stageline_operator.controller.view import pod_troubles
 from stageline_operator.controller.view.object_cache import ObjectCache
@@ -72,7 +72,7 @@ class EventsOfPods(KubeApi):
     async def list(self, *_where: Any, fields: str = "", **_: Any) -> Listing:
         self.asked.append(fields.removeprefix("regarding.uid=u-"))
         if self.refuses:
-            raise ApiError("list events", 403, "Forbidden", "no")
+            raise ApiError("list events: 403 Forbidden no", 403, "Forbidden")
         return Listing([event("FailedMount", 9)], 1)
 
 

@@ -13,6 +13,7 @@ TORCH_FREE = (
     "stageline_api",
     "stageline_cli",
     "stageline_gateway",
+    "stageline_kubernetes",
     "stageline_local",
     "stageline_operator",
     "stageline_runtime.engine",

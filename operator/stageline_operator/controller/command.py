@@ -130,7 +130,7 @@ def operator(
 
     Ends with status 0 on SIGTERM and Ctrl-C, after the passes that have begun and with the lease given up.
     """
-    from stageline_operator.controller.client.access import own_namespace
+    from stageline_kubernetes.places import own_namespace
 
     configure_logging(log_format, log_level)
     lease = LeaseName(lease_namespace or own_namespace() or "default", lease_name) if leader_elect else None
@@ -153,7 +153,7 @@ def operator(
 
 
 async def _serve(settings: OperatorSettings) -> None:
-    from stageline_operator.controller.client.access import load_configuration
+    from stageline_kubernetes.login import load_configuration
     from stageline_operator.controller.process import OperatorProcess
 
     configuration = await load_configuration(settings.kubeconfig, settings.context)

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from stageline_operator.controller.client.api_errors import ApiError
-from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import NODE, PIPELINE_MODEL, WATCHED, Resource
 
 _RETRY_SECONDS: Final = 3.0

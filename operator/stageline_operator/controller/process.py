@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kubernetes.aio.client import Configuration
 
-from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_kubernetes.client import KubeApi
 from stageline_operator.controller.client.resources import ModelKey
 from stageline_operator.controller.lead.leader import Leadership
 from stageline_operator.controller.loop.cluster_view import ClusterView
@@ -21,7 +21,7 @@ from stageline_operator.controller.loop.reconciler import Reconciler
 from stageline_operator.controller.loop.work_queue import WorkQueue
 from stageline_operator.controller.loop.workers import Workers
 from stageline_operator.controller.preflight import watchable_resources
-from stageline_operator.controller.settings import OperatorSettings
+from stageline_operator.controller.settings import FIELD_MANAGER, OperatorSettings
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.http_endpoints import HttpEndpoints
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
@@ -54,7 +54,11 @@ class OperatorProcess:
         self.metrics = OperatorMetrics()
         times = settings.lease_times
         self._api = KubeApi(
-            configuration, times.longest_write_seconds, before_write=self._check, on_call=self.metrics.count_call
+            configuration,
+            times.longest_write_seconds,
+            before_write=self._check,
+            on_call=self.metrics.count_call,
+            user_agent=FIELD_MANAGER,
         )
         self._lease_api = KubeApi(
             configuration,
@@ -62,6 +66,7 @@ class OperatorProcess:
             times.longest_write_seconds,
             on_call=self.metrics.count_call,
             tries=1,  # a renewal that was sent again would conflict with itself
+            user_agent=FIELD_MANAGER,
         )
         self.leadership = (
             None if settings.lease is None else Leadership(self._lease_api, settings.lease, times, settings.identity)

@@ -9,58 +9,24 @@ The gateway's service account needs, in its namespace: `get`, `list` and `watch`
 """
 
 import asyncio
-import json
-import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
 
-import aiohttp
-from kubernetes.aio import config as kube_config
-from kubernetes.aio.client import ApiClient, Configuration
-
-from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.resource import pipeline_model
 from stageline_gateway.groups.discovered_groups import Served
 from stageline_gateway.groups.pod_endpoints import STAGE_0_SELECTOR, endpoints_of
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.login import load_configuration
+from stageline_kubernetes.resources import ApiResource
 
-NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+PODS: Final = ApiResource("Pod", "", "v1", "pods")
+MODELS: Final = ApiResource(pipeline_model.KIND, pipeline_model.GROUP, pipeline_model.VERSION, pipeline_model.PLURAL)
 REQUEST_SECONDS: Final = 15.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
-HTTP_OK: Final = 200
-
-
-class ApiServerError(Exception):
-    """The API server refused, or said something that can't be used; the text says what."""
-
-
-def own_namespace() -> str:
-    """The namespace of the pod this runs in, else `default`."""
-    try:
-        return NAMESPACE_FILE.read_text(encoding="utf-8").strip() or "default"
-    except OSError:
-        return "default"
-
-
-async def load_configuration() -> Configuration:
-    """Address and credentials: $KUBECONFIG, else the pod's service account, else ~/.kube/config; raises UserError."""
-    configuration = Configuration()
-    try:
-        if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
-            kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        else:
-            # The loader would look at the environment once, when it is imported.
-            file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-            await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                config_file=file, client_configuration=configuration, persist_config=False
-            )
-    except Exception as error:  # the loader raises whatever its YAML, its helper programs or its files raise
-        raise UserError(f"The gateway can't log in to a cluster: {error}", USAGE_EXIT_CODE) from error
-    return configuration
 
 
 def check_login() -> None:
@@ -70,15 +36,15 @@ def check_login() -> None:
 
 @dataclass(slots=True)
 class _Kind:
-    """One kind of object: where it is, and what is known of it by uid; None before the first list."""
+    """One kind of object, and what is known of it by uid; None before the first list."""
 
-    path: str
+    resource: ApiResource
     selector: str = ""
-    objects: dict[str, dict[str, Any]] | None = None
+    objects: dict[str, Mapping[str, Any]] | None = None
     heard_at: float = field(default_factory=time.monotonic)
     """When the API server last listed these, or told of one."""
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Mapping[str, Any]) -> None:
         """Apply one watch event."""
         known, changed = self.objects, event["object"]
         assert known is not None, "watched before it was listed"
@@ -89,8 +55,8 @@ class _Kind:
                 known.pop(changed["metadata"]["uid"], None)
             case "BOOKMARK":
                 pass
-            case _:  # ERROR: the version is too old, or something worse; listing anew is right for both
-                raise ApiServerError(str(changed.get("message", event["type"]))[:200])
+            case other:
+                raise ValueError(f"a watch event of type {other!r}")
 
 
 @dataclass(slots=True)
@@ -100,13 +66,7 @@ class KubernetesDiscovery:
     namespace: str
     served: Served
     relist_seconds: int
-    _client: ApiClient | None = None
-    _configuration: Configuration | None = None
-    _kinds: tuple[_Kind, _Kind] = field(init=False)
-
-    def __post_init__(self) -> None:
-        pods = _Kind(f"/api/v1/namespaces/{self.namespace}/pods", STAGE_0_SELECTOR)
-        self._kinds = (pods, _Kind(f"/apis/stageline.dev/v1alpha1/namespaces/{self.namespace}/pipelinemodels"))
+    _kinds: tuple[_Kind, _Kind] = field(default_factory=lambda: (_Kind(PODS, STAGE_0_SELECTOR), _Kind(MODELS)))
 
     def age_seconds(self) -> float:
         """How long ago the API server was last heard of the kind that it has been silent about the longest."""
@@ -117,18 +77,20 @@ class KubernetesDiscovery:
 
     async def run(self) -> None:
         """Keep watch until cancelled; raises UserError when there is no way to log in."""
-        self._configuration = await load_configuration()
-        self._client = ApiClient(self._configuration)
+        # What fails is tried again by listing anew, so nothing is sent twice as it is.
+        api = KubeApi(
+            await load_configuration(), read_timeout_seconds=REQUEST_SECONDS, tries=1, user_agent="stageline-gateway"
+        )
         try:
-            await asyncio.gather(*(self._keep(kind) for kind in self._kinds))
+            await asyncio.gather(*(self._keep(api, kind) for kind in self._kinds))
         finally:
-            await self._client.close()  # type: ignore[no-untyped-call]
+            await api.close()
 
-    async def _keep(self, kind: _Kind) -> None:
+    async def _keep(self, api: KubeApi, kind: _Kind) -> None:
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
             try:
-                await self._list_and_watch(kind)
+                await self._list_and_watch(api, kind)
                 pause_seconds = FIRST_PAUSE_SECONDS
             except Exception as error:  # also what login helpers raise: nothing that comes from outside may end this
                 reason = f"{type(error).__name__}: {error}"[:300]
@@ -136,46 +98,19 @@ class KubernetesDiscovery:
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    async def _list_and_watch(self, kind: _Kind) -> None:
-        async with asyncio.timeout(REQUEST_SECONDS), self._get(kind, {}) as answer:
-            whole = json.loads(await answer.read())
-        kind.objects = {each["metadata"]["uid"]: each for each in whole["items"]}
-        kind.heard_at = time.monotonic()
-        self._publish()
-        query = {
-            "watch": "true",
-            "resourceVersion": whole["metadata"]["resourceVersion"],
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(self.relist_seconds),
-        }
-        rest = b""
-        async with asyncio.timeout(self.relist_seconds + REQUEST_SECONDS), self._get(kind, query) as answer:
-            async for chunk in answer.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    kind.take(json.loads(line))
-                if lines:
-                    kind.heard_at = time.monotonic()
-                    self._publish()
+    async def _list_and_watch(self, api: KubeApi, kind: _Kind) -> None:
+        listing = await api.list(kind.resource, self.namespace, kind.selector)
+        kind.objects = {each["metadata"]["uid"]: each for each in listing.items}
+        self._publish(kind)
+        events = api.watch(kind.resource, self.namespace, kind.selector, listing.version, self.relist_seconds)
+        async with aclosing(events):
+            async for arrived in events:
+                for event in arrived:
+                    kind.take(event)
+                self._publish(kind)
 
-    def _publish(self) -> None:
+    def _publish(self, heard: _Kind) -> None:
+        heard.heard_at = time.monotonic()
         pods, models = (kind.objects for kind in self._kinds)
         if pods is not None and models is not None:
             self.served.accept(endpoints_of(pods.values(), models.values()))
-
-    @asynccontextmanager
-    async def _get(self, kind: _Kind, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of status 200, its body still to come."""
-        assert self._configuration is not None, "not running"
-        assert self._client is not None, "not running"
-        fields = query | ({"labelSelector": kind.selector} if kind.selector else {})
-        url = f"{self._configuration.host}{kind.path}?{urlencode(fields)}"
-        headers = {"Accept": "application/json", "User-Agent": "stageline-gateway"}
-        if token := await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
-            headers["Authorization"] = token
-        limit_seconds = self.relist_seconds + 2 * REQUEST_SECONDS  # the caller's own limit comes first
-        answer = await self._client.call_api("GET", url, headers, _request_timeout=limit_seconds)
-        async with answer.response as response:
-            if response.status != HTTP_OK:
-                raise ApiServerError(f"status {response.status}: {(await response.text())[:200]}")
-            yield response

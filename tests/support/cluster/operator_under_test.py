@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.api import ClusterApi, wait_until
 from cluster.under_test import Cluster
 from processes.repository_files import ROOT
-from stageline_operator.controller.client.access import load_configuration
+from stageline_kubernetes.login import load_configuration
 from stageline_operator.controller.process import OperatorProcess
 from stageline_operator.controller.settings import OperatorSettings
 

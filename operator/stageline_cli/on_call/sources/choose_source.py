@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_cli.on_call.sources.kubeconfig_place import has_kubeconfig, is_in_cluster
 from stageline_cli.on_call.sources.local_source import LocalSource
 from stageline_cli.on_call.sources.source import ModelObjects, Source
+from stageline_kubernetes.places import has_kubeconfig, is_in_cluster
 from stageline_local.session.instance import default_state_root
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -94,8 +94,8 @@ def _cluster(
     kubeconfig: Path | None, context: str | None, namespace: str | None, all_namespaces: bool, reach: str | None
 ) -> Source:
     # The Kubernetes client takes a moment to import, and a laptop without a cluster needn't have it.
-    from stageline_cli.on_call.sources.cluster_login import log_in
     from stageline_cli.on_call.sources.cluster_source import ClusterSource, Reach
+    from stageline_kubernetes.reader import log_in
 
     api = log_in(kubeconfig, context)
     way = Reach(reach) if reach is not None else Reach.DIRECT if is_in_cluster() else Reach.PROXY

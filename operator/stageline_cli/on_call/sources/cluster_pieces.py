@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from stageline_api import labels, ports
-from stageline_cli.on_call.sources.cluster_login import ApiServer, ApiServerError
 from stageline_cli.on_call.sources.log_tail import MAX_LOG_BYTES, whole_lines
 from stageline_cli.on_call.sources.source import Manifest, ModelObjects, Piece
+from stageline_kubernetes.errors import ApiError
+from stageline_kubernetes.reader import ApiServer
 
 _COMPONENTS: Final = f"{labels.APP_NAME}=stageline,{labels.APP_COMPONENT} in (operator, gateway)"
 _LAST_LINES: Final = "20000"
@@ -55,7 +56,7 @@ def _objects(api: ApiServer, kind: str, path: str, selector: str) -> Iterator[Pi
     try:
         for each in api.get_json(path, labelSelector=selector)["items"]:
             yield Piece(f"objects/{kind}-{each['metadata']['name']}.yaml", document=each)
-    except ApiServerError as error:
+    except ApiError as error:
         yield Piece(f"objects/{kind}", missing=str(error))
 
 
@@ -76,7 +77,7 @@ def _components(api: ApiServer) -> Iterator[Piece]:
     """Operator and gateway, wherever they run: what they are, and what they said."""
     try:
         pods = api.get_json("/api/v1/pods", labelSelector=_COMPONENTS)["items"]
-    except ApiServerError as error:
+    except ApiError as error:
         yield Piece("components", missing=f"pods of the operator and the gateway: {error}")
         return
     for pod in pods:
@@ -92,7 +93,7 @@ def _operator_metrics(api: ApiServer, pod: Manifest) -> Piece:
     page = f"/api/v1/namespaces/{metadata['namespace']}/pods/{name}:{ports.OPERATOR_METRICS}/proxy/metrics"
     try:
         return Piece(path, api.get(page).decode(errors="replace"))
-    except ApiServerError as error:
+    except ApiError as error:
         return Piece(path, missing=str(error))
 
 
@@ -111,7 +112,7 @@ def _logs(api: ApiServer, pod: Manifest, folder: str) -> Iterator[Piece]:
 def _log(api: ApiServer, path: str, container: str, name: str, query: dict[str, str]) -> Piece:
     try:
         content = api.get(path, {"container": container, "timestamps": "true", "tailLines": _LAST_LINES} | query)
-    except ApiServerError as error:
+    except ApiError as error:
         return Piece(name, missing=str(error))
     return Piece(name, whole_lines(content[-MAX_LOG_BYTES:], is_cut=len(content) > MAX_LOG_BYTES))
 
@@ -119,5 +120,5 @@ def _log(api: ApiServer, path: str, container: str, name: str, query: dict[str, 
 def _read(path: str, read: Callable[[], Any]) -> Piece:
     try:
         return Piece(path, document=read())
-    except ApiServerError as error:
+    except ApiError as error:
         return Piece(path, missing=str(error))

@@ -13,14 +13,14 @@ import httpx
 
 from stageline_api import labels, ports
 from stageline_api.errors import UserError
-from stageline_cli.on_call.sources.cluster_login import ApiServer, ApiServerError
 from stageline_cli.on_call.sources.cluster_pieces import cluster_pieces
 from stageline_cli.on_call.sources.pod_proxy import PodProxy
 from stageline_cli.on_call.sources.source import Endpoint, Manifest, ModelObjects, Piece
+from stageline_kubernetes.errors import ApiError
+from stageline_kubernetes.reader import ApiServer
 
 GROUP_PATH: Final = "/apis/stageline.dev/v1alpha1"
 GATEWAYS: Final = f"{labels.APP_NAME}=stageline,{labels.APP_COMPONENT}=gateway"
-_NOT_FOUND: Final = 404
 _PAGE: Final = "500"
 
 
@@ -94,8 +94,8 @@ class ClusterSource:
         scope = "" if self._namespace is None else f"/namespaces/{self._namespace}"
         try:
             found = self._api.get_json(f"{GROUP_PATH}{scope}/pipelinemodels", limit=_PAGE)["items"]
-        except ApiServerError as error:
-            if error.status == _NOT_FOUND:
+        except ApiError as error:
+            if error.is_not_found:
                 raise UserError(f"{self.where}: PipelineModels are not known there; is the chart installed?") from error
             raise UserError(f"{self.where}: PipelineModels can't be read: {error}") from error
         return sorted(found, key=lambda one: (one["metadata"]["namespace"], one["metadata"]["name"]))
@@ -104,7 +104,7 @@ class ClusterSource:
         """Gateways may run in another namespace than their models; who may not look there finds those beside them."""
         try:
             return list(self._api.get_json("/api/v1/pods", labelSelector=GATEWAYS)["items"])
-        except ApiServerError as error:
+        except ApiError as error:
             found = [pod for namespace in namespaces for pod in self._pods(namespace, GATEWAYS, problems)]
             if not found:
                 problems.append(
@@ -116,7 +116,7 @@ class ClusterSource:
         path = f"/api/v1/namespaces/{namespace}/pods"
         try:
             return list(self._api.get_json(path, labelSelector=selector)["items"])
-        except ApiServerError as error:
+        except ApiError as error:
             problems.append(f"pods ({selector}) of namespace {namespace} can't be read: {error}")
             return []
 

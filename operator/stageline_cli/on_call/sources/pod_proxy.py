@@ -8,7 +8,8 @@ from typing import Final
 
 import httpx
 
-from stageline_cli.on_call.sources.cluster_login import TIMEOUT_SECONDS, ApiServer, ApiServerError
+from stageline_kubernetes.errors import ApiError
+from stageline_kubernetes.reader import TIMEOUT_SECONDS, ApiServer
 
 PodOf = Callable[[str], tuple[str, str] | None]
 """(namespace, name) of the pod with an address; None when it is not known."""
@@ -38,5 +39,5 @@ class PodProxy(httpx.BaseTransport):
             # The API server itself would wait half a minute for a pod that it can't reach.
             limit_seconds = request.extensions.get("timeout", {}).get("read") or TIMEOUT_SECONDS
             return httpx.Response(200, content=self._api.get(path, timeout_seconds=limit_seconds), request=request)
-        except ApiServerError as error:
+        except ApiError as error:
             raise httpx.ConnectError(f"through the API server: {error}", request=request) from error

@@ -8,14 +8,22 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stageline_api.resource import pipeline_model
-from stageline_operator.controller.client.api_errors import ApiError, NameTakenError, StaleError
-from stageline_operator.controller.client.kube_api import APPLY, JSON_PATCH, KubeApi
+from stageline_kubernetes.client import APPLY, JSON_PATCH, KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, RESOURCE_OF_KIND, Resource, controller_of
 from stageline_operator.controller.settings import FIELD_MANAGER
 
 _CREATED_ONLY: Final = frozenset({"Pod", "Secret"})
 _UNPROCESSABLE: Final = 422
 _MANAGED: Final = {"fieldManager": FIELD_MANAGER}
+
+
+class StaleError(Exception):
+    """What a write was based on is not the newest version: observe again."""
+
+
+class NameTakenError(Exception):
+    """An object of a needed name exists and belongs to someone else."""
 
 
 async def write_status(api: KubeApi, model: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:

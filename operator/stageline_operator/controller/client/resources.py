@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from stageline_api import labels
 from stageline_api.resource import pipeline_model
+from stageline_kubernetes.resources import ApiResource
 
 OWNED_SELECTOR: Final = f"{labels.APP_MANAGED_BY}=stageline-operator"
 """Label selector of everything that belongs to a PipelineModel."""
@@ -27,20 +28,10 @@ class ObjectId(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Resource:
-    """One kind. `verbs` is exactly what the operator does with it, and what its role grants."""
+class Resource(ApiResource):
+    """One kind that the operator uses. `verbs` is exactly what it does with it, and what its role grants."""
 
-    kind: str
-    group: str
-    version: str
-    plural: str
     verbs: tuple[str, ...]
-    namespaced: bool = True
-
-    @property
-    def api_version(self) -> str:
-        """As in manifests."""
-        return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def is_watched(self) -> bool:
@@ -51,12 +42,6 @@ class Resource:
     def selector(self) -> str:
         """Label selector of the objects to watch; empty means all."""
         return "" if self.kind in (pipeline_model.KIND, "Node") else OWNED_SELECTOR
-
-    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path of one object, or of the collection; an empty namespace means all of them."""
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        place = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
-        return f"{root}{place}/{self.plural}" + "".join(f"/{part}" for part in (name, subresource) if part)
 
 
 _READ = ("get", "list", "watch")

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from stageline_operator.controller.client.api_errors import ApiError, NotLeadingError
-from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import LEASE
 from stageline_operator.controller.lead.lease import SeenLease, lease_manifest, released_manifest, see
 from stageline_operator.controller.settings import LeaseName, LeaseTimes
@@ -20,6 +20,10 @@ from stageline_operator.controller.settings import LeaseName, LeaseTimes
 _RELEASE_TRIES: Final = 3
 
 _log = logging.getLogger(__name__)
+
+
+class NotLeadingError(Exception):
+    """This replica may not write: another may be leading by now."""
 
 
 class Leadership:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from stageline_api import labels
-from stageline_operator.controller.client.api_errors import ApiError
-from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import NODE, PIPELINE_MODEL, POD, ModelKey, Resource
 from stageline_operator.controller.settings import OperatorSettings
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics

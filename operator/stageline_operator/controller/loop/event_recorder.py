@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from stageline_api.resource.pipeline_model import API_VERSION, KIND
-from stageline_operator.controller.client.api_errors import ApiError, NotLeadingError
-from stageline_operator.controller.client.kube_api import MERGE_PATCH, KubeApi
+from stageline_kubernetes.client import MERGE_PATCH, KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import EVENT, ModelKey
+from stageline_operator.controller.lead.leader import NotLeadingError
 from stageline_operator.controller.settings import FIELD_MANAGER
 from stageline_operator.planner.types import PlannedEvent
 

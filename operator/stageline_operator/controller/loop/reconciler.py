@@ -19,9 +19,14 @@ from stageline_api.manifests.manifest_loader import parse_manifest
 from stageline_api.resource.field_problem import FieldProblem
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import Condition, PipelineModelStatus
-from stageline_operator.controller.client.api_errors import NameTakenError, StaleError
-from stageline_operator.controller.client.kube_api import KubeApi
-from stageline_operator.controller.client.object_writes import delete_object, put_object, write_status
+from stageline_kubernetes.client import KubeApi
+from stageline_operator.controller.client.object_writes import (
+    NameTakenError,
+    StaleError,
+    delete_object,
+    put_object,
+    write_status,
+)
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, ModelKey, ObjectId
 from stageline_operator.controller.loop.cluster_view import ClusterView
 from stageline_operator.controller.loop.event_recorder import EventRecorder
@@ -197,7 +202,7 @@ def begins_another_life(step: Plan, before: PipelineModelStatus) -> bool:
 def refused_status(
     before: PipelineModelStatus, manifest: Mapping[str, Any], problems: Sequence[FieldProblem], now: datetime
 ) -> PipelineModelStatus:
-    """For a spec that the cluster accepted and this version can't run: the conditions name the fields, groups run on."""
+    """The cluster accepted a spec that this version can't run: conditions name the fields, and groups run on."""
     generation = manifest["metadata"].get("generation")
     sentence = "; ".join(str(problem) for problem in problems)[:32_000]
     verdicts = {ConditionType.DEGRADED: "True", ConditionType.READY: "False", ConditionType.PROGRESSING: "False"}

@@ -6,8 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from stageline_operator.controller.client.api_errors import ApiError, NameTakenError, NotLeadingError, StaleError
+from stageline_kubernetes.errors import ApiError
+from stageline_operator.controller.client.object_writes import NameTakenError, StaleError
 from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.lead.leader import NotLeadingError
 from stageline_operator.controller.loop.event_recorder import EventRecorder
 from stageline_operator.controller.loop.work_queue import WorkQueue
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stageline_operator.controller.client.api_errors import ApiError
-from stageline_operator.controller.client.kube_api import KubeApi
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import EVENT, ModelKey, model_key_of
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.pod_answers import PodAnswers

@@ -17,7 +17,7 @@ import aiohttp
 import kopf
 from kubernetes.aio.client import Configuration
 
-from stageline_operator.controller.client.access import kopf_session
+from stageline_operator.controller.client.kopf_session import kopf_session
 from stageline_operator.controller.client.resources import Resource
 from stageline_operator.controller.view.running_watches import RunningWatches, told_of_watches
 

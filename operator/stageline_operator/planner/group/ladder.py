@@ -75,7 +75,7 @@ def plan_group(
 def _next_step(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], turn: Turn, first_unplaced: int | None
 ) -> GroupStep:
-    phase = _phase_of(status)
+    phase = phase_of(status)
     if turn is Turn.REMOVE or phase is GroupPhase.DRAINING:
         return _remove(context, status, pods)
     strays = [pod for pod in pods if pod.incarnation != status.incarnation]
@@ -270,7 +270,7 @@ def delete_pods(pods: Sequence[ObservedPod], grace_seconds: float | None) -> tup
     )
 
 
-def _phase_of(status: GroupStatus) -> GroupPhase:
+def phase_of(status: GroupStatus) -> GroupPhase:
     """The phase on record; one that this version does not know is judged anew from the pods."""
     try:
         return GroupPhase(status.phase)

@@ -1,4 +1,4 @@
-"""The objects that a model has one of for all its groups: two Services, the plan bus's Secret, the disruption budget."""
+"""Objects that all groups of a model share: two Services, the plan bus's Secret, and the disruption budget."""
 
 from typing import Any, Final
 

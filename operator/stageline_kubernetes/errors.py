@@ -1,4 +1,4 @@
-"""What the API server may answer instead of yes. Everything is either worth another try or told to a person."""
+"""How requests to the API server fail. A failure is either worth another try or told to a person."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +10,11 @@ _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 class ApiError(Exception):
     """The API server refused a request, or did not answer (`status` 0).
 
-    The text names verb, kind and reason, never what was sent.
+    The text is for a person: it may quote the API server, never what was sent.
     """
 
-    def __init__(
-        self, what: str, status: int, reason: str = "", message: str = "", retry_after_seconds: float | None = None
-    ) -> None:
-        super().__init__(f"{what}: {status or 'no answer'} {reason} {message}".rstrip())
+    def __init__(self, text: str, status: int, reason: str = "", retry_after_seconds: float | None = None) -> None:
+        super().__init__(text)
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
@@ -42,20 +40,8 @@ class ApiError(Exception):
         return self.status == 0 or self.status in _RETRIED_STATUSES
 
 
-class StaleError(Exception):
-    """What a write was based on is not the newest version: observe again."""
-
-
-class NotLeadingError(Exception):
-    """This replica may not write: another may be leading by now."""
-
-
-class NameTakenError(Exception):
-    """An object of a needed name exists and belongs to someone else."""
-
-
 def error_of(what: str, status: int, body: Any, headers: Mapping[str, str], hide_message: bool) -> ApiError:
-    """Read a metav1.Status answer."""
+    """The error of a request, described by `what`, that was answered with a `metav1.Status`."""
     answer = body if isinstance(body, Mapping) else {}
     details = answer.get("details") or {}
     seconds = headers.get("Retry-After") or details.get("retryAfterSeconds")
@@ -66,4 +52,4 @@ def error_of(what: str, status: int, body: Any, headers: Mapping[str, str], hide
     message = "" if hide_message else " ".join(str(answer.get("message", "")).split())[:1000]
     causes = {cause.get("reason") for cause in details.get("causes") or ()}
     reason = _NAMESPACE_ENDING if _NAMESPACE_ENDING in causes else str(answer.get("reason", ""))
-    return ApiError(what, status, reason, message, retry_after)
+    return ApiError(f"{what}: {status} {reason} {message}".rstrip(), status, reason, retry_after)

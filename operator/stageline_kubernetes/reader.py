@@ -1,6 +1,7 @@
-"""The one module of the command line that knows a Kubernetes client: logging in, and reading from the API server.
+"""A reader for commands, which block: logging in as kubectl would, and GETs of plain JSON or text.
 
-Everything is a GET of plain JSON or text; nothing is ever written, and no Secret is asked for.
+It writes nothing. It is not `client` because commands read from the threads of a blocking HTTP client (a pod's page
+through the API server's proxy is one more GET), and a machine that only reads needs no aiohttp for it.
 """
 
 import json
@@ -13,21 +14,12 @@ from kubernetes import config as kube_config
 from kubernetes.client import ApiClient, Configuration
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_cli.on_call.sources.kubeconfig_place import has_kubeconfig, is_in_cluster, kubeconfig_files
+from stageline_kubernetes.errors import ApiError
+from stageline_kubernetes.places import NAMESPACE_FILE, has_kubeconfig, is_in_cluster, kubeconfig_files
 
 TIMEOUT_SECONDS: Final = 10.0
-NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _FIRST_REFUSAL: Final = 300
 _SHORTEST_SECRET: Final = 6
-
-
-class ApiServerError(Exception):
-    """The API server refused or can't be reached; the text says why, without credentials."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        """HTTP status; 0 without an answer."""
 
 
 class ApiServer:
@@ -49,7 +41,7 @@ class ApiServer:
         return tuple(each for each in (*tokens, configuration.password or "") if len(each) >= _SHORTEST_SECRET)
 
     def get(self, path: str, query: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
-        """The body of an answer; raises `ApiServerError` for everything that is no success."""
+        """The body of an answer; raises `ApiError` for everything that is no success."""
         url = f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json, */*", "User-Agent": "stageline"}
         try:
@@ -58,17 +50,17 @@ class ApiServer:
             answer = self._client.call_api("GET", url, headers, _request_timeout=timeout_seconds)
             body = bytes(answer.read() or b"")  # type: ignore[no-untyped-call]
         except Exception as error:  # login helpers, TLS and connections raise what they like
-            raise ApiServerError(0, f"no answer: {_reason(error)}") from error
+            raise ApiError(f"no answer: {_reason(error)}", 0) from error
         if answer.status >= _FIRST_REFUSAL:
-            raise ApiServerError(answer.status, f"status {answer.status}: {_message(body)}")
+            raise ApiError(f"status {answer.status}: {_message(body)}", answer.status)
         return body
 
     def get_json(self, path: str, **query: str) -> dict[str, Any]:
-        """The answer as a JSON object; raises `ApiServerError`."""
+        """The answer as a JSON object; raises `ApiError`."""
         try:
             return dict(json.loads(self.get(path, query)))
         except ValueError as error:
-            raise ApiServerError(0, "the answer is no JSON") from error
+            raise ApiError("the answer is no JSON", 0) from error
 
     def close(self) -> None:
         """Close all connections."""

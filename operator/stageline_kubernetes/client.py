@@ -1,23 +1,24 @@
-"""The one client that everything is read and written with: plain manifests in, plain manifests out.
+"""A client for processes that run an event loop: plain manifests in, plain manifests out.
 
 Each write first asks `before_write`, which stops a replica that does not lead, and in tests stands for a crash. A
-throttled request waits as long as the server asks, and all others wait with it. What fails in passing is sent again
-soon, a few times: every write that the operator does may be repeated, its answer having been lost or not.
+throttled request waits as long as the server asks, and all others wait with it. A request that fails for a passing
+reason is sent again, a few times: so each write must be safe to repeat, whether its answer was lost or never sent.
 """
 
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.rest import RESTResponse
 
-from stageline_operator.controller.client.api_errors import ApiError, error_of
-from stageline_operator.controller.client.resources import Resource
+from stageline_kubernetes.errors import ApiError, error_of
+from stageline_kubernetes.resources import ApiResource
 
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
@@ -30,7 +31,8 @@ _TRIES: Final = 3
 _FIRST_RETRY_SECONDS: Final = 0.25
 _LONGEST_RETRY_SECONDS: Final = 5.0
 _PAGE: Final = 500
-_FIRST_REFUSAL: Final = 300
+FIRST_REFUSAL: Final = 300
+"""The lowest HTTP status that is no success."""
 _CLOSE_SECONDS: Final = 0.25
 
 OnCall = Callable[[str, str, int], None]
@@ -72,11 +74,13 @@ class KubeApi:
     def __init__(
         self,
         configuration: Configuration,
-        write_timeout_seconds: float,
+        write_timeout_seconds: float = READ_TIMEOUT_SECONDS,
         read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
         before_write: Callable[[str], None] = lambda _: None,
         on_call: OnCall = lambda *_: None,
         tries: int = _TRIES,
+        *,
+        user_agent: str,
     ) -> None:
         self._configuration = configuration
         self._client = ApiClient(configuration)
@@ -85,6 +89,7 @@ class KubeApi:
         self._before_write = before_write
         self._on_call = on_call
         self._tries = tries
+        self._user_agent = user_agent
         self._throttled_until = 0.0
 
     async def close(self) -> None:
@@ -93,12 +98,12 @@ class KubeApi:
         # Encrypted connections that were closed take some more turns of the loop to end.
         await asyncio.sleep(_CLOSE_SECONDS)
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:
+    async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
         """One object. Raises `ApiError`."""
         return await self._read("get", resource, resource.path(namespace, name), {})
 
     async def list(
-        self, resource: Resource, namespace: str = "", selector: str = "", limit: int | None = None, fields: str = ""
+        self, resource: ApiResource, namespace: str = "", selector: str = "", limit: int | None = None, fields: str = ""
     ) -> Listing:
         """All objects as of one moment, in pages; with `limit`, the first so many. Raises `ApiError`.
 
@@ -119,36 +124,72 @@ class KubeApi:
             if not token or limit is not None:
                 return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
 
-    async def create(self, resource: Resource, manifest: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+    async def watch(
+        self, resource: ApiResource, namespace: str, selector: str, version: int, seconds: int
+    ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
+        """Events after a version of the cluster, in batches as they arrive, for `seconds`; then the server ends it.
+
+        An event of type `ERROR` is raised as an `ApiError`; whatever it says (the version is too old), listing anew is
+        right. A connection that breaks raises what aiohttp raises.
+        """
+        query = {
+            "watch": "true",
+            "resourceVersion": str(version),
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+            "labelSelector": selector,
+        }
+        limit_seconds = seconds + self._read_timeout_seconds
+        request = _Request(
+            "watch", resource.plural, "GET", resource.path(namespace), query, timeout_seconds=limit_seconds
+        )
+        async with asyncio.timeout(limit_seconds):
+            answer = await self._open(request)
+            async with answer.response as response:
+                if response.status >= FIRST_REFUSAL:
+                    raise error_of(
+                        request.what, response.status, _decoded(await response.read()), response.headers, False
+                    )
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if lines:
+                        yield [_event(request.what, line) for line in lines]
+
+    async def create(
+        self, resource: ApiResource, manifest: Mapping[str, Any], query: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Create an object. Raises `ApiError`; a conflict means that it exists."""
         path = resource.path(manifest["metadata"].get("namespace", ""))
         return await self._write("create", resource, "POST", path, query, manifest, JSON)
 
     async def patch(
-        self, resource: Resource, path: str, body: Any, content_type: str, query: Mapping[str, str]
+        self, resource: ApiResource, path: str, body: Any, content_type: str, query: Mapping[str, str]
     ) -> dict[str, Any]:
         """Patch an object, in one of the API's four ways. Raises `ApiError`."""
         return await self._write("patch", resource, "PATCH", path, query, body, content_type)
 
-    async def replace(self, resource: Resource, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    async def replace(self, resource: ApiResource, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the version of an object that `manifest` names. Raises `ApiError`."""
         metadata = manifest["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._write("update", resource, "PUT", path, {}, manifest, JSON)
 
-    async def delete(self, resource: Resource, namespace: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    async def delete(
+        self, resource: ApiResource, namespace: str, name: str, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Ask for a deletion. Raises `ApiError`; a conflict means that a precondition in `options` does not hold."""
         path = resource.path(namespace, name)
         return await self._write("delete", resource, "DELETE", path, {}, options, JSON)
 
-    async def _read(self, verb: str, resource: Resource, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    async def _read(self, verb: str, resource: ApiResource, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         request = _Request(verb, resource.plural, "GET", path, query, timeout_seconds=self._read_timeout_seconds)
         return await self._send(request, resource, asks=False)
 
     async def _write(
         self,
         verb: str,
-        resource: Resource,
+        resource: ApiResource,
         method: str,
         path: str,
         query: Mapping[str, str],
@@ -159,7 +200,7 @@ class KubeApi:
         request = _Request(verb, resource.plural, method, path, query, body, content_type, timeout)
         return await self._send(request, resource, asks=True)
 
-    async def _send(self, request: "_Request", resource: Resource, asks: bool) -> dict[str, Any]:
+    async def _send(self, request: "_Request", resource: ApiResource, asks: bool) -> dict[str, Any]:
         for tries_left in reversed(range(self._tries)):
             await self._wait_while_throttled()
             if asks:
@@ -178,25 +219,28 @@ class KubeApi:
         raise AssertionError("the last try returns or raises")
 
     async def _send_once(self, request: "_Request", hides_message: bool) -> dict[str, Any]:
-        headers = {"Accept": JSON, "Content-Type": request.content_type, "User-Agent": "stageline-operator"}
-        url = f"{self._configuration.host}{request.path_and_query}"
-        timeout = request.timeout_seconds
         try:
             # Logging in counts too: nothing may be sent long after `before_write` allowed it.
-            async with asyncio.timeout(timeout):
-                headers |= await self._authorization()
-                answer = await self._client.call_api(
-                    request.method, url, headers, request.body, _request_timeout=timeout
-                )
+            async with asyncio.timeout(request.timeout_seconds):
+                answer = await self._open(request)
                 raw: bytes = await answer.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._on_call(request.verb, request.plural, 0)
-            raise ApiError(request.what, 0, type(error).__name__, str(error)) from error
+            reason = type(error).__name__
+            raise ApiError(f"{request.what}: no answer {reason} {error}".rstrip(), 0, reason) from error
         self._on_call(request.verb, request.plural, answer.status)
         decoded = _decoded(raw)
-        if answer.status >= _FIRST_REFUSAL:
+        if answer.status >= FIRST_REFUSAL:
             raise error_of(request.what, answer.status, decoded, answer.headers, hides_message)
         return decoded
+
+    async def _open(self, request: "_Request") -> RESTResponse:
+        """Send a request; the answer's status is there, its body still to come."""
+        headers = {"Accept": JSON, "Content-Type": request.content_type, "User-Agent": self._user_agent}
+        headers |= await self._authorization()
+        url = f"{self._configuration.host}{request.path_and_query}"
+        timeout = request.timeout_seconds
+        return await self._client.call_api(request.method, url, headers, request.body, _request_timeout=timeout)
 
     async def _authorization(self) -> dict[str, str]:
         token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
@@ -218,3 +262,10 @@ def _decoded(raw: bytes) -> dict[str, Any]:
     except ValueError:
         return {"message": raw[:200].decode(errors="replace")}
     return answer if isinstance(answer, dict) else {}
+
+
+def _event(what: str, line: bytes) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(line)
+    if event["type"] == "ERROR":
+        raise error_of(what, int(event["object"].get("code", 0)), event["object"], {}, hide_message=False)
+    return event

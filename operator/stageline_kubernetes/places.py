@@ -1,0 +1,32 @@
+"""Where a login to a cluster is found, told without a Kubernetes library."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_SERVICE_HOST_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
+
+
+def kubeconfig_files() -> str:
+    """`$KUBECONFIG`, which may be several files joined by colons, else the file in the home directory."""
+    # Read at each call: the library reads its environment once, when it is imported.
+    return os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+
+
+def has_kubeconfig() -> bool:
+    """Whether any of these files is there."""
+    return any(Path(each).exists() for each in kubeconfig_files().split(os.pathsep) if each)
+
+
+def is_in_cluster() -> bool:
+    """Whether this process runs in a pod, which has the API server's address in its environment."""
+    return _SERVICE_HOST_VARIABLE in os.environ
+
+
+def own_namespace() -> str | None:
+    """Namespace of the pod this runs in; None outside a cluster."""
+    try:
+        return NAMESPACE_FILE.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
