@@ -13,12 +13,13 @@ from typing import Any, Final
 import httpx
 
 from cluster.kubelet.api_access import ApiAccess
-from cluster.kubelet.api_client import ApiClient, ApiError, Change, Listing
+from cluster.kubelet.api_client import ApiClient, Change, Listing
 from cluster.kubelet.heartbeat import Heartbeat
 from cluster.kubelet.node_objects import NodeIdentity
 from stageline_api import ports
 from stageline_api.health import Phase, StageStatus
 from stageline_api.runtime_config import LayerRange
+from stageline_kubernetes.errors import ApiError
 from stageline_local.node.pod_status import timestamp
 
 POD_ADDRESS: Final = "127.200.0.1"

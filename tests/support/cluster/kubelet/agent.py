@@ -15,12 +15,13 @@ from typing import Any, Final
 import httpx
 
 from cluster.kubelet.api_access import ApiAccess
-from cluster.kubelet.api_client import ApiClient, ApiError, Change, Listing
+from cluster.kubelet.api_client import ApiClient, Change, Listing
 from cluster.kubelet.heartbeat import Heartbeat
 from cluster.kubelet.node_objects import NodeIdentity
 from cluster.kubelet.pod_admission import PodAdmission
 from cluster.kubelet.reported_status import failed_patch, lost_patch, status_patch
 from stageline_api.errors import UserError
+from stageline_kubernetes.errors import ApiError
 from stageline_local.node.images import LocalImages
 from stageline_local.node.process_node import PodKey, ProcessNode
 from stageline_local.node.quantities import parse_quantity
@@ -162,7 +163,7 @@ class NodeAgent:
             self._learn(await self._client.patch(f"{_path(pod)}/status", patch, _PATCH))
         except ApiError as error:
             # Gone, or another pod by now: the watch will say so.
-            if error.status not in (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT):
+            if not (error.is_not_found or error.is_conflict):
                 raise
 
     def _learn(self, answer: dict[str, Any]) -> None:

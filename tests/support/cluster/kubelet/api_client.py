@@ -1,6 +1,7 @@
 """The few calls that a kubelet makes of an API server: get, create, patch, delete, list and watch.
 
-Plain HTTP, so that nothing here needs a Kubernetes library. A call that the server refuses raises `ApiError` with the
+Plain HTTP and no part of the operator's client: tests hold the operator against what a kubelet does, so a fault of its
+client must not be the kubelet's too. A call that the server refuses raises `ApiError` with the
 server's own words; one that can't be made at all raises `httpx.TransportError`, and the caller tries again.
 """
 
@@ -13,19 +14,12 @@ from typing import Any, Final, Self
 import httpx
 
 from cluster.kubelet.api_access import ApiAccess
+from stageline_kubernetes.errors import ApiError
 
 _CALL_SECONDS: Final = 15.0
 WATCH_SECONDS: Final = 60
 """The server ends a watch after so long. The next one starts with a list, so that nothing missed stays missed."""
 _WATCH_SILENCE_SECONDS: Final = WATCH_SECONDS + 15.0
-
-
-class ApiError(Exception):
-    """The server's refusal of a call."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"HTTP {status}: {words}")
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class ApiClient:
             async for line in response.aiter_lines():
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise ApiError(event["object"].get("code", 0), event["object"].get("message", ""))
+                    raise _refusal(event["object"].get("code", 0), event["object"].get("message", ""))
                 yield Change(event["type"], event["object"])
 
 
@@ -110,4 +104,8 @@ def _answer(response: httpx.Response) -> dict[str, Any]:
         words = response.json()["message"]
     except (ValueError, KeyError, TypeError):
         words = response.text[:500]
-    raise ApiError(response.status_code, str(words))
+    raise _refusal(response.status_code, str(words))
+
+
+def _refusal(status: int, words: str) -> ApiError:
+    return ApiError(f"HTTP {status}: {words}", status)

@@ -7,7 +7,7 @@ from typing import Final
 
 import httpx
 
-from cluster.kubelet.api_client import ApiClient, ApiError
+from cluster.kubelet.api_client import ApiClient
 from cluster.kubelet.node_objects import (
     LEASE_NAMESPACE,
     NodeIdentity,
@@ -15,6 +15,7 @@ from cluster.kubelet.node_objects import (
     node_manifest,
     node_status,
 )
+from stageline_kubernetes.errors import ApiError
 
 _log = logging.getLogger(__name__)
 
