@@ -1,4 +1,4 @@
-"""Before anything is watched: is the CRD there, and what may this operator see? Waits for what may yet come."""
+"""Waits, before anything is watched, until the CRD is installed and every needed resource can be listed."""
 
 import asyncio
 import logging

@@ -25,27 +25,24 @@ class Context:
 
     @classmethod
     def of(cls, model: PipelineModel, observed: Observed, now: datetime, setting: Setting) -> "Context":
-        """The context of a pass."""
         return cls(model, setting, observed, now, revision_of(model))
 
     @property
     def spec_changed(self) -> bool:
-        """Whether the spec is not the one that the status was written for."""
         return self.observed.status.observed_generation not in (None, self.model.metadata.generation)
 
     @property
     def restart_requested(self) -> bool:
-        """Whether a person asks, by an annotation, that failed groups be tried again."""
+        """Whether a person asks, by annotation, to try failed groups again; a request is obeyed once."""
         return self.restart_request not in ("", self.observed.status.restart_request)
 
     @property
     def restart_request(self) -> str:
-        """The annotation's value, empty when there is none."""
         return self.model.metadata.annotations.get(labels.RESTART, "")
 
     @property
     def tries_again(self) -> bool:
-        """Whether groups that are down or wait may start at once."""
+        """Whether groups that are down, or wait for their back-off, may start at once."""
         return self.spec_changed or self.restart_requested
 
     def model_at(self, revision: str) -> PipelineModel | None:

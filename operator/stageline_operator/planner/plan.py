@@ -59,7 +59,7 @@ def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> Observed
 
 
 def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedPod]]) -> list[GroupStatus]:
-    """The groups of the status, and those that only their pods tell of: of lives that nobody remembers."""
+    """Groups of the status, and groups that only their pods show, since a status was lost."""
     recorded = context.observed.status.groups
     known = {group.index: group.model_copy(update={"phase": phase_of(group)}) for group in recorded}
     for index, pods in pods_of.items():

@@ -82,7 +82,7 @@ def _may_leave(
     outdated: Collection[int],
     serving: Collection[int],
 ) -> list[int]:
-    """Groups of an old revision that may go now: those that don't serve, and as many others as may be missing."""
+    """Outdated groups that may go now: those that do not serve, and as many others as the bounds allow."""
     rollout = context.model.spec.rollout
     serving_now = [index for index in staying if index in serving]
     spare = len(serving_now) - max(0, target - rollout.max_unavailable)

@@ -1,4 +1,4 @@
-"""What goes into planning and what comes out of it.
+"""Inputs and outputs of `plan`.
 
 Whoever executes a plan writes `status` first, then deletes, then applies: an incarnation is on record before its pods
 exist, and a failure is on record before its evidence is deleted. A status that can't be written (somebody else wrote
@@ -19,8 +19,6 @@ ObjectKey = tuple[str, str]
 
 
 class GroupPhase(StrEnum):
-    """Where a group is in its life."""
-
     CREATING = "Creating"
     """The incarnation is on record; its pods are being made."""
     STARTING = "Starting"

@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.health import Phase, StageStatus
-from stageline_api.resource.policy import RestartSpec
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
 from stageline_cli.on_call.facts import metric_names as metrics
@@ -32,7 +29,7 @@ from stageline_cli.on_call.facts.readings import PodReading, Reading
 from stageline_cli.on_call.facts.samples import Samples
 from stageline_cli.on_call.facts.waiting import waits_for
 from stageline_cli.on_call.sources.source import ModelObjects
-from stageline_operator.planner.group.failure import recent_restarts
+from stageline_operator.planner.group.failure import recent_restarts, restart_policy
 from stageline_operator.planner.types import GroupPhase
 
 _NOTHING = PodReading()
@@ -105,7 +102,7 @@ def _group(
     pairs = [(earlier.pods.get(key, _NOTHING), later.pods.get(key, _NOTHING)) for key in keys]
     stages = tuple(_stage(row, before, after) for row, (before, after) in zip(group.stages, pairs, strict=True))
     engine = _engine(*pairs[0], later.at_seconds - earlier.at_seconds) if pairs else None
-    policy = _restart_policy(model.manifest)
+    policy = restart_policy(model.manifest["spec"])
     failure = next((one for one in status.last_failures if one.group == group.index), None)
     return GroupFacts(
         group=group.index,
@@ -122,13 +119,6 @@ def _group(
         engine=engine,
         pipeline=pipeline_facts({one.stage: one.activity for one in stages if one.activity is not None}),
     )
-
-
-def _restart_policy(manifest: Mapping[str, Any]) -> RestartSpec:
-    try:
-        return RestartSpec.model_validate(manifest["spec"].get("restart") or {})
-    except ValidationError:
-        return RestartSpec()  # a newer operator's spec may hold what this version doesn't know
 
 
 def _stage(row: StageObserved, before: PodReading, after: PodReading) -> StageFacts:

@@ -1,1 +1,1 @@
-"""The API server as the operator uses it: access, kinds, reads, guarded writes."""
+"""The kinds of objects that the operator uses, its rights to them, and writes with guards."""

@@ -19,7 +19,7 @@ _MANAGED: Final = {"fieldManager": FIELD_MANAGER}
 
 
 class StaleError(Exception):
-    """What a write was based on is not the newest version: observe again."""
+    """The write was based on a version that is not the newest one any more: observe again."""
 
 
 class NameTakenError(Exception):

@@ -13,7 +13,7 @@ OWNED_SELECTOR: Final = f"{labels.APP_MANAGED_BY}=stageline-operator"
 
 
 class ModelKey(NamedTuple):
-    """One PipelineModel."""
+    """Namespace and name of a PipelineModel."""
 
     namespace: str
     name: str
@@ -78,7 +78,6 @@ WATCHED: Final = tuple(each for each in RESOURCES if each.is_watched)
 
 
 def id_of(kind: str, manifest: Mapping[str, Any]) -> ObjectId:
-    """Identity of an object as the API server sends it."""
     metadata = manifest["metadata"]
     return ObjectId(kind, metadata.get("namespace", ""), metadata["name"])
 
@@ -91,6 +90,5 @@ def model_key_of(manifest: Mapping[str, Any]) -> ModelKey | None:
 
 
 def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The owner reference of the controller, if there is one."""
     owners = manifest["metadata"].get("ownerReferences") or ()
     return next((each for each in owners if each.get("controller")), None)

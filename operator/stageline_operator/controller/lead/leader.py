@@ -27,7 +27,7 @@ class NotLeadingError(Exception):
 
 
 class Leadership:
-    """This replica's part in the election. `api` must be its own, so that nothing else's waiting delays a renewal."""
+    """This replica's part in the election. `api` must be its own, so that no other request delays a renewal."""
 
     def __init__(self, api: KubeApi, name: LeaseName, times: LeaseTimes, identity: str) -> None:
         self._api = api
@@ -40,11 +40,9 @@ class Leadership:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this replica may act now."""
         return time.monotonic() < self._leads_until
 
     def check(self, what: str) -> None:
-        """Raise `NotLeadingError` unless this replica may act now."""
         if not self.is_leading:
             raise NotLeadingError(f"{what}: not the leader")
 
@@ -59,7 +57,7 @@ class Leadership:
             self._leads_until = 0.0
 
     async def release(self) -> None:
-        """Give the lease up, so that another replica need not wait; call it when nothing acts any more."""
+        """Give the lease up, so that another replica need not wait for its end; call it when nothing acts any more."""
         self._leads_until = 0.0
         try:
             if self._seen is None or self._seen.holder != self._identity:

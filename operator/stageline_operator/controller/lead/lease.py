@@ -31,7 +31,7 @@ class SeenLease:
         return str(self.manifest["metadata"]["resourceVersion"])
 
     def may_be_taken(self, identity: str, now: float) -> bool:
-        """Released, our own, or not renewed for as long as its holder said it lasts."""
+        """Whether it was released, is our own, or was not renewed for as long as its holder said it lasts."""
         if self.holder in ("", identity):
             return True
         duration = float(self.manifest["spec"].get("leaseDurationSeconds") or 0)
@@ -39,7 +39,7 @@ class SeenLease:
 
 
 def see(manifest: Mapping[str, Any], before: SeenLease | None, now: float) -> SeenLease:
-    """A version just read: one seen before keeps the moment it was first seen."""
+    """The version just read; one that was seen before keeps the time at which it was first seen."""
     if before is not None and before.version == manifest["metadata"]["resourceVersion"]:
         return before
     return SeenLease(manifest, now)
@@ -59,7 +59,6 @@ def lease_manifest(
 
 
 def released_manifest(name: LeaseName, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The lease held by nobody."""
     return _manifest(name, dict(before["spec"]) | {"holderIdentity": "", "leaseDurationSeconds": 1}, before)
 
 

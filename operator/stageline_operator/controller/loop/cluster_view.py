@@ -1,7 +1,7 @@
-"""Keeps the cache true: watch events as they come, full lists now and then.
+"""Keeps the cache in step with the cluster, by watch events and by full lists.
 
-kopf tells nothing of what was deleted while a stream was broken, and an old list may hide a ghost for ever. So every
-resource is listed when watching starts, soon after kopf itself had to list again, and every few minutes.
+kopf does not tell what was deleted while a stream was broken, and such an object would stay in the cache for ever. So
+every resource is listed when watching starts, soon after kopf itself had to list again, and every few minutes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterView:
-    """The cache of one operator and whether it can be relied on."""
+    """Feeds the cache, and knows whether every resource has been listed."""
 
     def __init__(
         self,
@@ -52,21 +52,20 @@ class ClusterView:
 
     @property
     def watches_nodes(self) -> bool:
-        """Whether this operator may know of nodes."""
         return NODE in self.resources
 
     def ages_seconds(self) -> dict[str, float]:
-        """By plural: time since anything was heard of a resource."""
+        """Seconds since the last event or list of each resource, by plural."""
         now = asyncio.get_running_loop().time()
         return {plural: now - heard_at for plural, heard_at in self._heard_at.items()}
 
     def watching_started(self) -> None:
-        """kopf starts anew: what it missed meanwhile must be listed."""
+        """kopf starts anew: events since its end are lost, so everything must be listed."""
         for resource in self.resources:
             self._want(resource, _SETTLE_SECONDS)
 
     def take_event(self, resource: Resource, kind: str | None, manifest: dict[str, Any]) -> None:
-        """One event of a watch; `kind` None is part of a list that kopf made."""
+        """One event of a watch; `kind` None is an object of a list that kopf made."""
         self._heard_at[resource.plural] = asyncio.get_running_loop().time()
         if kind == "DELETED":
             self._cache.remove(resource.kind, manifest)
@@ -86,12 +85,12 @@ class ClusterView:
             await self._sleep_until_wanted()
 
     async def list_everything(self) -> None:
-        """See the cluster as it is now. An outage is waited out."""
+        """List every resource now, waiting for as long as the API server is out."""
         for resource in self.resources:
             await self._list_patiently(resource)
 
     async def look_at_model(self, key: ModelKey) -> None:
-        """See one model, its pods, and those of their nodes that seem lost, as they are now. Raises `ApiError`."""
+        """Read one model, its pods, and those of their nodes that seem lost, as they are now. Raises `ApiError`."""
         await self.look_at_status(key)
         listing = await self._api.list(POD, key.namespace, f"{POD.selector},{labels.MODEL}={key.name}")
         self._cache.replace(POD.kind, key.namespace, listing.items, listing.version, key)
@@ -109,7 +108,7 @@ class ClusterView:
                 raise
 
     async def look_at_status(self, key: ModelKey) -> None:
-        """See one PipelineModel as it is now. Raises `ApiError`."""
+        """Read one PipelineModel as it is now. Raises `ApiError`."""
         try:
             self._cache.put(PIPELINE_MODEL.kind, await self._api.get(PIPELINE_MODEL, key.namespace, key.name))
         except ApiError as error:

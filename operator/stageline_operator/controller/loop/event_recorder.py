@@ -38,7 +38,7 @@ class _Allowance:
 
 
 class EventRecorder:
-    """Posts Events one after another in the background."""
+    """Posts Events one after another, in a task of its own."""
 
     def __init__(self, api: KubeApi, instance: str) -> None:
         self._api = api
@@ -48,7 +48,7 @@ class EventRecorder:
         self._allowances: OrderedDict[ModelKey, _Allowance] = OrderedDict()
 
     def record(self, model: Mapping[str, Any], event: PlannedEvent) -> None:
-        """Post one Event about `model` soon; drops it when the model said too much lately."""
+        """Queue one Event about `model`; it is dropped when the model has used up its burst."""
         metadata = model["metadata"]
         key = ModelKey(metadata["namespace"], metadata["name"])
         _log.info("%s/%s: %s: %s", key.namespace, key.name, event.reason, event.message)
@@ -105,7 +105,7 @@ class EventRecorder:
 
 
 def event_manifest(model: Mapping[str, Any], event: PlannedEvent, instance: str, now: datetime) -> dict[str, Any]:
-    """An Event whose name follows from the model's life and what is said."""
+    """The Event; its name is a hash of the model's uid and of what it says, so that the same is posted once."""
     metadata = model["metadata"]
     said = "\n".join((metadata["uid"], event.type, event.reason, event.message))
     return {

@@ -57,7 +57,7 @@ class _Refused:
 
 
 class Reconciler:
-    """Does passes. Of one model never two at a time; the queue sees to that."""
+    """Runs passes. The queue never gives out one model twice at a time."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Reconciler:
             self._cache.put(manifest["kind"], written)
 
     async def _find_pod(self, key: ModelKey, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """A pod that exists already: one that an earlier pass made, or one that went meanwhile and is made again."""
+        """The pod that has the name already, when an earlier pass made it; one that went meanwhile is made again."""
         name = manifest["metadata"]["name"]
         await self._view.look_at_model(key)
         known = self._cache.get(ObjectId("Pod", key.namespace, name))
@@ -194,7 +194,6 @@ def needs_fresh_view(step: Plan, before: PipelineModelStatus) -> bool:
 
 
 def begins_another_life(step: Plan, before: PipelineModelStatus) -> bool:
-    """Whether a group on record gets another incarnation."""
     incarnations = {group.index: group.incarnation for group in before.groups}
     return any(incarnations.get(group.index, group.incarnation) != group.incarnation for group in step.status.groups)
 

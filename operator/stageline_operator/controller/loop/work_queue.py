@@ -17,7 +17,7 @@ LONGEST_RETRY_SECONDS: Final = 60.0
 
 
 class WorkQueue:
-    """Keys that are due, keys that will be, and keys at work."""
+    """Keys that are due, keys with a timer, and keys that a worker holds."""
 
     def __init__(self) -> None:
         self._due: deque[ModelKey] = deque()
@@ -29,7 +29,6 @@ class WorkQueue:
         self._available = asyncio.Event()
 
     def __len__(self) -> int:
-        """Keys that are due and not at work."""
         return len(self._due)
 
     def add(self, key: ModelKey) -> None:
@@ -52,7 +51,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(0.0, seconds), self._make_due, key)
 
     async def get(self) -> ModelKey:
-        """Wait for a key and take it to work; `finish` gives it back."""
+        """Wait for a due key and hold it until `finish` or `fail`."""
         while not self._due:
             self._available.clear()
             await self._available.wait()
@@ -66,7 +65,7 @@ class WorkQueue:
         self._give_back(key, again_after_seconds)
 
     def fail(self, key: ModelKey, retry_after_seconds: float | None = None) -> float:
-        """The pass failed: try again after twice as long as the last time, or what the API server asked for."""
+        """The pass failed: try again after twice the last wait, or as the API server asked; returns the wait."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures, 10))
@@ -77,13 +76,12 @@ class WorkQueue:
         return seconds
 
     def forget(self, key: ModelKey) -> None:
-        """`key` is gone."""
         self._failures.pop(key, None)
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
 
     def clear(self) -> None:
-        """Forget everything that waits; keys at work are given back as usual."""
+        """Drop all that wait, when this replica stops leading; keys that workers hold are given back as usual."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

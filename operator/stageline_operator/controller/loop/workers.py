@@ -1,4 +1,4 @@
-"""Workers that take due models from the queue, do a pass, and say how it went: to the queue, the metrics, a person."""
+"""Workers that take due models from the queue, run a pass, and report its outcome to queue, metrics and Events."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Workers:
-    """The loop of passes. `stop` lets passes end that have begun; cancelling `run` does not."""
+    """`stop` lets passes end that have begun; cancelling `run` does not."""
 
     def __init__(
         self,
@@ -46,11 +46,10 @@ class Workers:
         self._idle.set()
 
     def stop(self) -> None:
-        """Begin no more passes."""
         self._stopping.set()
 
     async def idle(self) -> None:
-        """Until no pass runs."""
+        """Wait until no pass runs."""
         await self._idle.wait()
 
     def longest_pass_seconds(self) -> float:
@@ -77,7 +76,7 @@ class Workers:
             self._metrics.reconcile_seconds.observe(seconds)
 
     async def _one_pass(self, key: ModelKey) -> str:
-        """Returns the outcome; never raises but when cancelled."""
+        """Returns the outcome for the metrics; raises only when cancelled."""
         where = f"{key.namespace}/{key.name}"
         try:
             again_after_seconds = await self._reconcile(key)

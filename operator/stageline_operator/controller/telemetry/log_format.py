@@ -13,7 +13,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the traceback of an unexpected failure."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -39,11 +39,10 @@ class OperatorMetrics:
         self._recovery = registry.histogram(names.RECOVERY)
 
     def count_call(self, verb: str, plural: str, status: int) -> None:
-        """One request to the API server was answered, or not (0)."""
+        """Count a request to the API server; status 0 means that no answer came."""
         self.api_requests.labels(verb, plural, str(status)).inc()
 
     def count_transition(self, namespace: str, model: str, transition: Transition) -> None:
-        """What one status write said for the first time."""
         for failure_class in transition.failures:
             self._failures.labels(namespace, model, failure_class).inc()
         for failure_class in transition.restarts:

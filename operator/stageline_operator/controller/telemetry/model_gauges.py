@@ -4,13 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from stageline_api.resource.policy import RestartSpec
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.telemetry.metric_spec import MetricSpec
 from stageline_operator.controller.telemetry import metric_names as names
-from stageline_operator.planner.group.failure import recent_restarts
+from stageline_operator.planner.group.failure import recent_restarts, restart_policy
 
 Reading = tuple[MetricSpec, tuple[str, ...], float]
 """A metric, its label values, and the value."""
@@ -30,7 +28,7 @@ def gauges_of(manifest: Mapping[str, Any], status: PipelineModelStatus, now: dat
     yield names.MODEL_OBSERVED_GENERATION, key, float(status.observed_generation or 0)
     for condition in status.conditions:
         yield names.MODEL_CONDITION, (*key, condition.type, condition.status, condition.reason), 1
-    policy = _restart_policy(spec)
+    policy = restart_policy(spec)
     for group in status.groups:
         yield from _group_gauges(key, group, policy, now)
         yield from _last_failure(key, group, status.last_failures)
@@ -52,11 +50,3 @@ def _last_failure(key: tuple[str, str], group: GroupStatus, newest_first: Iterab
     if last is not None:
         stage = "" if last.stage is None else str(last.stage)
         yield names.GROUP_LAST_FAILURE, (*key, str(group.index), stage, last.failure_class), last.time.timestamp()
-
-
-def _restart_policy(spec: Mapping[str, Any]) -> RestartSpec:
-    """A policy that can't be read is one that the API server would have refused; the default stands for it."""
-    try:
-        return RestartSpec.model_validate(spec.get("restart") or {})
-    except ValidationError:
-        return RestartSpec()

@@ -23,7 +23,7 @@ class Transition:
 def transition_between(
     before: PipelineModelStatus, after: PipelineModelStatus, pods: Iterable[Mapping[str, Any]], now: datetime
 ) -> Transition:
-    """Compare two statuses; `pods` are those of the model, whose ages tell how long a group took."""
+    """Compare two statuses; the creation times of `pods`, those of the model, say how long a group took."""
     known = {group.index: group for group in before.groups}
     made = _first_creation(pods)
     restarted = [group for group in after.groups if _is_next_life(known.get(group.index), group)]

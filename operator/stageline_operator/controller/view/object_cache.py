@@ -1,7 +1,7 @@
 """What the operator knows of the cluster: the newest version seen of each object, from watches, lists and own writes.
 
-A version never gives way to an older one, so the operator always sees its own writes. What was deleted does not come
-back by a late event of the same life (uid). Only fields that are used are kept. Belongs to one event loop.
+An older version never replaces a newer one, so the operator always sees its own writes. A deleted object does not come
+back by a late event of the same uid. Only fields that are used are kept. Belongs to one event loop.
 """
 
 from collections import OrderedDict, defaultdict
@@ -20,7 +20,7 @@ Manifest = Mapping[str, Any]
 
 
 class ObjectCache:
-    """Objects by identity, and the models they belong to. `on_change` hears of each model that something changed of."""
+    """Objects by identity, and by the model they belong to. `on_change` is called with the model of each change."""
 
     def __init__(self, on_change: Callable[[ModelKey], None] = lambda _: None) -> None:
         self._objects: dict[ObjectId, Manifest] = {}
@@ -29,11 +29,9 @@ class ObjectCache:
         self._on_change = on_change
 
     def get(self, identity: ObjectId) -> Manifest | None:
-        """One object."""
         return self._objects.get(identity)
 
     def model(self, key: ModelKey) -> Manifest | None:
-        """One PipelineModel."""
         return self._objects.get(ObjectId(pipeline_model.KIND, key.namespace, key.name))
 
     def of_model(self, key: ModelKey) -> Iterator[tuple[ObjectId, Manifest]]:
@@ -42,18 +40,17 @@ class ObjectCache:
             yield identity, self._objects[identity]
 
     def of_kind(self, kind: str) -> Iterator[tuple[ObjectId, Manifest]]:
-        """All objects of a kind."""
         for identity, manifest in list(self._objects.items()):
             if identity.kind == kind:
                 yield identity, manifest
 
     def model_keys(self) -> list[ModelKey]:
-        """All PipelineModels, and those that only their objects are left of."""
+        """All PipelineModels, and models of which only objects are left."""
         own = {ModelKey(identity.namespace, identity.name) for identity, _ in self.of_kind(pipeline_model.KIND)}
         return sorted(own | {key for key, members in self._of_model.items() if members})
 
     def put(self, kind: str, manifest: Manifest) -> bool:
-        """Take a version in; returns False for one that is older than, or the same as, what is known."""
+        """Store a version; returns False for one that is older than, or the same as, the one stored."""
         identity, metadata = id_of(kind, manifest), manifest["metadata"]
         known = self._objects.get(identity)
         if metadata.get("uid") in self._deleted_uids:
@@ -68,7 +65,7 @@ class ObjectCache:
         return True
 
     def remove(self, kind: str, manifest: Manifest) -> bool:
-        """An object was deleted; a deletion of an earlier life of the same name changes nothing."""
+        """Drop a deleted object; the deletion of an earlier object of the same name (another uid) changes nothing."""
         identity, uid = id_of(kind, manifest), manifest["metadata"].get("uid")
         if uid is not None:
             self._deleted_uids[uid] = None
@@ -125,17 +122,17 @@ def _member_of(kind: str, manifest: Manifest) -> ModelKey | None:
 
 
 def _taints(node: Manifest | None) -> set[str | None]:
-    """Keys of a node's taints: all that is read of a node."""
+    """Keys of a node's taints; nothing else of a node is read."""
     return {None} if node is None else {taint.get("key") for taint in node.get("spec", {}).get("taints") or []}
 
 
 def version_of(manifest: Manifest) -> int:
-    """resourceVersion as a number: versions of one resource grow, also from one life of a name to the next."""
+    """resourceVersion as a number: it grows over all objects of a resource, also when a name is used again."""
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
 def _kept(kind: str, manifest: Manifest) -> Manifest:
-    """Without what nobody reads: most of an object's size is who wrote which field, and what it was made from."""
+    """The manifest without `managedFields` and other unread fields, which are most of its size."""
     kept = {name: value for name, value in manifest.items() if name != "metadata"}
     kept["metadata"] = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     match kind:

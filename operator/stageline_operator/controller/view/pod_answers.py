@@ -1,7 +1,7 @@
-"""What was learnt of each pod by asking, and when to ask it again: less often each time.
+"""Answers of pods that are polled, and when to ask each again: with growing waits.
 
-Kept by a pod's life (uid), so that a pod of the same name never inherits what was said of an earlier one. Belongs to
-one event loop, whose clock it reads.
+Kept by uid, so that a pod never inherits the answer of an earlier pod of its name. Belongs to one event loop, whose
+clock it reads.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 class PodAnswers(Generic[Answer]):
-    """Answers by uid. `patience_seconds` is how long a pod is left alone when it is first seen."""
+    """Answers by uid. A pod is asked first when it has been known for `patience_seconds`."""
 
     def __init__(
         self,
@@ -46,12 +46,11 @@ class PodAnswers(Generic[Answer]):
         self._waits = {uid: wait for uid, wait in self._waits.items() if uid in uids}
 
     def is_due(self, uid: str) -> bool:
-        """Whether it is time to ask a pod."""
         now = asyncio.get_running_loop().time()
         return self._waits.setdefault(uid, (now + self._patience_seconds, self._wait_seconds))[0] <= now
 
     def wait_longer(self, uid: str) -> None:
-        """Ask again after a while, which grows."""
+        """Schedule the next time to ask a pod, with a wait that grows."""
         _, seconds = self._waits.get(uid, (0.0, self._wait_seconds))
         longer = min(self._longest_wait_seconds, seconds * self._growth)
         self._waits[uid] = (asyncio.get_running_loop().time() + seconds, longer)

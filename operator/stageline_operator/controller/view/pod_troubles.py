@@ -1,4 +1,4 @@
-"""Why a pod that has a node does not get its containers: only the kubelet knows, and it says so in Events alone.
+"""Why a pod that has a node does not get its containers, which kubelets report in Events alone.
 
 A volume that won't mount or a sandbox that can't be made leaves the pod's status at ContainerCreating. So pods that
 stay there for a while are asked after, less often each time; the Events of all others are never read.
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class PodTroubles:
-    """Remembers, for each pod's life (uid), what was said of it last. `on_change` hears when that is news."""
+    """The last trouble of each pod, by uid. `on_change` is called when it changes."""
 
     def __init__(self, api: KubeApi, cache: ObjectCache, on_change: Callable[[ModelKey], None]) -> None:
         self._api = api
@@ -59,7 +59,6 @@ class PodTroubles:
         return self._troubles.of_model(key)
 
     async def run(self) -> None:
-        """Look until cancelled."""
         while True:
             due = [pod for _, pod in zip(range(_AT_ONCE), self._due_pods(), strict=False)]
             await asyncio.gather(*(self._look(pod) for pod in due))
@@ -89,7 +88,7 @@ class PodTroubles:
 
 
 def trouble_in(events: Sequence[Mapping[str, Any]]) -> PodTrouble | None:
-    """What the newest of a pod's Events complains of; None when it tells of progress."""
+    """The trouble that the newest of a pod's Events reports; None when it reports progress."""
     told = [event for event in events if event.get("reason") in _TROUBLES | _PROGRESS]
     # Kubelets count in whole seconds: of two in one second, progress is the later one.
     newest = max(told, key=lambda event: (_last_seen(event), event["reason"] in _PROGRESS), default=None)

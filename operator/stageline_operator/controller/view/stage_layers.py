@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class StageLayers:
-    """Remembers, for each pod's life (uid), what it said."""
+    """The layers that each stage reports, by uid of its pod."""
 
     def __init__(self, cache: ObjectCache, on_known: Callable[[ModelKey], None]) -> None:
         self._cache = cache
@@ -41,7 +41,6 @@ class StageLayers:
         return self._layers.of_model(key)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
         async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS) as client:
             while True:
                 waiting = list(self._running_pods())
@@ -50,7 +49,7 @@ class StageLayers:
                 await asyncio.sleep(_POLL_SECONDS)
 
     def _running_pods(self) -> Iterator[Mapping[str, Any]]:
-        """Pods that may answer, have not, and are due; and forget what pods said that are gone."""
+        """Running pods that are due to be asked; forgets the answers of pods that are gone."""
         pods = [manifest for _, manifest in self._cache.of_kind("Pod")]
         self._layers.keep({pod["metadata"].get("uid") for pod in pods})
         for pod in pods:

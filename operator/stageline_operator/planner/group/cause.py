@@ -44,7 +44,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it points at another failure, or (having drained in peace) explains none."""
+        """Whether it points at another failure, or ended with status 0, and so explains nothing."""
         return self.failure_class in CONSEQUENCES or self.end.exit_code == 0
 
     @property
@@ -55,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Settling:
-    """Only consequences are seen so far; look again."""
+    """Only consequences are seen so far: look again after `seconds`."""
 
     seconds: float
 
@@ -92,7 +92,7 @@ def _follow(failures: Sequence[Failure]) -> Failure:
 
 
 def _blamed(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
-    """The failure that a consequence points at, one that explains itself before one that blames on."""
+    """The failure that a consequence points at; among several, one that is a cause itself."""
     if failure.failure_class is FailureClass.ENGINE_LOST:
         pointed_at = [each for each in failures if each.end.container == _ENGINE]
     else:
@@ -102,12 +102,12 @@ def _blamed(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
 
 
 def classify(end: ContainerEnd) -> Failure:
-    """Class and words of one end: its own last words first, then exit code, then what the kubelet saw."""
+    """Class and detail of one end: from its termination message, else its exit code, else the kubelet's reason."""
     if end.reason == "OOMKilled":
         return Failure(end, FailureClass.OOM_KILLED, None, "killed by the kernel: out of memory")
-    last_words = _last_words(end.message)
-    if last_words is not None:
-        return Failure(end, last_words.failure_class, last_words.peer, last_words.detail)
+    message = _termination_message(end.message)
+    if message is not None:
+        return Failure(end, message.failure_class, message.peer, message.detail)
     failure_class, detail = _seen_from_outside(end)
     last_line = _last_line(end.message)
     if failure_class is FailureClass.KILLED and last_line:
@@ -115,7 +115,7 @@ def classify(end: ContainerEnd) -> Failure:
     return Failure(end, failure_class, None, last_line or detail)
 
 
-def _last_words(text: str) -> TerminationMessage | None:
+def _termination_message(text: str) -> TerminationMessage | None:
     try:
         return TerminationMessage.model_validate_json(text)
     except ValidationError:
@@ -123,7 +123,7 @@ def _last_words(text: str) -> TerminationMessage | None:
 
 
 def _last_line(text: str) -> str:
-    """The last line that says something: what is left of a log tells its end there."""
+    """The last line that is not empty: where a log is all that is left, its end is there."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_LONGEST_DETAIL] if lines else ""
 

@@ -4,10 +4,12 @@
 outlives the pods that were its evidence. `ladder` acts on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
+
+from pydantic import ValidationError
 
 from stageline_api.conditions import EventReason
 from stageline_api.failures import CONSEQUENCES, FailureClass
@@ -67,8 +69,16 @@ def _end(context: Context, stage: int, reason: FailureClass, message: str) -> Co
     return ContainerEnd(stage, "", None, 0, reason, message, context.now)
 
 
+def restart_policy(spec: Mapping[str, Any]) -> RestartSpec:
+    """The policy in a manifest's spec; the default, where another version wrote one that this one can't read."""
+    try:
+        return RestartSpec.model_validate(spec.get("restart") or {})
+    except ValidationError:
+        return RestartSpec()
+
+
 def recent_restarts(restarts: Sequence[datetime], policy: RestartSpec, now: datetime) -> tuple[datetime, ...]:
-    """Restarts that still count against the budget."""
+    """Restarts that still count against the budget: those within its window."""
     window = timedelta(seconds=policy.window_seconds)
     return tuple(moment for moment in restarts if now - moment < window)
 
@@ -156,20 +166,18 @@ def name_lost_node(context: Context, status: GroupStatus, pods: Sequence[Observe
 
 
 def _on_record(context: Context, status: GroupStatus) -> FailureRecord | None:
-    """The failure of this very incarnation, when it has one."""
     this = (status.index, status.incarnation)
     failures = context.observed.status.last_failures
     return next((each for each in failures if (each.group, each.incarnation) == this), None)
 
 
 def failure_sentence(record: FailureRecord) -> str:
-    """One failure as a sentence: where, what class, last words."""
     where = f"stage {record.stage}" + (f" ({record.container})" if record.container not in ("", "stage") else "")
     return f"{where} of group {record.group} failed: {record.failure_class}: {record.message}"
 
 
 def spent_sentence(restarts: int) -> str:
-    """Why a group is not restarted. A budget that is spent without a restart is one of none."""
+    """Why a group is not restarted."""
     until = "not restarted again until the spec or the annotation stageline.dev/restart changes"
     match restarts:
         case 0:

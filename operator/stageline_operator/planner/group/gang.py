@@ -1,4 +1,4 @@
-"""All stages of a group or none: how long a group may hold nodes for some of its stages, and who tries first.
+"""Gang scheduling: how long a group may hold nodes for some of its stages only, and which group tries first.
 
 Kubernetes places pod by pod, so two groups can each take half of what is free and wait for the other's half for ever.
 So a group that has nodes for some of its stages only gives them back after a time, and tries again later. Two rules
@@ -23,7 +23,7 @@ _PLACE_SEEKING: Final = (GroupPhase.CREATING, GroupPhase.STARTING)
 def find_first_unplaced(
     groups: Sequence[GroupStatus], pods_of: Mapping[int, Sequence[ObservedPod]], stage_counts: Mapping[int, int]
 ) -> int | None:
-    """Lowest index of a group that waits for nodes, or gave some back."""
+    """Lowest index of a group that waits for nodes, or gave some back; it alone keeps partial placements."""
     return min((each.index for each in groups if _is_unplaced(each, pods_of, stage_counts)), default=None)
 
 
@@ -37,7 +37,7 @@ def _is_unplaced(
 
 
 def keeps_its_place(group: GroupStatus, first_unplaced: int | None) -> bool:
-    """Whether it is the group's turn to look for nodes: no group before it does."""
+    """Whether no group of a lower index looks for nodes: then this one may."""
     return first_unplaced is None or group.index <= first_unplaced
 
 
@@ -55,6 +55,6 @@ def held_until(context: Context, group: GroupStatus, pods: Sequence[ObservedPod]
 
 
 def next_try(context: Context, group: GroupStatus) -> datetime:
-    """When a group that gave its nodes back tries again: later each time, and at its own moment."""
+    """When a group that gave its nodes back tries again: the wait doubles, and a jitter spreads groups."""
     longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(group.attempts, 10))
     return context.now + timedelta(seconds=longest * (0.5 + context.jitter(group) / 2))

@@ -126,7 +126,7 @@ def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], fir
 def _stand_by(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], blocked: ObservedPod | None, is_first: bool
 ) -> GroupStep:
-    """All pods are there and none has failed: wait for their nodes and containers, but not for ever."""
+    """All pods exist and none has failed: wait for nodes and containers, for a limited time."""
     limit = held_until(context, status, pods, is_first)
     if limit is not None and context.now >= limit:
         return _give_back(context, status, pods, next(pod for pod in pods if not pod.placed))
@@ -249,7 +249,7 @@ def _remove(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) 
 
 
 def begin(context: Context, status: GroupStatus, revision: str) -> GroupStep:
-    """Put the next incarnation on record; its pods are made in the next pass."""
+    """Put the next incarnation on record; its pods are created in the next pass."""
     update: dict[str, Any] = {
         "incarnation": status.incarnation + 1,
         "revision": revision,
@@ -271,7 +271,7 @@ def delete_pods(pods: Sequence[ObservedPod], grace_seconds: float | None) -> tup
 
 
 def phase_of(status: GroupStatus) -> GroupPhase:
-    """The phase on record; one that this version does not know is judged anew from the pods."""
+    """The phase on record; one that this version does not know is derived anew from the pods."""
     try:
         return GroupPhase(status.phase)
     except ValueError:
@@ -279,7 +279,7 @@ def phase_of(status: GroupStatus) -> GroupPhase:
 
 
 def _enter(context: Context, status: GroupStatus, phase: GroupPhase, **update: Any) -> GroupStatus:
-    """The group in another phase, since now; in the phase it is in, `since` stays."""
+    """The group in another phase from now on; staying in its phase keeps `since`."""
     since = status.since if status.phase == phase and status.since is not None else context.now
     return status.model_copy(update={"phase": phase, "since": since, **update})
 

@@ -10,7 +10,7 @@ from stageline_operator.planner.observed.observed_pod import ObservedPod
 
 
 class NotReady(StrEnum):
-    """Why a stage isn't ready, where no failure class (a pod that can't start) says so."""
+    """Why a stage is not ready, where no failure class says it."""
 
     STARTING = "Starting"
     ENDING = "Ending"
@@ -19,7 +19,7 @@ class NotReady(StrEnum):
 
 
 def stage_rows(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> tuple[StageObserved, ...]:
-    """Rows of the current incarnation; a stage without a pod has a row that says so."""
+    """Rows of the current incarnation, also for stages that have no pod."""
     pod_of = {pod.stage: pod for pod in pods if pod.incarnation == status.incarnation}
     return tuple(_row(context, status, stage, pod_of.get(stage)) for stage in range(context.stage_count(status)))
 

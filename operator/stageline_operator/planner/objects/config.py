@@ -26,7 +26,7 @@ SOURCE_DIR: Final = "/var/lib/stageline/source"
 
 
 def build_config(model: PipelineModel) -> RuntimeConfig:
-    """Apply all defaults; what containers read is complete."""
+    """The config with all defaults applied: containers know none."""
     engine = model.spec.engine
     return RuntimeConfig(
         model_name=model.name,
@@ -62,7 +62,7 @@ def build_config_map(model: PipelineModel, revision: str) -> dict[str, Any]:
 
 
 def _source_in_containers(source: ModelSource) -> ModelSource:
-    """What the containers see: a source that is a volume is a directory to them."""
+    """The source as containers see it: a volume is a directory."""
     match source:
         case ClaimSource(path=path):
             return FileSource(f"{SOURCE_DIR}/{path}" if path else SOURCE_DIR)

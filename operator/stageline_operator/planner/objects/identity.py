@@ -15,7 +15,7 @@ SHAPELESS_FIELDS: Final = ("replicas", "restart", "rollout", "suspend")
 
 @dataclass(frozen=True)
 class GroupIncarnation:
-    """One life of one copy of the pipeline."""
+    """One incarnation of one group."""
 
     group: int
     incarnation: int
@@ -39,17 +39,15 @@ def shaping_spec(model: PipelineModel) -> dict[str, Any]:
 
 
 def pod_name(model: PipelineModel, life: GroupIncarnation, stage: int) -> str:
-    """`<model>-<group>-<incarnation>-<stage>`: the stable axis before the ephemeral one."""
+    """`<model>-<group>-<incarnation>-<stage>`."""
     return f"{model.name}-{life.group}-{life.incarnation}-{stage}"
 
 
 def headless_service_name(model: PipelineModel) -> str:
-    """Name under which stages find each other."""
     return f"{model.name}-stages"
 
 
 def engine_service_name(model: PipelineModel) -> str:
-    """Name of the service in front of the engines."""
     return f"{model.name}-engine"
 
 
@@ -59,12 +57,10 @@ def config_map_name(model: PipelineModel, revision: str) -> str:
 
 
 def disruption_budget_name(model: PipelineModel) -> str:
-    """Budget of all stage pods of the model."""
     return model.name
 
 
 def incarnation_policy_name(model: PipelineModel, life: GroupIncarnation) -> str:
-    """Network policy under which the pods of one incarnation reach each other."""
     return f"{model.name}-{life.group}-{life.incarnation}"
 
 
@@ -80,7 +76,6 @@ def bus_secret_name(model: PipelineModel) -> str:
 
 
 def model_labels(model: PipelineModel, component: str) -> dict[str, str]:
-    """Labels of every object of the model."""
     return {
         labels.APP_NAME: "stageline",
         labels.APP_INSTANCE: model.name,

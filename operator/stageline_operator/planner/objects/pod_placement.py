@@ -12,7 +12,7 @@ _MOST_WEIGHT = 100
 
 
 def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, Any]:
-    """The fields of a pod's spec that schedulers read."""
+    """The fields of a pod spec that decide where it runs."""
     template, stages = model.spec.template, model.spec.stages
     selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
     tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
@@ -48,7 +48,7 @@ def _filled(texts: Mapping[str, str], value_of: Mapping[str, str]) -> dict[str, 
 
 
 def _affinity(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
-    """The template's rules and the placement's, which are about the pods of the own incarnation."""
+    """The template's rules, and `spec.placement` as rules about the pods of the same incarnation."""
     placement, given = model.spec.placement, model.spec.template.affinity
     own = {labels.MODEL: model.name, labels.GROUP: str(life.group), labels.INCARNATION: str(life.incarnation)}
     affinity: dict[str, Any] = given.model_dump(by_alias=True, exclude_none=True)

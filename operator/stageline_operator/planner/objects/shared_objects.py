@@ -34,7 +34,7 @@ _REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget")
 
 @dataclass(frozen=True)
 class SharedObjects:
-    """What becomes of them in one pass."""
+    """What to do about them in one pass."""
 
     apply: tuple[dict[str, Any], ...]
     delete: tuple[Deletion, ...]

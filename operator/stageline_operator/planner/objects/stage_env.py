@@ -61,7 +61,6 @@ def network_env(model: PipelineModel) -> list[dict[str, Any]]:
 
 
 def prepare_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """Variables of the `prepare` container."""
     return [*base_env(model), *hub_token_env(model)]
 
 
@@ -75,7 +74,7 @@ def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
 
 
 def base_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """What all containers have. The root file system is read-only, so temporary files go to the `/tmp` volume."""
+    """Variables of every container. The root file system is read-only, so temporary files go to the `/tmp` volume."""
     return [
         _literal(env.CONFIG, f"{CONFIG_DIR}/{CONFIG_FILE}"),
         _literal(env.TERMINATION_PATH, TERMINATION_PATH),
@@ -85,7 +84,6 @@ def base_env(model: PipelineModel) -> list[dict[str, Any]]:
 
 
 def literals(variables: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Variables with the values as they are."""
     return [_literal(name, value) for name, value in variables.items()]
 
 

@@ -1,4 +1,4 @@
-"""How the containers of a pod ended, or why one never will have started."""
+"""How the containers of a pod ended, or why one will never start."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class ContainerEnd:
 
 
 def container_statuses(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
-    """Each container's status, and whether ending well is what it is for."""
+    """Each container's status, and whether it may complete (an init container)."""
     for each in status.get("initContainerStatuses", []):
         yield each, True
     for each in status.get("containerStatuses", []):
@@ -30,7 +30,7 @@ def container_statuses(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str,
 
 
 def container_ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iterator[ContainerEnd]:
-    """Every end in a pod's status; `now` stands in for a time that is not given."""
+    """Every end in a pod's status; `now` stands in for a missing time."""
     if status.get("phase") == "Failed" and status.get("reason"):
         # The pod as a whole failed (`Evicted`, `NodeLost`); its containers' own ends are only how that looked.
         yield ContainerEnd(stage, "", None, 0, status["reason"], status.get("message", ""), now)
@@ -50,7 +50,7 @@ def container_ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iter
 
 
 def moment(text: str | None) -> datetime | None:
-    """A timestamp as Kubernetes writes it."""
+    """A Kubernetes timestamp; one without a zone is UTC."""
     if not text:
         return None
     parsed = datetime.fromisoformat(text)

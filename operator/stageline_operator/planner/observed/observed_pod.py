@@ -121,7 +121,7 @@ def _not_started(trouble: PodTrouble) -> Blocked:
 
 
 def waits_for_containers(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has a node and no container has got anywhere: what it waits for, its status does not say."""
+    """Whether a pod has a node and none of its containers was created: its status does not say why."""
     status = pod.get("status", {})
     states = [each.get("state", {}) for each, _ in container_statuses(status)]
     is_bound = bool(pod.get("spec", {}).get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
@@ -168,6 +168,6 @@ def given_up_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def next_look_seconds(pods: Sequence[Mapping[str, Any]], now: datetime) -> float | None:
-    """Until the first of the pods will count as lost; None when none is about to."""
+    """Seconds until the first of the pods counts as lost; None when none is about to."""
     left = ((at - now).total_seconds() for pod in pods if (at := given_up_at(pod)) is not None)
     return min((seconds for seconds in left if seconds > 0), default=None)

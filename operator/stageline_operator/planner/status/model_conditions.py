@@ -25,7 +25,7 @@ _REASON_OF_ROW = {
 
 @dataclass(frozen=True)
 class Judged:
-    """What the conditions are about. `is_overdue`: no group has become ready within the progress deadline."""
+    """What conditions are computed from. `is_overdue`: no group became ready within the progress deadline."""
 
     groups: Sequence[GroupStatus]
     failures: Sequence[FailureRecord]
@@ -35,22 +35,19 @@ class Judged:
 
     @property
     def ready(self) -> list[GroupStatus]:
-        """Groups that answer."""
         return [group for group in self.groups if group.phase == GroupPhase.READY]
 
     @property
     def wanted(self) -> int:
-        """Groups that there should be."""
         return 0 if self.model.spec.suspend else self.model.spec.replicas
 
     @property
     def is_complete(self) -> bool:
-        """Whether all wanted groups answer, none is left over, and no more are outdated than should be."""
+        """Whether all wanted groups are ready, none is left over, and no more are outdated than `partition` allows."""
         outdated = sum(group.revision != self.revision for group in self.groups)
         return len(self.ready) == len(self.groups) == self.wanted and outdated <= self.model.spec.rollout.partition
 
     def last_failure(self, group: GroupStatus) -> FailureRecord | None:
-        """The latest failure of a group."""
         return next((failure for failure in self.failures if failure.group == group.index), None)
 
 
@@ -80,7 +77,7 @@ def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetim
 
 
 def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: str) -> _Verdict:
-    """Its reason is the one that a person sees in `kubectl get`: why not, in one word."""
+    """Its reason is what `kubectl get` shows: in one word why the model is not ready."""
     if judged.model.spec.suspend:
         return _Verdict(False, Reason.SUSPENDED, counted)
     if judged.is_complete:
@@ -104,7 +101,7 @@ def _progressing(judged: Judged) -> _Verdict:
 
 
 def _under_way(judged: Judged) -> _Verdict | None:
-    """What goes on, the worst first; None when nothing does."""
+    """What is in progress, the worst first; None when nothing is."""
     restarting = [group for group in judged.groups if group.phase in _RESTARTING]
     if restarting:
         failure = judged.last_failure(restarting[0])

@@ -1,4 +1,4 @@
-"""The status of a PipelineModel as a whole: counts, conditions, the clock of its progress, and what to tell of it."""
+"""The status of a PipelineModel as a whole: counts, conditions, progress deadline, and its Events."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -54,7 +54,7 @@ def progress_deadline(context: Context, status: PipelineModelStatus) -> float | 
 
 
 def model_events(context: Context, status: PipelineModelStatus) -> tuple[PlannedEvent, ...]:
-    """What became true of the model as a whole in this pass."""
+    """Events about the model as a whole that this pass makes true."""
     before, events = context.observed.status, []
     if context.restart_requested:
         message = f"annotation {labels.RESTART} is {context.restart_request!r}: failed groups are tried again"
@@ -71,7 +71,7 @@ def model_events(context: Context, status: PipelineModelStatus) -> tuple[Planned
 
 
 def _has_progressed(context: Context, groups: Sequence[GroupStatus]) -> bool:
-    """Whether the clock starts anew: another spec, one more group that is ready, or the end of a good time."""
+    """Whether the progress deadline starts anew: a changed spec, one more ready group, or the end of being Ready."""
     before = context.observed.status
     was_ready = {group.index for group in before.groups if group.phase == GroupPhase.READY}
     is_ready = {group.index for group in groups if group.phase == GroupPhase.READY}
