@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -31,8 +31,7 @@ _TRIES: Final = 3
 _FIRST_RETRY_SECONDS: Final = 0.25
 _LONGEST_RETRY_SECONDS: Final = 5.0
 _PAGE: Final = 500
-FIRST_REFUSAL: Final = 300
-"""The lowest HTTP status that is no success."""
+_FIRST_REFUSAL: Final = 300
 _CLOSE_SECONDS: Final = 0.25
 
 OnCall = Callable[[str, str, int], None]
@@ -93,13 +92,12 @@ class KubeApi:
         self._throttled_until = 0.0
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.close()  # type: ignore[no-untyped-call]
         # Encrypted connections that were closed take some more turns of the loop to end.
         await asyncio.sleep(_CLOSE_SECONDS)
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
-        """One object. Raises `ApiError`."""
+        """Raises `ApiError`."""
         return await self._read("get", resource, resource.path(namespace, name), {})
 
     async def list(
@@ -146,7 +144,7 @@ class KubeApi:
         async with asyncio.timeout(limit_seconds):
             answer = await self._open(request)
             async with answer.response as response:
-                if response.status >= FIRST_REFUSAL:
+                if response.status >= _FIRST_REFUSAL:
                     raise error_of(
                         request.what, response.status, _decoded(await response.read()), response.headers, False
                     )
@@ -161,44 +159,33 @@ class KubeApi:
     ) -> dict[str, Any]:
         """Create an object. Raises `ApiError`; a conflict means that it exists."""
         path = resource.path(manifest["metadata"].get("namespace", ""))
-        return await self._write("create", resource, "POST", path, query, manifest, JSON)
+        return await self._write(resource, _Request("create", resource.plural, "POST", path, query, manifest))
 
     async def patch(
         self, resource: ApiResource, path: str, body: Any, content_type: str, query: Mapping[str, str]
     ) -> dict[str, Any]:
         """Patch an object, in one of the API's four ways. Raises `ApiError`."""
-        return await self._write("patch", resource, "PATCH", path, query, body, content_type)
+        return await self._write(resource, _Request("patch", resource.plural, "PATCH", path, query, body, content_type))
 
     async def replace(self, resource: ApiResource, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the version of an object that `manifest` names. Raises `ApiError`."""
         metadata = manifest["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
-        return await self._write("update", resource, "PUT", path, {}, manifest, JSON)
+        return await self._write(resource, _Request("update", resource.plural, "PUT", path, {}, manifest))
 
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Ask for a deletion. Raises `ApiError`; a conflict means that a precondition in `options` does not hold."""
         path = resource.path(namespace, name)
-        return await self._write("delete", resource, "DELETE", path, {}, options, JSON)
+        return await self._write(resource, _Request("delete", resource.plural, "DELETE", path, {}, options))
 
     async def _read(self, verb: str, resource: ApiResource, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         request = _Request(verb, resource.plural, "GET", path, query, timeout_seconds=self._read_timeout_seconds)
         return await self._send(request, resource, asks=False)
 
-    async def _write(
-        self,
-        verb: str,
-        resource: ApiResource,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Any,
-        content_type: str,
-    ) -> dict[str, Any]:
-        timeout = self._write_timeout_seconds
-        request = _Request(verb, resource.plural, method, path, query, body, content_type, timeout)
-        return await self._send(request, resource, asks=True)
+    async def _write(self, resource: ApiResource, request: "_Request") -> dict[str, Any]:
+        return await self._send(replace(request, timeout_seconds=self._write_timeout_seconds), resource, asks=True)
 
     async def _send(self, request: "_Request", resource: ApiResource, asks: bool) -> dict[str, Any]:
         for tries_left in reversed(range(self._tries)):
@@ -230,7 +217,7 @@ class KubeApi:
             raise ApiError(f"{request.what}: no answer {reason} {error}".rstrip(), 0, reason) from error
         self._on_call(request.verb, request.plural, answer.status)
         decoded = _decoded(raw)
-        if answer.status >= FIRST_REFUSAL:
+        if answer.status >= _FIRST_REFUSAL:
             raise error_of(request.what, answer.status, decoded, answer.headers, hides_message)
         return decoded
 

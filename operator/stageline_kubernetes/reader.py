@@ -63,7 +63,6 @@ class ApiServer:
             raise ApiError("the answer is no JSON", 0) from error
 
     def close(self) -> None:
-        """Close all connections."""
         self._client.rest_client.pool_manager.clear()
 
 

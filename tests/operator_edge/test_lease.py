@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
-from stageline_operator.controller.lead.leader import Leadership
-from stageline_operator.controller.lead.lease import SeenLease, lease_manifest, released_manifest, see
+from stageline_operator.controller.lead.leader import Leadership, SeenLease, lease_manifest, released_manifest, see
 from stageline_operator.controller.settings import LeaseName, LeaseTimes
 
 NAME = LeaseName("ns", "lease")

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from stageline_operator.controller.telemetry.log_format import LogFormat, config
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _TRACING_NAME = re.compile(r"OTEL_[A-Z0-9_]+")
+_ANYTHING = re.compile(r".*", re.DOTALL)
 _LABEL_NAME = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
@@ -33,36 +35,20 @@ def _namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...
     return tuple(dict.fromkeys(found))
 
 
-def _labels(_: click.Context, option: click.Parameter, given: str | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in (given or "").split(",") if given else ():
-        name, equals, value = text.strip().partition("=")
-        if not equals or not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
-            raise click.BadParameter(f'"{text.strip()}" is not a label, name=value', param=option)
-        found[name] = value
-    return found
+def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable[..., dict[str, str]]:
+    """A callback that reads `name=value` pairs, from a repeated option or from one text with commas."""
 
+    def parse(_: click.Context, option: click.Parameter, given: tuple[str, ...] | str | None) -> dict[str, str]:
+        texts = [text.strip() for text in given.split(",")] if isinstance(given, str) and given else given or ()
+        found: dict[str, str] = {}
+        for text in texts:
+            key, equals, content = text.partition("=")
+            if not equals or not name.fullmatch(key) or not value.fullmatch(content):
+                raise click.BadParameter(f'"{text}" is not {form}', param=option)
+            found[key] = content
+        return found
 
-def _urls(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
-        namespace, _equals, url = text.partition("=")
-        if not _NAMESPACE.fullmatch(namespace) or not _URL.fullmatch(url):
-            raise click.BadParameter(
-                f'"{text}" is not NAMESPACE=URL, as in models=http://gateway:8080/v1', param=option
-            )
-        found[namespace] = url
-    return found
-
-
-def _tracing_env(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not _TRACING_NAME.fullmatch(name):
-            raise click.BadParameter(f'"{text}" is not OTEL_NAME=VALUE', param=option)
-        found[name] = value
-    return found
+    return parse
 
 
 @click.command()
@@ -80,7 +66,7 @@ def _tracing_env(_: click.Context, option: click.Parameter, given: tuple[str, ..
 @click.option("--metrics-host", default="0.0.0.0", show_default=True, help="Address of /metrics, /healthz, /readyz.")
 @click.option(
     "--prometheus-labels",
-    callback=_labels,
+    callback=_pairs(_LABEL_NAME, _LABEL_VALUE, "a label, name=value"),
     metavar="NAME=VALUE[,…]",
     help="Labels of the pods that may scrape stages. Default: app.kubernetes.io/name=prometheus.",
 )
@@ -88,13 +74,13 @@ def _tracing_env(_: click.Context, option: click.Parameter, given: tuple[str, ..
     "--gateway-url",
     "gateway_urls",
     multiple=True,
-    callback=_urls,
+    callback=_pairs(_NAMESPACE, _URL, "NAMESPACE=URL, as in models=http://gateway:8080/v1"),
     metavar="NAMESPACE=URL",
     help="Base URL at which a gateway serves the models of a namespace, for their status.url. May be repeated.",
 )
 @click.option(
     "--tracing-env",
-    callback=_tracing_env,
+    callback=_pairs(_TRACING_NAME, _ANYTHING, "OTEL_NAME=VALUE"),
     multiple=True,
     metavar="OTEL_NAME=VALUE",
     help="OpenTelemetry's variable for engines, such as OTEL_EXPORTER_OTLP_ENDPOINT. May be repeated.",

@@ -1,25 +1,51 @@
 """Leader election over a Lease: at most one replica acts, and a dead one is replaced within seconds.
 
 `check` guards every write. It refuses once the last renewal is too old, whatever the event loop was doing meanwhile,
-so a replica that was cut off or frozen has stopped acting before another may start.
+so a replica that was cut off or frozen has stopped acting before another may start. Clocks of two machines need not
+agree: a replica takes a lease only after it has itself seen no renewal for as long as the lease lasts.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import LEASE
-from stageline_operator.controller.lead.lease import SeenLease, lease_manifest, released_manifest, see
 from stageline_operator.controller.settings import LeaseName, LeaseTimes
 
 _RELEASE_TRIES: Final = 3
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SeenLease:
+    """One version of the lease, and when this replica first saw it (monotonic seconds)."""
+
+    manifest: Mapping[str, Any]
+    seen_at: float
+
+    @property
+    def holder(self) -> str:
+        """Identity of the holder; empty when it was released."""
+        return str(self.manifest.get("spec", {}).get("holderIdentity") or "")
+
+    @property
+    def version(self) -> str:
+        """resourceVersion, which every renewal changes."""
+        return str(self.manifest["metadata"]["resourceVersion"])
+
+    def may_be_taken(self, identity: str, now: float) -> bool:
+        """Whether it was released, is our own, or was not renewed for as long as its holder said it lasts."""
+        if self.holder in ("", identity):
+            return True
+        duration = float(self.manifest["spec"].get("leaseDurationSeconds") or 0)
+        return now - self.seen_at > duration
 
 
 class NotLeadingError(Exception):
@@ -141,3 +167,34 @@ class Leadership:
             self._seen = None
             return
         self._seen = see(manifest, self._seen, time.monotonic())
+
+
+def see(manifest: Mapping[str, Any], before: SeenLease | None, now: float) -> SeenLease:
+    """The version just read; one that was seen before keeps the time at which it was first seen."""
+    if before is not None and before.version == manifest["metadata"]["resourceVersion"]:
+        return before
+    return SeenLease(manifest, now)
+
+
+def lease_manifest(
+    name: LeaseName, identity: str, times: LeaseTimes, wall: datetime, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The lease held by `identity`, over the version `before` (None: there is none yet)."""
+    spec = dict((before or {}).get("spec", {}))
+    moment = wall.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if spec.get("holderIdentity") != identity:
+        spec["acquireTime"] = moment
+        spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if before else 0)
+    spec |= {"holderIdentity": identity, "renewTime": moment, "leaseDurationSeconds": round(times.duration_seconds)}
+    return _manifest(name, spec, before)
+
+
+def released_manifest(name: LeaseName, before: Mapping[str, Any]) -> dict[str, Any]:
+    return _manifest(name, dict(before["spec"]) | {"holderIdentity": "", "leaseDurationSeconds": 1}, before)
+
+
+def _manifest(name: LeaseName, spec: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name.name, "namespace": name.namespace}
+    if before is not None:
+        metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
+    return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": dict(spec)}
