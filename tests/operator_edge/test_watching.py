@@ -15,7 +15,7 @@ import pytest
 from cluster.api import wait_until
 from cluster.fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
 from cluster.operator_under_test import OperatorReplica, operator_replica
-from stageline_operator.controller.client.access import load_configuration
+from stageline_kubernetes.login import load_configuration
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, WATCHED
 from stageline_operator.controller.view.running_watches import RunningWatches
 from stageline_operator.controller.view.watch_source import WatchSource
