@@ -26,6 +26,8 @@ _DISCOVERED = (
     Resource("CustomResourceDefinition", "apiextensions.k8s.io", "v1", "customresourcedefinitions", ()),
 )
 """The operator's, and those that kopf waits for before it begins."""
+_MESSAGES = {410: "too old resource version", 500: "the watch failed"}
+"""What the ERROR event of a watch says, by its code."""
 LONGEST_WATCH_SECONDS = 300.0
 """Where the watcher sets no end."""
 
@@ -133,7 +135,7 @@ class FakeKubeApi:
         while (left := deadline - time.monotonic()) > 0 and not self._stopped:
             with self._changed:
                 if since < self._too_old:
-                    yield {"type": "ERROR", "object": {"code": self._code, "message": "not from this version"}}
+                    yield {"type": "ERROR", "object": {"code": self._code, "message": _MESSAGES[self._code]}}
                     return
                 new = [event for event in self._events if event[0] > told]
                 if not new:
