@@ -43,6 +43,10 @@ class ApiError(Exception):
         return headers
 
 
+class SlowReaderError(Exception):
+    """The client has stopped reading its answer for too long, so that there is nobody to send an error to."""
+
+
 def shown(value: object) -> str:
     """`value` as it may appear in a message: its repr, cut to `SHOWN_CHARACTERS`."""
     text = repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)

@@ -10,21 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stageline_api.endpoints import Endpoints
-from stageline_gateway.engine_client.generation import EngineClient, Patience
-from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
+from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.discovery_file import EndpointsFile
 from stageline_gateway.groups.probing import Prober
-from stageline_gateway.groups.watching import kept_going
+from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.relay.dispatch import Dispatcher
-from stageline_gateway.relay.placement import Persistence
-from stageline_gateway.relay.runs import Runs
+from stageline_gateway.relay.placement import RetryPolicy, Runs
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 
 class Discovery(Protocol):
-    """Feeds `Served`."""
+    """Feeds `DiscoveredGroups`."""
 
     def age_seconds(self) -> float:
         """How long ago what is served was last seen to be so."""
@@ -50,7 +48,7 @@ class Fleet:
         """Keep watch over the groups while the context lasts."""
         self.discovery.refresh()
         watches = {"what is served": self.discovery.run, "engines": self.prober.run}
-        tasks = [asyncio.create_task(kept_going(name, watch)) for name, watch in watches.items()]
+        tasks = [asyncio.create_task(run_forever(name, watch)) for name, watch in watches.items()]
         try:
             yield
         finally:
@@ -63,8 +61,8 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
     """The fleet that `settings` describe. Call it where an event loop will run it."""
     path = settings.endpoints_path
     source = f"namespace {settings.namespace}" if path is None else f"endpoints file {path}"
-    served = Served(source, on_problem=metrics.state.endpoints_stale)
-    backends = Backends(served)
+    discovered = DiscoveredGroups(source, on_problem=metrics.state.endpoints_stale)
+    backends = Backends(discovered)
     period_seconds = settings.probe_interval_seconds + settings.probe_timeout_seconds
     runs = Runs(backends, silent_probe_seconds=period_seconds, drain_patience_seconds=settings.drain_patience_seconds)
 
@@ -73,33 +71,35 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
         look_over()
 
     def look_over() -> None:
-        models = served.models()
+        models = discovered.models()
         metrics.show_groups(
             {model: [group.ready for group in backends.groups_of(model)] for model in models},
-            {model: backends.open_circuits(model) for model in models},
+            {model: backends.open_breakers(model) for model in models},
         )
         runs.review()
 
-    served.on_change = changed
-    patience = Patience(settings.connect_timeout_seconds, settings.idle_timeout_seconds, settings.stall_timeout_seconds)
-    persistence = Persistence(
+    discovered.on_change = changed
+    timeouts = EngineTimeouts(
+        settings.connect_timeout_seconds, settings.idle_timeout_seconds, settings.stall_timeout_seconds
+    )
+    retry = RetryPolicy(
         hold_seconds=settings.hold_seconds,
         resume_window_seconds=settings.resume_window_seconds,
         most_losses=settings.most_losses,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    dispatcher = Dispatcher(backends, EngineClient(patience), runs, metrics, persistence)
+    dispatcher = Dispatcher(backends, EngineClient(timeouts), runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
     prober = Prober(backends, *intervals, runs.heard_since, look_over)
-    discovery = _discovery(settings, served)
+    discovery = _discovery(settings, discovered)
     metrics.state.follow_discovery(discovery.age_seconds)
     return Fleet(backends, dispatcher, discovery, prober)
 
 
-def _discovery(settings: GatewaySettings, served: Served) -> Discovery:
+def _discovery(settings: GatewaySettings, discovered: DiscoveredGroups) -> Discovery:
     if settings.endpoints_path is not None:
-        return EndpointsFile(settings.endpoints_path, served, settings.poll_seconds)
+        return EndpointsFile(settings.endpoints_path, discovered, settings.poll_seconds)
     # Imported only where it is used: on one machine no Kubernetes client is needed.
     from stageline_gateway.groups.discovery_kubernetes import KubernetesDiscovery
 
-    return KubernetesDiscovery(settings.namespace, served, settings.relist_seconds)
+    return KubernetesDiscovery(settings.namespace, discovered, settings.relist_seconds)

@@ -8,7 +8,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_gateway.server.certificate_expiry import NoExpiryError, expiry_of
+from stageline_gateway.server.tls import NoExpiryError, expiry_of
 
 
 @pytest.mark.parametrize(

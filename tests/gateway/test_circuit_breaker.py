@@ -5,11 +5,9 @@ from contextlib import ExitStack, suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.circuit_breaker import CLOSED, Circuit, CircuitPolicy
-from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.groups.backends import CLOSED, Backends, BreakerPolicy, CircuitBreaker, DiscoveredGroups
 
-POLICY = CircuitPolicy(failures_to_open=3, cool_down_seconds=1.0, longest_cool_down_seconds=5.0, trial_seconds=2.0)
+POLICY = BreakerPolicy(failures_to_open=3, cool_down_seconds=1.0, longest_cool_down_seconds=5.0, trial_seconds=2.0)
 
 
 def test_three_failures_in_a_row_open_it_and_a_token_between_them_starts_over() -> None:
@@ -50,11 +48,11 @@ def test_a_trial_that_shows_nothing_holds_the_others_for_its_time_and_no_longer(
 
 def test_an_engine_in_doubt_gets_one_request_in_a_trials_time_however_soon_clients_leave() -> None:
     now = [0.0]
-    backends = Backends(Served("test"), policy=POLICY, clock=lambda: now[0])
-    backends.set_circuit("a", CLOSED.failed(0.0, POLICY, at_once=True))
+    backends = Backends(DiscoveredGroups("test"), policy=POLICY, clock=lambda: now[0])
+    backends.set_breaker("a", CLOSED.failed(0.0, POLICY, at_once=True))
     let_through: list[float] = []
     while now[0] < 10:
-        if backends.circuit_of("a").admits(now[0]):
+        if backends.breaker_of("a").admits(now[0]):
             with suppress(GeneratorExit), backends.trial("a"):
                 let_through.append(now[0])
                 raise GeneratorExit  # its client leaves at once
@@ -64,14 +62,14 @@ def test_an_engine_in_doubt_gets_one_request_in_a_trials_time_however_soon_clien
 
 def test_a_request_from_before_the_opening_ends_no_trial() -> None:
     now = [0.0]
-    backends = Backends(Served("test"), policy=POLICY, clock=lambda: now[0])
+    backends = Backends(DiscoveredGroups("test"), policy=POLICY, clock=lambda: now[0])
     with ExitStack() as running:
         running.enter_context(backends.trial("a"))
-        backends.set_circuit("a", backends.circuit_of("a").failed(0.0, POLICY, at_once=True))
+        backends.set_breaker("a", backends.breaker_of("a").failed(0.0, POLICY, at_once=True))
         now[0] = 1.0
         with backends.trial("a"):
             running.close()
-            assert not backends.circuit_of("a").admits(1.5)
+            assert not backends.breaker_of("a").admits(1.5)
 
 
 def test_the_cool_down_doubles_up_to_its_limit() -> None:
@@ -106,7 +104,7 @@ def test_it_always_admits_again_and_never_rests_longer_than_the_limit(steps: lis
             assert circuit.failures < POLICY.failures_to_open
 
 
-def _after(circuit: Circuit, step: str, now: float) -> Circuit:
+def _after(circuit: CircuitBreaker, step: str, now: float) -> CircuitBreaker:
     match step:
         case "start":
             return circuit.started(now, POLICY) if circuit.admits(now) else circuit

@@ -16,7 +16,7 @@ from stageline_api.health import Phase
 from stageline_gateway.command import gateway as gateway_command
 from stageline_gateway.groups.pod_endpoints import endpoints_of
 from stageline_gateway.groups.probing import ANOTHER_GROUP
-from stageline_gateway.relay.runs import Runs
+from stageline_gateway.relay.placement import Runs
 from stageline_gateway.settings import GatewaySettings
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "x"}

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_gateway.admission.key_limits import WINDOW_SECONDS, KeyUse
-from stageline_gateway.admission.keys import Limits
+from stageline_gateway.admission.keys import WINDOW_SECONDS, KeyUse, Limits
 
 
 def use_of(limits: Limits, now_seconds: float = 0.0) -> KeyUse:

@@ -65,7 +65,8 @@ def make_trouble(url: str, engine: ScriptedEngine, keys: Path) -> None:
 
 PLANTED = """
 import asyncio
-from stageline_gateway import completions, shapes, tokenize_routes
+from stageline_gateway.endpoints import completions, tokenizing
+from stageline_gateway.openai_api import answer_shapes
 
 chat_to_generate = completions.chat_to_generate
 
@@ -94,8 +95,8 @@ def bug_in_answer(self, text, logprobs, reason):
 def bug_in_route(fields):
     raise OSError(5, str(fields), fields["messages"][0]["content"])
 
-completions.chat_to_generate, shapes.ChatShape.whole = bug_in_checks, bug_in_answer
-tokenize_routes.parse_tokenize = bug_in_route
+completions.chat_to_generate, answer_shapes.ChatShape.whole = bug_in_checks, bug_in_answer
+tokenizing.parse_tokenize = bug_in_route
 from stageline_gateway.command import gateway
 gateway()
 """

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
-from stageline_gateway.admission.body_memory import BodyHold, Intake
+from stageline_gateway.admission.request_body import BodyMemory, HeldBody
 from stageline_gateway.errors import ApiError
 from stageline_gateway.server import http_protocol
 from stageline_gateway.server.http_protocol import GatewayProtocol
@@ -184,8 +184,8 @@ STEPS = st.lists(
 @given(STEPS)
 def test_bytes_held_are_those_of_the_holds_and_never_above_the_limit(steps: list[tuple[int, str, int]]) -> None:
     shown: list[int] = []
-    intake = Intake(limit_bytes=100, on_change=shown.append)
-    holds = [BodyHold(intake).__enter__() for _ in range(4)]
+    memory = BodyMemory(limit_bytes=100, on_change=shown.append)
+    holds = [HeldBody(memory).__enter__() for _ in range(4)]
     for index, step, size_bytes in steps:
         hold = holds[index]
         match step:
@@ -196,14 +196,14 @@ def test_bytes_held_are_those_of_the_holds_and_never_above_the_limit(steps: list
                 hold.has_come()
             case _:
                 hold.give_back()
-        assert intake.held_bytes == sum(one.size_bytes for one in holds) <= intake.most_held_bytes <= 100
-        assert not shown or shown[-1] == intake.held_bytes
+        assert memory.held_bytes == sum(one.size_bytes for one in holds) <= memory.most_held_bytes <= 100
+        assert not shown or shown[-1] == memory.held_bytes
     for hold in holds:
         hold.__exit__(None, None, None)
-    assert (intake.held_bytes, intake.num_reading) == (0, 0)
+    assert (memory.held_bytes, memory.num_reading) == (0, 0)
 
 
 def test_no_room_is_said_with_a_time_to_come_back() -> None:
-    with BodyHold(Intake(limit_bytes=10, retry_after_seconds=3)) as hold, pytest.raises(ApiError) as refused:
+    with HeldBody(BodyMemory(limit_bytes=10, retry_after_seconds=3)) as hold, pytest.raises(ApiError) as refused:
         hold.grow(11)
     assert (refused.value.status, refused.value.headers()["retry-after"]) == (503, "3")

@@ -10,8 +10,7 @@ from processes.scripted_engine import Drop, ScriptedEngine, answer
 from processes.span_collector import SpanCollector
 from stageline_api.errors import UserError
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.telemetry.request_context import TraceContext
-from stageline_gateway.telemetry.tracing import open_tracing
+from stageline_gateway.telemetry.tracing import TraceContext, open_tracing
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"

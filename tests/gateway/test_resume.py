@@ -73,7 +73,7 @@ def test_a_stream_goes_on_unbroken(
 
 
 class ShortOnce:
-    """A gateway's `Patience` that is short for one silence alone: the one after so many events with tokens.
+    """A gateway's `EngineTimeouts` that is short for one silence alone: the one after so many events with tokens.
 
     Were it so for all, a silence of a busy machine would end a run that is not counted here.
     """
@@ -98,7 +98,7 @@ def test_a_stream_whose_engine_stalls_goes_on_unbroken(
     after: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet, "Patience", lambda *_: ShortOnce(after))
+    monkeypatch.setattr(fleet, "EngineTimeouts", lambda *_: ShortOnce(after))
     with running_gateway(settings) as gateway:
         assert_goes_on_unbroken(gateway, engine, other_engine, Hold(), after)
 

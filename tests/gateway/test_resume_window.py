@@ -17,10 +17,8 @@ from stageline_api.endpoints import Endpoints
 from stageline_api.engine_http import Admitted, Delta, GenerateRequest, SamplingParams, TextPrompt
 from stageline_gateway import fleet
 from stageline_gateway.errors import ApiError, not_ready
-from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.discovered_groups import Served
-from stageline_gateway.relay.placement import Persistence, Search
-from stageline_gateway.relay.resume import Progress
+from stageline_gateway.groups.backends import Backends, DiscoveredGroups
+from stageline_gateway.relay.placement import Progress, RetryPolicy, Search
 from stageline_gateway.settings import GatewaySettings
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "x", "logprobs": 0, "max_tokens": 20, "stream": True}
@@ -63,13 +61,13 @@ class Searching:
     def __init__(self) -> None:
         self.clock = TickingClock()
         self.group = group("http://127.0.0.1:1")
-        backends = Backends(Served("a test"), clock=self.clock)
+        backends = Backends(DiscoveredGroups("a test"), clock=self.clock)
         endpoints = Endpoints(groups=(self.group,))
-        backends.served.accept(endpoints)
+        backends.discovered.accept(endpoints)
         backends.take(endpoints)
         request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"), sampling=SamplingParams())
         self.progress = Progress(request)
-        self.search = Search(backends, MODEL, self.progress, "", Persistence(resume_window_seconds=WINDOW_SECONDS))
+        self.search = Search(backends, MODEL, self.progress, "", RetryPolicy(resume_window_seconds=WINDOW_SECONDS))
 
     def lost(self) -> None:
         """The group fails it."""

@@ -23,11 +23,9 @@ from stageline_api.engine_http import (
 from stageline_api.health import Phase
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import EngineLostError, LossKind
-from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import identity
-from stageline_gateway.relay.resume import Progress
-from stageline_gateway.relay.runs import Runs
+from stageline_gateway.relay.placement import Progress, Runs
 from stageline_gateway.settings import GatewaySettings
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "x", "max_tokens": 20, "stream": True}
@@ -116,10 +114,10 @@ def test_a_request_that_can_go_nowhere_else_ends_on_the_group_that_drains(
 def test_as_many_leave_a_draining_group_as_there_is_room_for() -> None:
     async def run() -> None:
         draining, other = group("http://127.0.0.1:1", 0), group("http://127.0.0.1:2", 1)
-        backends = Backends(Served("a test"))
+        backends = Backends(DiscoveredGroups("a test"))
         runs = Runs(backends)
         endpoints = Endpoints(groups=(draining.model_copy(update={"ready": False, "draining": True}), other))
-        backends.served.accept(endpoints)
+        backends.discovered.accept(endpoints)
         backends.take(endpoints)
         connections = [EngineConnection() for _ in range(5)]
         waits = [asyncio.create_task(connection.line(60.0)) for connection in connections]

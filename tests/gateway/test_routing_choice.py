@@ -6,15 +6,20 @@ from hypothesis import strategies as st
 from processes.gateway_harness import group
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import ChatMessage, ChatPrompt, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
-from stageline_gateway.groups.affinity import (
+from stageline_gateway.groups.routing import (
+    EXPECTED_ANSWER_TOKENS,
     LOAD_FACTOR,
     LOAD_SLACK_TOKENS,
     PREFIX_CHARACTERS,
     PREFIX_TOKENS,
+    Ledger,
+    Load,
     affinity_key,
+    choose,
+    expected_tokens,
+    identity,
     ranked,
 )
-from stageline_gateway.groups.routing import EXPECTED_ANSWER_TOKENS, Ledger, Load, choose, expected_tokens, identity
 
 LOADS = st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 5)), min_size=1, max_size=6)
 KEYS = st.text(min_size=1, max_size=8)

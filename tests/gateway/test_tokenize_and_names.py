@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from processes.gateway_harness import MODEL, RunningGateway, group
 from processes.scripted_engine import Refuse, ScriptedEngine
 from stageline_api.engine_http import EngineError, ErrorCode
-from stageline_gateway.telemetry.request_context import RequestContext, TraceContext
+from stageline_gateway.telemetry.tracing import RequestContext, TraceContext
 
 TOKENIZED = (200, '{"token_ids": [5, 6], "max_model_len": 99, "texts": ["a", "b"]}')
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -8,17 +8,16 @@ permit, which raises `ApiError` instead when there is no room, and what it still
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from stageline_api.engine_http import Admitted, Delta, Finished
-from stageline_gateway.admission.body_memory import BodyHold, Intake
-from stageline_gateway.admission.key_limits import Allowance, Exceeded, KeyUse
-from stageline_gateway.admission.keys import ANYONE, Caller
+from stageline_gateway.admission.keys import ANYONE, Allowance, Caller, Exceeded, KeyUse
 from stageline_gateway.admission.keys_file import KeysFile
-from stageline_gateway.engine_client.stream_events import StreamEvent
+from stageline_gateway.admission.request_body import BodyMemory, HeldBody
+from stageline_gateway.engine_client.generation import StreamEvent
 from stageline_gateway.errors import ApiError, bad_value
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 
@@ -34,8 +33,7 @@ class Admission:
     open_limit: int = 4096
     """Choices of all requests that may be open: each holds buffers and a connection to an engine."""
     retry_after_seconds: float = 2.0
-    intake: Intake = field(default_factory=Intake)
-    """Bytes of bodies."""
+    bodies: BodyMemory = field(default_factory=BodyMemory)
     now_seconds: Callable[[], float] = time.monotonic
     waiting: Counter[str] = field(default_factory=Counter)
     open: int = 0
@@ -45,21 +43,21 @@ class Admission:
     """Why clients should go elsewhere by now, though what comes is still let in."""
     _uses: dict[str, KeyUse] = field(default_factory=dict)
 
-    def caller_of(self, authorization: str | None) -> Caller:
-        """Who sent the header `Authorization`; raises ApiError 401."""
-        return ANYONE if self.keys is None else self.keys.ring.caller_of(authorization)
+    def caller_of(self, headers: Mapping[str, str]) -> Caller:
+        """Who sent a request with these headers; raises ApiError 401."""
+        return ANYONE if self.keys is None else self.keys.ring.caller_of(headers.get("authorization"))
 
     def close(self, reason: str) -> None:
         """Let nothing in from now on."""
         self.closed_because = reason
 
-    def body_of(self, caller: Caller) -> BodyHold:
+    def body_of(self, caller: Caller) -> HeldBody:
         """What counts the body of a request of `caller`; raises ApiError 429 or 503 when it need not be read at all."""
         try:
             self._check_caller(self.use_of(caller))
         except ApiError as error:
             raise self._counted(caller, error) from None
-        return BodyHold(self.intake)
+        return HeldBody(self.bodies)
 
     def leave(self, reason: str) -> None:
         """Say from now on that clients belong elsewhere."""
@@ -70,14 +68,14 @@ class Admission:
         """Why new requests don't belong here; empty while they do."""
         return self.closed_because or self.leaving_because
 
-    def permit(self, caller: Caller, model: str, hold: BodyHold, places: int = 1) -> "Permit":
-        """What lets one request of `caller` in, whose body `hold` counts; the permit gives that back too.
+    def permit(self, caller: Caller, model: str, body: HeldBody, places: int = 1) -> "Permit":
+        """What lets one request of `caller` in, whose body `body` counts; the permit gives that back too.
 
         `places` is how many choices it asks for; raises ApiError 400 when so many could never come in together.
         """
         if places > 1:
             self._check_ever(caller, places)
-        return Permit(self, caller, model, hold.keep(), places)
+        return Permit(self, caller, model, body.keep(), places)
 
     def use_of(self, caller: Caller) -> KeyUse:
         """The use of a key, brought up to now."""
@@ -117,7 +115,7 @@ class Admission:
             raise self._full(self.closed_because, "draining")
         if (exceeded := use.exceeded(places)) is not None:
             raise _rate_limited(exceeded)
-        if (num_open := self.open + self.intake.num_reading) + places > self.open_limit:
+        if (num_open := self.open + self.bodies.num_reading) + places > self.open_limit:
             raise self._full(f"This gateway has {num_open} requests open, and {_no_more(places)}.", "overloaded")
 
     def _counted(self, caller: Caller, error: ApiError) -> ApiError:
@@ -145,7 +143,7 @@ class Permit:
     admission: Admission
     caller: Caller
     model: str
-    hold: BodyHold
+    body: HeldBody
     places: int = 1
     _use: KeyUse = field(init=False)
     _waiting: set[int] = field(default_factory=set)
@@ -160,7 +158,7 @@ class Permit:
         try:
             admission.check(self.caller, self._use, self.model, self.places)
         except ApiError:
-            self.hold.give_back()
+            self.body.give_back()
             raise
         self._use.begin(self.places)
         self._held = self.places
@@ -176,7 +174,7 @@ class Permit:
 
     def give_back(self) -> None:
         """Leave the places to others; once is enough."""
-        self.hold.give_back()
+        self.body.give_back()
         if self._held:
             self._wait_for(set())
             self._leave(self._held)

@@ -8,15 +8,15 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_gateway.endpoints.completions import Door
-from stageline_gateway.groups.catalog import describe_model, why_unready
+from stageline_gateway.endpoints.models import describe_model, why_unready
+from stageline_gateway.endpoints.services import Services
 from stageline_gateway.server.responses import JsonAnswer, add_error_forms
 
 
-def build_admin(door: Door) -> FastAPI:
-    """The admin application of the gateway behind `door`."""
+def build_admin(services: Services) -> FastAPI:
+    """The application for the admin port."""
     app = FastAPI(title="Stageline gateway, admin", openapi_url=None)
-    backends = door.dispatcher.backends
+    backends = services.dispatcher.backends
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -24,7 +24,7 @@ def build_admin(door: Door) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        reason = door.admission.unwelcoming_because or why_unready(backends)
+        reason = services.admission.unwelcoming_because or why_unready(backends)
         body = {"status": "not ready", "message": reason} if reason else {"status": "ready"}
         return JsonAnswer(body, status_code=503 if reason else 200)
 
@@ -34,43 +34,40 @@ def build_admin(door: Door) -> FastAPI:
 
         Says nothing about models: while none is ready, requests wait here or get the reason, so they must get in.
         """
-        served = backends.served
-        unread = "" if served.ever_read else served.problem or f"The {served.source} has not been read yet."
-        reason = door.admission.unwelcoming_because or unread
+        unread = "" if backends.discovered.ever_read else backends.discovered.why_unread
+        reason = services.admission.unwelcoming_because or unread
         return JsonAnswer({"accepting": not reason, "message": reason}, status_code=503 if reason else 200)
 
     @app.get("/status")
     async def status() -> Response:
-        return JsonAnswer(_status(door))
+        return JsonAnswer(_status(services))
 
     @app.get("/metrics")
     async def metrics_page(request: Request) -> Response:
-        body, content_type = door.metrics.exposition(request.headers.get("accept", ""))
+        body, content_type = services.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @app.post("/drain")
     async def drain() -> Response:
         """Take no more requests; those open go on. Stays so until the process ends."""
-        door.admission.close("The gateway is draining.")
-        return JsonAnswer(_status(door), status_code=202)
+        services.admission.close("The gateway is draining.")
+        return JsonAnswer(_status(services), status_code=202)
 
     add_error_forms(app)
     return app
 
 
-def _status(door: Door) -> dict[str, object]:
-    admission, backends = door.admission, door.dispatcher.backends
-    intake = admission.intake
+def _status(services: Services) -> dict[str, object]:
+    admission, backends = services.admission, services.dispatcher.backends
+    bodies, discovered = admission.bodies, backends.discovered
     return {
         "draining": bool(admission.unwelcoming_because),
         "open_requests": admission.open,
         "tasks": len(asyncio.all_tasks()),
-        "bodies": {"bytes": intake.held_bytes, "most_bytes": intake.most_held_bytes, "being_read": intake.num_reading},
+        "bodies": {"bytes": bodies.held_bytes, "most_bytes": bodies.most_held_bytes, "being_read": bodies.num_reading},
         "queued_requests": {model: count for model, count in admission.waiting.items() if count},
         "keys": None if admission.keys is None else len(admission.keys.ring.callers),
-        "problems": [one for one in (backends.served.problem, admission.keys.problem if admission.keys else "") if one],
-        "resume_window_seconds": {
-            name: backends.served.resume_window_seconds(name) for name in backends.served.models()
-        },
-        "models": [describe_model(backends, name) for name in backends.served.models()],
+        "problems": [one for one in (discovered.problem, admission.keys.problem if admission.keys else "") if one],
+        "resume_window_seconds": {name: discovered.resume_window_seconds(name) for name in discovered.models()},
+        "models": [describe_model(backends, name) for name in discovered.models()],
     }

@@ -1,14 +1,14 @@
 """One request's answer, whole or as server-sent events, from the first engine event to the last byte.
 
 A status is sent only once the engine has admitted the request, so a refusal always has its own status. After that a
-stream ends in one of two ways: with its closing chunk and `[DONE]`, or with an error event and no `[DONE]`. The
-engine's stream is closed before the answer is over, however it ends.
+stream ends in one of two ways: with its closing chunk and `[DONE]`, or with an error event and no `[DONE]`. Each event
+is written to the client before the engine's next one is read, and connections to engines are closed before the answer
+is over, however it ends.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,21 +17,19 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished, TokenLogprob
 from stageline_gateway.admission.admission import Permit
-from stageline_gateway.engine_client.stream_events import Resumed, StreamEvent
-from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
+from stageline_gateway.engine_client.generation import Resumed, StreamEvent
+from stageline_gateway.errors import ApiError, SlowReaderError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
-from stageline_gateway.relay.choices import ChoiceEvent
-from stageline_gateway.server import sse
-from stageline_gateway.server.connection import (
+from stageline_gateway.relay.dispatch import Deliver
+from stageline_gateway.server.http_protocol import (
     Ending,
-    SlowReaderError,
     abort_connection,
-    patient_send,
     run_while_connected,
+    send_within,
 )
-from stageline_gateway.server.responses import JsonAnswer, error_answer
+from stageline_gateway.server.responses import SSE_DONE, SSE_HEADERS, JsonAnswer, error_answer, sse_event
 from stageline_gateway.telemetry.request_meter import RequestMeter
-from stageline_gateway.telemetry.tracing import PassedOn, RequestSpan
+from stageline_gateway.telemetry.tracing import RequestSpan, UntracedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,8 @@ RESUMED_HEADER = "x-stageline-resumed"
 class Exchange:
     """What an answer is made from."""
 
-    events: AsyncGenerator[ChoiceEvent, None]
+    run: Callable[[Deliver], Awaitable[None]]
+    """Generates all choices, and hands over each event; raises ApiError."""
     shapes: Sequence[AnswerShape]
     """One for each choice."""
     stamp: Stamp
@@ -59,11 +58,11 @@ class Exchange:
     with_logprobs: bool = False
     include_usage: bool = False
     client_request_id: str | None = None
-    """What the client calls the request; its answer is called the same."""
-    span: RequestSpan = field(default_factory=PassedOn)
+    """The client's `X-Request-Id`, repeated in the answer."""
+    span: RequestSpan = field(default_factory=UntracedRequest)
 
-    def see(self, event: StreamEvent, choice: int) -> None:
-        """Time and count an event."""
+    def count(self, event: StreamEvent, choice: int) -> None:
+        """Account for an event in metrics, limits and places."""
         self.meter.see(event, choice)
         self.permit.see(event, choice)
         if not self.meter.choices:
@@ -71,12 +70,10 @@ class Exchange:
             self.permit.give_back()
 
     def admitted(self, event: Admitted) -> None:
-        """Tell every choice's shape."""
         for shape in self.shapes:
             shape.admitted(event)
 
     def logprobs_of(self, delta: Delta) -> Sequence[TokenLogprob] | None:
-        """What a piece reports of its tokens."""
         return delta.logprobs if self.with_logprobs else None
 
     @property
@@ -88,7 +85,7 @@ class Exchange:
 
 
 class Answer(Response):
-    """Counts a request and sees it through: answer, refusal, a client that leaves, a gateway that stops."""
+    """Answers and counts one request, whichever way it ends: answer, refusal, a client that left, a gateway's end."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()
@@ -100,11 +97,11 @@ class Answer(Response):
         """Answer; every end is counted once by its status."""
         meter = self.exchange.meter
         code = CLIENT_GONE_CODE
-        patient = patient_send(send, self.exchange.send_timeout_seconds)
+        bounded = send_within(send, self.exchange.send_timeout_seconds)
         with meter.metrics.in_flight.labels(meter.model).track_inprogress():
             try:
                 with self.exchange.permit:
-                    ending = await run_while_connected(self._closing_events(patient), receive, self.exchange.cut)
+                    ending = await run_while_connected(self._answer(bounded), receive, self.exchange.cut)
                 failure = answer_broken(CUT_OFF) if ending is Ending.CUT else None
                 code = CLIENT_GONE_CODE if ending is Ending.CLIENT_GONE and not self.started else 200
             except ApiError as error:
@@ -119,7 +116,7 @@ class Answer(Response):
             if failure is not None:
                 code = 200 if self.started else failure.status
                 try:
-                    await self._fail(failure, scope, receive, patient)
+                    await self._fail(failure, scope, receive, bounded)
                 except SlowReaderError:
                     await abort_connection(scope, receive)
             # While it is in flight: where none is, every answer has been counted.
@@ -131,10 +128,6 @@ class Answer(Response):
         }
         self.exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
 
-    async def _closing_events(self, send: Send) -> None:
-        async with aclosing(self.exchange.events):
-            await self._answer(send)
-
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
 
@@ -144,7 +137,7 @@ class Answer(Response):
             return
         if failure.status >= SERVER_ERRORS:
             self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
-        await send({"type": "http.response.body", "body": sse.event(failure.body()), "more_body": False})
+        await send({"type": "http.response.body", "body": sse_event(failure.body()), "more_body": False})
 
 
 class WholeAnswer(Answer):
@@ -154,8 +147,9 @@ class WholeAnswer(Answer):
         exchange = self.exchange
         deltas: list[list[Delta]] = [[] for _ in exchange.shapes]
         ends: dict[int, Finished] = {}
-        async for choice, event in exchange.events:
-            exchange.see(event, choice)
+
+        async def collect(choice: int, event: StreamEvent) -> None:
+            exchange.count(event, choice)
             match event:
                 case Delta():
                     deltas[choice].append(event)
@@ -165,6 +159,8 @@ class WholeAnswer(Answer):
                     exchange.admitted(event)
                 case Resumed():
                     self.resumes += 1
+
+        await exchange.run(collect)
         choices = [self._choice(shape, deltas[index], ends[index]) for index, shape in enumerate(exchange.shapes)]
         await self._send_whole(choices, usage(list(ends.values())), send)
 
@@ -189,8 +185,9 @@ class StreamedAnswer(Answer):
     async def _answer(self, send: Send) -> None:
         exchange = self.exchange
         ends: list[Finished] = []
-        async for choice, event in exchange.events:
-            exchange.see(event, choice)
+
+        async def write(choice: int, event: StreamEvent) -> None:
+            exchange.count(event, choice)
             shape = exchange.shapes[choice]
             match event:
                 case Admitted():
@@ -206,14 +203,16 @@ class StreamedAnswer(Answer):
                 case Finished():
                     ends.append(event)
                     await self._send_choices([shape.held_back(), shape.closing(event.reason)], send)
+
+        await exchange.run(write)
         await self._close(ends, send)
 
     async def _open(self, send: Send) -> None:
-        headers = [(k.encode(), v.encode()) for k, v in (sse.HEADERS | self.exchange.headers).items()]
+        headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
         self.started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         openings = [shape.opening() for shape in self.exchange.shapes]
-        chunks = b"".join(sse.event(self._chunk(opening)) for opening in openings if opening is not None)
+        chunks = b"".join(sse_event(self._chunk(opening)) for opening in openings if opening is not None)
         # Without an opening chunk a comment still tells the client that its request holds a place.
         await self._send(chunks or b": admitted\n\n", send)
 
@@ -222,12 +221,12 @@ class StreamedAnswer(Answer):
         if self.exchange.include_usage:
             counts = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [])
             resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
-            body = sse.event(counts | {"usage": usage(ends) | resumed})
-        await self._send(body + sse.DONE, send, more=False)
+            body = sse_event(counts | {"usage": usage(ends) | resumed})
+        await self._send(body + SSE_DONE, send, more=False)
 
     async def _send_choices(self, choices: Sequence[dict[str, Any] | None], send: Send) -> None:
         """One chunk for each choice that says something."""
-        chunks = b"".join(sse.event(self._chunk(choice)) for choice in choices if choice is not None)
+        chunks = b"".join(sse_event(self._chunk(choice)) for choice in choices if choice is not None)
         if chunks:
             await self._send(chunks, send)
 

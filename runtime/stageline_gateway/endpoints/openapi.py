@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-from stageline_gateway.openai_api.unsupported_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from stageline_gateway.openai_api.validation import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 
 JSON: Final = "application/json"
 _STATUSES: Final = {

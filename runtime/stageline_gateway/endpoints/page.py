@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_gateway.endpoints.completions import Door
 from stageline_gateway.endpoints.pipeline_watch import MOST_WINDOW_SECONDS, NoPictureError, PipelineWatch
+from stageline_gateway.endpoints.services import Services
 from stageline_gateway.engine_client.engine_calls import CallFailedError
 from stageline_gateway.errors import ApiError, bad_value, not_ready, shown
 from stageline_gateway.server.responses import JsonAnswer
@@ -35,14 +35,14 @@ FILES: Final = {
 }
 
 
-def add_page(app: FastAPI, door: Door, watch: PipelineWatch) -> None:
+def add_page(app: FastAPI, services: Services, watch: PipelineWatch) -> None:
     """Add the page's routes."""
     for path, (name, media_type) in FILES.items():
         _add_file(app, path, files("stageline_gateway").joinpath("page_files", name).read_bytes(), media_type)
 
     @app.get("/pipeline")
     async def pipeline(request: Request) -> Response:
-        return await _pipeline(door, watch, request)
+        return await _pipeline(services, watch, request)
 
 
 def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
@@ -51,29 +51,29 @@ def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
         return Response(content, media_type=media_type, headers=HEADERS)
 
 
-async def _pipeline(door: Door, watch: PipelineWatch, request: Request) -> Response:
-    caller = door.caller_of(request)
+async def _pipeline(services: Services, watch: PipelineWatch, request: Request) -> Response:
+    caller = services.admission.caller_of(request.headers)
     model = request.query_params.get("model", "")
     caller.check_model(model)
-    door.dispatcher.check_model(model)
+    services.dispatcher.check_model(model)
     window_seconds = _window(request.query_params.get("window_seconds"))
     wanted = request.query_params.get("group")
-    groups = door.dispatcher.backends.served.groups_of(model)
+    groups = services.dispatcher.backends.discovered.groups_of(model)
     group = next((one for one in groups if wanted is None or str(one.group) == wanted), None)
     if group is None:
         raise bad_value("group", f"'group' = {shown(wanted)} is no group of this model.")
     try:
         drawn = await watch.picture(group, window_seconds)
     except NoPictureError as error:
-        raise not_ready(str(error), door.settings.retry_after_seconds) from None
+        raise not_ready(str(error), services.settings.retry_after_seconds) from None
     except CallFailedError as failure:
-        raise _unanswered(failure.error, door) from None
+        raise _unanswered(failure.error, services) from None
     return JsonAnswer({"model": model, "group": group.group, "incarnation": group.incarnation} | drawn)
 
 
-def _unanswered(error: ApiError, door: Door) -> ApiError:
+def _unanswered(error: ApiError, services: Services) -> ApiError:
     """An engine that is gone is not the client's fault, nor this gateway's."""
-    return not_ready(error.message, door.settings.retry_after_seconds)
+    return not_ready(error.message, services.settings.retry_after_seconds)
 
 
 def _window(text: str | None) -> float:

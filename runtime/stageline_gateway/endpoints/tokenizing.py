@@ -3,19 +3,26 @@
 The bodies are those of vLLM's endpoints of the same names.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Protocol, TypeVar
 
+from fastapi import FastAPI
 from pydantic import Field
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
-from stageline_gateway.engine_client.engine_calls import EngineCalls
-from stageline_gateway.errors import bad_value
-from stageline_gateway.openai_api.chat_checks import check_messages, check_tool_names
-from stageline_gateway.openai_api.chat_types import MAX_TOOLS, Message, Strict, Tool
+from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE
+from stageline_gateway.endpoints.services import Services
+from stageline_gateway.engine_client.engine_calls import CallFailedError, EngineCalls
+from stageline_gateway.errors import ApiError, bad_value, not_ready
+from stageline_gateway.groups.routing import choose, why_not_ready
+from stageline_gateway.openai_api.chat_types import MAX_TOOLS, Message, Strict, Tool, check_messages, check_tool_names
 from stageline_gateway.openai_api.request_types import TokenId
 from stageline_gateway.openai_api.translate import chat_prompt
 from stageline_gateway.openai_api.validation import checked
+from stageline_gateway.server.responses import JsonAnswer, error_answer
+from stageline_gateway.telemetry.tracing import RequestContext
 
 MAX_TOKENS = 4 * 1024 * 1024
 
@@ -81,3 +88,71 @@ async def detokenize(
     asked = DetokenizeRequest(token_ids=tuple(body.tokens))
     done = await calls.post(f"{engine_url}/v1/detokenize", asked, Detokenized, names)
     return {"prompt": done.text}
+
+
+class NamesModel(Protocol):
+    """A checked body."""
+
+    @property
+    def model(self) -> str:
+        """The model asked for."""
+
+
+Body = TypeVar("Body", bound=NamesModel)
+
+
+def add_tokenize_routes(app: FastAPI, services: Services, calls: EngineCalls) -> None:
+    """Add both routes."""
+
+    @app.post("/tokenize")
+    async def answer_tokenize(request: Request) -> Response:
+        return await _answer(services, calls, request, parse_tokenize, tokenize)
+
+    @app.post("/detokenize")
+    async def answer_detokenize(request: Request) -> Response:
+        return await _answer(services, calls, request, parse_detokenize, detokenize)
+
+
+async def _answer(
+    services: Services,
+    calls: EngineCalls,
+    request: Request,
+    parse: Callable[[Mapping[str, Any]], Body],
+    ask: Callable[[EngineCalls, str, Body, Mapping[str, str]], Awaitable[dict[str, Any]]],
+) -> Response:
+    """Counts as a request of its key, and has a place, a span and its client's names like any other."""
+    context = RequestContext.of(request.headers)
+    span = services.tracing.begin(request.url.path, context.trace)
+    mine = {} if context.request_id is None else {"x-request-id": context.request_id}
+    status = CLIENT_GONE_CODE
+    try:
+        caller = services.admission.caller_of(request.headers)
+        with services.admission.body_of(caller) as held:
+            body = parse(await held.read_object(request))
+            caller.check_model(body.model)
+            services.dispatcher.check_model(body.model)
+            permit = services.admission.permit(caller, body.model, held)
+        with permit:
+            told = await _ask(services, body, lambda url: ask(calls, url, body, mine | span.trace.headers()))
+        status = 200
+        return JsonAnswer(told, headers=mine)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE_CODE)
+    except ApiError as error:
+        status = error.status
+        return error_answer(error, mine)
+    finally:
+        span.end(status)
+
+
+async def _ask(services: Services, body: NamesModel, ask: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """What a ready engine says; raises ApiError."""
+    backends = services.dispatcher.backends
+    group = choose(backends.candidates(body.model), backends.ledger.loads)
+    if group is None:
+        message = why_not_ready(body.model, backends.groups_of(body.model))
+        raise not_ready(message, services.settings.retry_after_seconds)
+    try:
+        return await ask(group.url)
+    except CallFailedError as failure:
+        raise failure.error from None

@@ -102,7 +102,7 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class EngineTimeouts:
     """How long an engine may take."""
 
     connect_seconds: float = 2.0
@@ -115,8 +115,8 @@ class Patience:
 class EngineClient:
     """Opens connections to engines. Never goes through a proxy from the environment."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: EngineTimeouts) -> None:
+        self._timeouts = timeouts
 
     async def events(
         self,
@@ -125,7 +125,7 @@ class EngineClient:
         on_open: Callable[[EngineConnection], None] = lambda _: None,
     ) -> AsyncGenerator[EngineEvent, None]:
         """The events of `request` on the engine at `url`; raises the three errors."""
-        limit_seconds = self._patience.idle_seconds
+        limit_seconds = self._timeouts.idle_seconds
         order = _Order()
         connection, host = await self._open(url)
         try:
@@ -136,7 +136,7 @@ class EngineClient:
             while (line := await connection.line(limit_seconds)) is not None:
                 event = order.check(_parse(line))
                 if isinstance(event, Delta):
-                    limit_seconds = self._patience.stall_seconds
+                    limit_seconds = self._timeouts.stall_seconds
                 yield event
         except ConnectionBrokenError as error:
             raise EngineLostError(LossKind.CONNECTION_LOST, str(error)) from None
@@ -154,7 +154,7 @@ class EngineClient:
             if parts.scheme != "http" or not parts.hostname:
                 raise ValueError(url)
             loop = asyncio.get_running_loop()
-            async with asyncio.timeout(self._patience.connect_seconds):
+            async with asyncio.timeout(self._timeouts.connect_seconds):
                 _, connection = await loop.create_connection(EngineConnection, parts.hostname, parts.port or 80)
         except (OSError, ValueError):  # TimeoutError is an OSError
             raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
@@ -173,3 +173,11 @@ def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
         return EngineRefusedError(EngineError.model_validate_json(body))
     except ValidationError:
         return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The engine was lost after the request had been admitted, and from here on another run continues it."""
+
+
+StreamEvent = EngineEvent | Resumed

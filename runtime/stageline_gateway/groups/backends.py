@@ -1,21 +1,136 @@
 """Which groups may take a request now: what discovery says, what the last probe found, what requests ran into.
 
-Discovery alone makes a group ready; a probe that it failed or a circuit that is open only takes it out again. So a
-backend that is gone is left alone within a probe period even if discovery never hears of its end.
+Discovery alone makes a group ready; a failed probe or an open circuit breaker only takes it out again. So a backend
+that is gone is left alone within a probe period even if discovery never hears of its end. A version of the groups that
+discovery can't read keeps the last good one in force, is logged once, and shows in a metric; it never empties the
+gateway.
+
+The circuit breaker of one incarnation of a group is an immutable state and the steps between states. Closed: requests
+pass, and failures in a row are counted. Open: none passes for a cool-down. Half-open: after it one request is let
+through on trial; if it gets a token the breaker closes, if it fails the breaker opens for twice as long. A trial that
+shows neither for `trial_seconds` (a long queue, a client that left) holds the others no longer: the next one is let
+through on trial too. So however requests end, an engine in doubt gets one in that time and no more.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from stageline_api.endpoints import Endpoints, GroupEndpoint
+from stageline_api.endpoints import DEFAULT_RESUME_WINDOW_SECONDS, Endpoints, GroupEndpoint
 from stageline_gateway.engine_client.generation import EngineLostError, LossKind
-from stageline_gateway.groups.circuit_breaker import CLOSED, Circuit, CircuitPolicy
-from stageline_gateway.groups.discovered_groups import Served
 from stageline_gateway.groups.routing import Ledger, identity
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DiscoveredGroups:
+    """The last good version of what discovery found. `problem` is why the newest can't be read, or empty."""
+
+    source: str
+    """What discovery reads, for messages: a file, a namespace."""
+    on_change: Callable[[Endpoints], None] = lambda _: None
+    on_problem: Callable[[bool], None] = lambda _: None
+    current: Endpoints = field(default_factory=Endpoints)
+    ever_read: bool = False
+    problem: str = ""
+    first_seen: dict[str, int] = field(default_factory=dict)
+    """Served name -> unix time it first appeared, OpenAI's `created` of a model."""
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*(group.model for group in self.current.groups), *self.current.models]))
+
+    @property
+    def why_unread(self) -> str:
+        """Why no version has been read yet."""
+        return self.problem or f"The {self.source} has not been read yet."
+
+    def fail(self, problem: str) -> None:
+        """The newest version can't be read."""
+        if problem != self.problem:
+            consequence = "the last good version stays in force" if self.ever_read else "nothing is served yet"
+            logger.warning("%s; %s", problem, consequence)
+        self.problem = problem
+        self.on_problem(True)
+
+    def accept(self, endpoints: Endpoints) -> None:
+        if self.problem or endpoints != self.current or not self.ever_read:
+            ready = sum(group.ready for group in endpoints.groups)
+            logger.info("%s read: groups=%d ready=%d", self.source, len(endpoints.groups), ready)
+        self.current, self.ever_read, self.problem = endpoints, True, ""
+        self.first_seen = {name: self.first_seen.get(name, int(time.time())) for name in self.models()}
+        self.on_problem(False)
+        self.on_change(endpoints)
+
+    def resume_window_seconds(self, model: str) -> float:
+        """How long an answer of `model` that has begun waits for a group that continues it."""
+        return self.current.resume_window_seconds.get(model, DEFAULT_RESUME_WINDOW_SECONDS)
+
+    def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
+        """All groups that are said to serve `model`, ready or not."""
+        return tuple(group for group in self.current.groups if group.model == model)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """When a breaker opens, and for how long."""
+
+    failures_to_open: int = 3
+    """Failures in a row. An engine that can't be reached at all opens it at once."""
+    cool_down_seconds: float = 1.0
+    longest_cool_down_seconds: float = 30.0
+    trial_seconds: float = 2.0
+    """How long a trial keeps other requests away."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitBreaker:
+    """What requests have shown of a group's engine. Times are seconds on one monotonic clock."""
+
+    failures: int = 0
+    """In a row."""
+    openings: int = 0
+    """In a row; 0 means closed."""
+    shut_until_seconds: float = 0.0
+    """No request passes before this: the end of the cool-down, or of the last trial's time."""
+    cooled_at_seconds: float = 0.0
+    """The end of the cool-down."""
+
+    @property
+    def is_closed(self) -> bool:
+        return self.openings == 0
+
+    def admits(self, now_seconds: float) -> bool:
+        return self.is_closed or now_seconds >= self.shut_until_seconds
+
+    def started(self, now_seconds: float, policy: BreakerPolicy) -> "CircuitBreaker":
+        """A request was let through."""
+        return self if self.is_closed else replace(self, shut_until_seconds=now_seconds + policy.trial_seconds)
+
+    def answered(self) -> "CircuitBreaker":
+        """A request got a token."""
+        return CLOSED
+
+    def failed(self, now_seconds: float, policy: BreakerPolicy, at_once: bool = False) -> "CircuitBreaker":
+        """A request failed; `at_once` when no other would have gone better."""
+        failures = self.failures + 1
+        if self.is_closed and not at_once and failures < policy.failures_to_open:
+            return replace(self, failures=failures)
+        if now_seconds < self.cooled_at_seconds:
+            return replace(self, failures=failures)  # one of several that were under way when it opened
+        cool_down_seconds = min(
+            policy.cool_down_seconds * 2.0 ** min(self.openings, 30), policy.longest_cool_down_seconds
+        )
+        cooled_at_seconds = now_seconds + cool_down_seconds
+        return CircuitBreaker(failures, self.openings + 1, cooled_at_seconds, cooled_at_seconds)
+
+
+CLOSED: Final = CircuitBreaker()
+
 
 SILENT: Final = "its engine does not answer its probe"
 """Not the same as one that can't be reached: nobody says that it is gone. Its machine may have vanished, or be busy."""
@@ -25,11 +140,11 @@ SILENT: Final = "its engine does not answer its probe"
 class Backends:
     """All that is known of the groups; everything but `served` is keyed by `identity`."""
 
-    served: Served
+    discovered: DiscoveredGroups
     ledger: Ledger = field(default_factory=Ledger)
-    policy: CircuitPolicy = field(default_factory=CircuitPolicy)
+    policy: BreakerPolicy = field(default_factory=BreakerPolicy)
     clock: Callable[[], float] = time.monotonic
-    circuits: dict[str, Circuit] = field(default_factory=dict)
+    breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
     probe_failures: dict[str, str] = field(default_factory=dict)
     """Why the last probe of a group failed, one sentence."""
     draining_since: dict[str, float] = field(default_factory=dict)
@@ -43,7 +158,7 @@ class Backends:
 
     def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
         """All groups of `model`; ready are those that may take a request, the others say why not."""
-        return tuple(self._judged(group) for group in self.served.groups_of(model))
+        return tuple(self._judged(group) for group in self.discovered.groups_of(model))
 
     def candidates(self, model: str, excluded: Collection[str] = ()) -> list[GroupEndpoint]:
         """Groups that may take a request of `model` now, but for the excluded identities."""
@@ -53,14 +168,14 @@ class Backends:
         """Discovery has a new version: forget what isn't in it."""
         known = {identity(group): group for group in endpoints.groups}
         self.ledger.keep(known.keys())
-        self.circuits = {key: circuit for key, circuit in self.circuits.items() if key in known}
+        self.breakers = {key: breaker for key, breaker in self.breakers.items() if key in known}
         self.probe_failures = {key: why for key, why in self.probe_failures.items() if key in known}
         self.queue_rooms = {key: room for key, room in self.queue_rooms.items() if key in known}
         now = self.clock()
         self.said_to_drain &= known.keys()
         draining = {key for key, group in known.items() if group.draining or key in self.said_to_drain}
         self.draining_since = {key: self.draining_since.get(key, now) for key in draining}
-        self.tell()
+        self.notify()
 
     def probed(self, group: GroupEndpoint, failure: str, drains: bool = False) -> bool:
         """What a probe found; `failure` is empty when the engine takes requests. Returns whether it is news."""
@@ -74,7 +189,7 @@ class Backends:
             self.probe_failures[key] = failure
         else:
             self.probe_failures.pop(key, None)
-        self.tell()
+        self.notify()
         return True
 
     def has_room(self, key: str) -> bool:
@@ -92,40 +207,38 @@ class Backends:
         if key in self.queue_rooms:
             self.queue_rooms[key] = 0
 
-    def circuit_of(self, key: str) -> Circuit:
-        """A group's circuit."""
-        return self.circuits.get(key, CLOSED)
+    def breaker_of(self, key: str) -> CircuitBreaker:
+        return self.breakers.get(key, CLOSED)
 
-    def set_circuit(self, key: str, circuit: Circuit) -> None:
-        """Remember a circuit's next state."""
-        if circuit is CLOSED:
-            self.circuits.pop(key, None)
+    def set_breaker(self, key: str, breaker: CircuitBreaker) -> None:
+        if breaker is CLOSED:
+            self.breakers.pop(key, None)
         else:
-            self.circuits[key] = circuit
+            self.breakers[key] = breaker
 
     @contextmanager
     def trial(self, key: str) -> Iterator[None]:
-        """A request runs on a group; tells its circuit if the engine is lost."""
-        self.set_circuit(key, self.circuit_of(key).started(self.clock(), self.policy))
+        """Account for a request's run on a group in its breaker, while the context lasts."""
+        self.set_breaker(key, self.breaker_of(key).started(self.clock(), self.policy))
         try:
             yield
         except EngineLostError as error:
             if error.kind is not LossKind.LEFT:
                 at_once = error.kind is LossKind.UNREACHABLE
-                self.set_circuit(key, self.circuit_of(key).failed(self.clock(), self.policy, at_once))
+                self.set_breaker(key, self.breaker_of(key).failed(self.clock(), self.policy, at_once))
             raise
 
     def answered(self, key: str) -> None:
         """A request got a token from a group."""
-        if key in self.circuits:
-            self.set_circuit(key, self.circuit_of(key).answered())
+        if key in self.breakers:
+            self.set_breaker(key, self.breaker_of(key).answered())
 
-    def open_circuits(self, model: str) -> int:
-        """How many groups of `model` have a circuit that isn't closed."""
-        return sum(not self.circuit_of(identity(group)).is_closed for group in self.served.groups_of(model))
+    def open_breakers(self, model: str) -> int:
+        """How many groups of `model` have a breaker that isn't closed."""
+        return sum(not self.breaker_of(identity(group)).is_closed for group in self.discovered.groups_of(model))
 
-    def tell(self) -> None:
-        """Wake those who wait for a change."""
+    def notify(self) -> None:
+        """Wake those who wait in `changed`."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -142,6 +255,6 @@ class Backends:
         if not group.ready:
             return group
         reason = self.probe_failures.get(key, "")
-        if not reason and not self.circuit_of(key).admits(self.clock()):
+        if not reason and not self.breaker_of(key).admits(self.clock()):
             reason = "its engine failed several requests, and rests"
         return group.model_copy(update={"ready": False, "message": reason}) if reason else group

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from stageline_api.endpoints import Endpoints
 from stageline_gateway.errors import shown
-from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.groups.backends import DiscoveredGroups
 
 FileIdentity = tuple[int, int, int]
 """Inode, modification time in ns, size: at least one of them changes when a file is replaced."""
@@ -23,7 +23,7 @@ class EndpointsFile:
     """Feeds `served` from a file."""
 
     path: Path
-    served: Served
+    discovered: DiscoveredGroups
     poll_seconds: float
     _identity: FileIdentity | None = None
     _good_at: float = field(default_factory=time.monotonic)
@@ -38,13 +38,13 @@ class EndpointsFile:
             found = self.path.stat()
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
             if identity == self._identity:
-                if not self.served.problem:
+                if not self.discovered.problem:
                     self._good_at = time.monotonic()
                 return
             content = self.path.read_bytes()
         except OSError as error:
             self._identity = None
-            self.served.fail(f"endpoints file {self.path} can't be read: {error.strerror}")
+            self.discovered.fail(f"endpoints file {self.path} can't be read: {error.strerror}")
             return
         self._identity = identity
         try:
@@ -53,10 +53,10 @@ class EndpointsFile:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(step) for step in first["loc"]) or "top level"
             message = f"is malformed at {where}: {first['msg']}; {shown(first['input'])}"
-            self.served.fail(f"endpoints file {self.path} {message}")
+            self.discovered.fail(f"endpoints file {self.path} {message}")
             return
         self._good_at = time.monotonic()
-        self.served.accept(endpoints)
+        self.discovered.accept(endpoints)
 
     async def run(self) -> None:
         """Keep looking until cancelled."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stageline_api.resource import pipeline_model
-from stageline_gateway.groups.discovered_groups import Served
+from stageline_gateway.groups.backends import DiscoveredGroups
 from stageline_gateway.groups.pod_endpoints import STAGE_0_SELECTOR, endpoints_of
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.login import load_configuration
@@ -61,10 +61,10 @@ class _Kind:
 
 @dataclass(slots=True)
 class KubernetesDiscovery:
-    """Feeds `served` from the API server."""
+    """Feeds `discovered` from the API server."""
 
     namespace: str
-    served: Served
+    discovered: DiscoveredGroups
     relist_seconds: int
     _kinds: tuple[_Kind, _Kind] = field(default_factory=lambda: (_Kind(PODS, STAGE_0_SELECTOR), _Kind(MODELS)))
 
@@ -94,7 +94,7 @@ class KubernetesDiscovery:
                 pause_seconds = FIRST_PAUSE_SECONDS
             except Exception as error:  # also what login helpers raise: nothing that comes from outside may end this
                 reason = f"{type(error).__name__}: {error}"[:300]
-                self.served.fail(f"{self.served.source} can't be read: {reason}")
+                self.discovered.fail(f"{self.discovered.source} can't be read: {reason}")
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
@@ -113,4 +113,4 @@ class KubernetesDiscovery:
         heard.heard_at = time.monotonic()
         pods, models = (kind.objects for kind in self._kinds)
         if pods is not None and models is not None:
-            self.served.accept(endpoints_of(pods.values(), models.values()))
+            self.discovered.accept(endpoints_of(pods.values(), models.values()))

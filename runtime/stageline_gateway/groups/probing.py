@@ -69,7 +69,7 @@ class Prober:
         Also for one that discovery calls unready while requests run there: it may tell that it drains.
         """
         loads = self.backends.ledger.loads
-        groups = {identity(group): group for group in self.backends.served.current.groups if group.url}
+        groups = {identity(group): group for group in self.backends.discovered.current.groups if group.url}
         wanted = {key for key, group in groups.items() if group.ready or (key in loads and loads[key].requests)}
         for key in self._asking.keys() - wanted:
             self._asking.pop(key).cancel()

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS: Final = 1.0
 
 
-async def kept_going(
+async def run_forever(
     name: str, watch: Callable[[], Coroutine[Any, Any, None]], pause_seconds: float = PAUSE_SECONDS
 ) -> None:
     """Run `watch` again and again until cancelled. `name` is what the log calls it."""

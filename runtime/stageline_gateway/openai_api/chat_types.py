@@ -1,8 +1,12 @@
-"""The parts of a chat's body: messages with their content, tools and the choice among them."""
+"""The parts of a chat's body: messages and tools as types, and the rules between fields that types can't express."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import from_json
+
+from stageline_gateway.errors import bad_value, shown
 
 UNION_TAGS = frozenset({"#text", "#list", "#word", "#named"})
 """Names of the members of unions; they show up in an error's location and are no part of a field's path."""
@@ -114,7 +118,7 @@ Content = Annotated[
 class Message(Strict):
     """One turn. Fields that a client repeats from an earlier answer may be there as long as they are null.
 
-    Which fields a role takes is checked in `validation`, so that the error can name the one that is wrong.
+    Which fields a role takes is checked by `check_messages`, so that the error can name the one that is wrong.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -133,3 +137,49 @@ class Message(Strict):
         if self.content is None:
             return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+def check_messages(messages: list[Message]) -> None:
+    """Raise ApiError 400 for a field that its message's role doesn't take, or lacks."""
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        _check_fields(message, place)
+        for position, call in enumerate(message.tool_calls or []):
+            arguments_of(call, f"{place}.tool_calls[{position}].function.arguments")
+
+
+def _check_fields(message: Message, place: str) -> None:
+    takes = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}.get(message.role, set())
+    for name in ("tool_calls", "tool_call_id", "name"):
+        if name not in takes and getattr(message, name) is not None:
+            param = f"{place}.{name}"
+            raise bad_value(param, f"'{param}' is not supported in a message of role '{message.role}'.")
+    if message.content is None and message.tool_calls is None:
+        _missing(f"{place}.content")
+    if message.role == "tool" and message.tool_call_id is None:
+        _missing(f"{place}.tool_call_id")
+
+
+def _missing(param: str) -> None:
+    raise bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+
+
+def arguments_of(call: MadeCall, param: str) -> dict[str, Any]:
+    """The arguments as an object; raises ApiError 400 naming `param`."""
+    try:
+        value = from_json(call.function.arguments, allow_inf_nan=False)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise bad_value(param, f"'{param}' must be a JSON object; got {shown(call.function.arguments)}.")
+    return value
+
+
+def check_tool_names(tools: Sequence[Tool]) -> list[str]:
+    """The tools' names; raises ApiError 400 when two are the same."""
+    names = [tool.function.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            param = f"tools[{index}].function.name"
+            raise bad_value(param, f"'{param}' = {shown(name)} is the name of an earlier tool.")
+    return names

@@ -6,13 +6,72 @@ without a word. Extensions to OpenAI's fields: `top_k`, `min_p`,
 """
 
 import json
-from typing import Annotated, Any, Literal, assert_never
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, assert_never
 
 from pydantic import Discriminator, Field, Tag
 
 from stageline_api.engine_http import MAX_TOP_LOGPROBS
-from stageline_gateway.openai_api.chat_types import MAX_TOOLS, Message, Strict, Tool, ToolChoice, text_or_list
-from stageline_gateway.openai_api.tool_call_schemas import schema_of_calls
+from stageline_gateway.openai_api.chat_types import (
+    MAX_TOOLS,
+    Message,
+    NamedTool,
+    Strict,
+    Tool,
+    ToolChoice,
+    text_or_list,
+)
+
+MAX_PARALLEL_CALLS: Final = 16
+"""Most calls in one answer: a grammar without a bound lets a small model repeat itself to its token limit."""
+ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+
+
+def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str | None:
+    """The schema of an answer that must call, as JSON; None when it needn't."""
+    match choice:
+        case "none" | "auto":
+            return None
+        case "required":
+            calls = [_call(tool, f"#/items/anyOf/{index}/properties/arguments") for index, tool in enumerate(tools)]
+            most = MAX_PARALLEL_CALLS if parallel else 1
+            return json.dumps({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}})
+        case NamedTool(function=named):
+            chosen = next(tool for tool in tools if tool.function.name == named.name)
+            return json.dumps(_parameters(chosen))
+        case _:
+            assert_never(choice)
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """Arguments are always an object, also where the tool forgets to say so."""
+    return ANY_OBJECT | (tool.function.parameters or {})
+
+
+def _call(tool: Tool, place: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "arguments": _moved(_parameters(tool), place)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """`schema` with references to its own root (`#`, `#/…`) pointed to `place`."""
+    match schema:
+        case dict():
+            return {
+                key: place + value[1:]
+                if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
+                else _moved(value, place)
+                for key, value in schema.items()
+            }
+        case list():
+            return [_moved(one, place) for one in schema]
+        case _:
+            return schema
+
 
 INT32_MAX = 2**31 - 1
 """Token ids and counts travel as integers of fixed width behind the engine; this bounds them all."""

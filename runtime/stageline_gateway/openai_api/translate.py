@@ -18,8 +18,7 @@ from stageline_api.engine_http import (
     ToolCall,
     ToolFunction,
 )
-from stageline_gateway.openai_api.chat_checks import arguments_of
-from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool
+from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool, arguments_of
 from stageline_gateway.openai_api.request_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 
 SEED_MASK: Final = 2**63 - 1

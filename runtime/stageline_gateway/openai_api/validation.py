@@ -1,17 +1,64 @@
 """From a JSON object to a checked request, or to the one error that names what is wrong with it."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stageline_api.engine_http import MAX_SCHEMA_CHARACTERS
 from stageline_gateway.errors import ApiError, bad_value, shown
-from stageline_gateway.openai_api.chat_checks import check_messages, check_tools
-from stageline_gateway.openai_api.chat_types import UNION_TAGS
+from stageline_gateway.openai_api.chat_types import UNION_TAGS, NamedTool, check_messages, check_tool_names
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-from stageline_gateway.openai_api.unsupported_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, without_unsupported
+
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "metadata": ({},),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+
+CHAT_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    _COMMON
+    | {
+        "functions": ([],),
+        "function_call": ("none",),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+        "moderation": (),
+    }
+)
+"""Chat parameter -> values that ask for nothing."""
+
+COMPLETION_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(_COMMON | {"echo": (False,), "suffix": ()})
+"""Completion parameter -> values that ask for nothing."""
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # Types are compared too: Python's True == 1 would let `n: true` pass.
+    return value is None or any(type(value) is type(one) and value == one for one in neutral)
+
+
+def without_unsupported(fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """`fields` without the parameters that ask for nothing.
+
+    Raises ApiError 400, naming the parameter, for one that asks for something this server can't do.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in neutral:
+            kept[name] = value
+        elif not _is_neutral(value, neutral[name]):
+            rule = f"leave it out or send {neutral[name][0]!r}" if neutral[name] else "leave it out"
+            message = f"'{name}' = {shown(value)} is not supported by this server: {rule}."
+            raise bad_value(name, message, "unsupported_parameter")
+    return kept
+
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
 
@@ -77,6 +124,32 @@ def _check_schema_length(request: ChatRequest) -> None:
         param = "tools" if request.offered_tools else "response_format.json_schema.schema"
         message = f"The schema of '{param}' has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed."
         raise bad_value(param, message)
+
+
+def check_tools(request: ChatRequest) -> None:
+    """Raise ApiError 400 for tools that can't be told apart, chosen or combined as asked."""
+    names = check_tool_names(request.tools)
+    choice = request.tool_choice
+    if choice not in (None, "none") and not names:
+        raise bad_value("tool_choice", "'tool_choice' is only allowed when 'tools' are given.")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        param = "tool_choice.function.name"
+        raise bad_value(param, f"'{param}' = {shown(choice.function.name)} is none of the tools.")
+    if request.offered_tools:
+        _check_offered(request)
+
+
+def _check_offered(request: ChatRequest) -> None:
+    if request.response_format is not None and request.response_format.type != "text":
+        raise bad_value(
+            "response_format", "'response_format' can't be combined with tools; send 'tool_choice': 'none'."
+        )
+    if request.choice_of_tool != "auto":
+        return
+    for index in (index for index, tool in enumerate(request.tools) if tool.function.strict):
+        param = f"tools[{index}].function.strict"
+        message = f"'{param}' = true is only supported with 'tool_choice' 'required' or a named function."
+        raise bad_value(param, message, "unsupported_parameter")
 
 
 def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:

@@ -1,15 +1,18 @@
-"""Runs one choice of a request on a group, and on another when that one fails it, as one stream of events.
+"""Runs the choices of a request on groups and delivers their events: one loop for each choice, no queue between.
 
-The caller sees one Admitted, then Delta, then Finished, and a Resumed where another engine went on. What was only
+`deliver` is awaited for every event before the next one is read, so a client that reads slowly makes the engine wait.
+Of one choice it gets one Admitted, then Delta, then Finished, and a Resumed where another engine went on. What was only
 queued is sent to any other group. What has begun is continued by a group of the same revision, since another revision
 may hold other weights; on the same group too, when it is back in time. Until then the request waits. What can't go on
 leaves as an `ApiError`.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
@@ -20,8 +23,9 @@ from stageline_gateway.engine_client.generation import (
     EngineLostError,
     EngineRefusedError,
     LossKind,
+    Resumed,
+    StreamEvent,
 )
-from stageline_gateway.engine_client.stream_events import Resumed, StreamEvent
 from stageline_gateway.errors import (
     ApiError,
     answer_broken,
@@ -30,14 +34,11 @@ from stageline_gateway.errors import (
     not_ready,
     refused_by_engine,
 )
-from stageline_gateway.groups.affinity import affinity_key
 from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.routing import expected_tokens, identity
-from stageline_gateway.relay.placement import Persistence, Search
-from stageline_gateway.relay.resume import Progress
-from stageline_gateway.relay.runs import Runs
+from stageline_gateway.groups.routing import affinity_key, expected_tokens, identity
+from stageline_gateway.relay.placement import Progress, RetryPolicy, Runs, Search
 from stageline_gateway.telemetry.metrics import GatewayMetrics
-from stageline_gateway.telemetry.tracing import PassedOn, RequestSpan
+from stageline_gateway.telemetry.tracing import RequestSpan, UntracedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +48,59 @@ ELSEWHERE: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.DRAINING, ErrorCode
 BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 """Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
 
+Deliver = Callable[[int, StreamEvent], Awaitable[None]]
+"""Takes the number of a choice and its next event. Never called again before it has returned."""
+
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerateJob:
     """One choice to generate, and what goes with it."""
 
     model: str
     request: GenerateRequest
     session: str = ""
     """What the client named its session, if it did."""
-    span: RequestSpan = field(default_factory=PassedOn)
+    span: RequestSpan = field(default_factory=UntracedRequest)
+
+    def choice(self, number: int) -> "GenerateJob":
+        """The same for one of several choices: they differ in id, and in the choice that keys their noise."""
+        sampling = self.request.sampling.model_copy(update={"choice": number})
+        update = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
+        return replace(self, request=self.request.model_copy(update=update))
+
+
+class _ChoicesInTurn:
+    """Lets several choices deliver through one `deliver`, one at a time and in the order in which they come.
+
+    The first to be admitted has its Admitted delivered when all of them have been admitted, and stands for all: so a
+    refusal of any choice is a refusal of the request. A choice that waits for its turn holds one event; what comes
+    after that waits in its connection to the engine.
+    """
+
+    def __init__(self, count: int, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._unadmitted = count
+        self._first: tuple[int, Admitted] | None = None
+        self._all_admitted = asyncio.Event()
+        # Wakes those who wait in the order in which they came.
+        self._turn = asyncio.Lock()
+
+    async def deliver(self, choice: int, event: StreamEvent) -> None:
+        await self._turn.acquire()
+        if not isinstance(event, Admitted):
+            await self._deliver(choice, event)
+        else:
+            self._first = self._first or (choice, event)
+            self._unadmitted -= 1
+            if not self._unadmitted:
+                await self._deliver(*self._first)
+                self._all_admitted.set()
+        self._turn.release()  # not in a `finally`: nothing is delivered after a failure
+        await self._all_admitted.wait()
+
+    async def fail(self) -> None:
+        """Wait for the events that came before a failure, and let none follow it: this turn is never given back."""
+        await self._turn.acquire()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +111,51 @@ class Dispatcher:
     engine: EngineClient
     runs: Runs
     metrics: GatewayMetrics
-    persistence: Persistence
+    retry: RetryPolicy
 
     def check_model(self, model: str) -> None:
         """Raise ApiError 404 for a model that isn't served, 503 while it isn't known yet what is served."""
-        served = self.backends.served
-        if model in served.first_seen:
+        discovered = self.backends.discovered
+        if model in discovered.first_seen:
             return
-        if not served.ever_read:
+        if not discovered.ever_read:
             message = "The gateway has not learned yet which models are served."
-            raise not_ready(message, self.persistence.retry_after_seconds)
+            raise not_ready(message, self.retry.retry_after_seconds)
         raise model_not_found(model)
 
-    async def events(self, ask: Ask) -> AsyncGenerator[StreamEvent, None]:
-        """The events of `ask` on ready groups of its model; raises ApiError."""
-        progress = Progress(ask.request)
-        affinity = affinity_key(ask.request.prompt, ask.session)
-        search = Search(self.backends, ask.model, progress, affinity, self.persistence)
+    async def run_choices(self, job: GenerateJob, count: int, deliver: Deliver) -> None:
+        """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all."""
+        if count == 1:
+            await self.run(job, partial(deliver, 0))
+            return
+        turns = _ChoicesInTurn(count, deliver)
+        tasks = [asyncio.create_task(self._run_choice(job.choice(number), number, turns)) for number in range(count)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_choice(self, job: GenerateJob, number: int, turns: _ChoicesInTurn) -> None:
+        try:
+            await self.run(job, partial(turns.deliver, number))
+        except ApiError:
+            await turns.fail()
+            raise
+
+    async def run(self, job: GenerateJob, deliver: Callable[[StreamEvent], Awaitable[None]]) -> None:
+        """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
+        progress = Progress(job.request)
+        affinity = affinity_key(job.request.prompt, job.session)
+        search = Search(self.backends, job.model, progress, affinity, self.retry)
         while True:
             group = await self._next_group(search)
             try:
-                async with aclosing(self._on(group, progress, ask.span)) as events:
-                    async for event in events:
-                        yield event
+                await self._run_on(group, progress, job.span, deliver)
                 return
             except EngineRefusedError as error:
-                failure = self._judge_refusal(error, ask, progress)
+                failure = self._judge_refusal(error, job, progress)
                 is_full = error.error.code is ErrorCode.QUEUE_FULL
                 if is_full:
                     self.backends.refused_as_full(identity(group))
@@ -109,10 +172,14 @@ class Dispatcher:
             self._gave_up(search.progress, search.model, "expired")
             raise
 
-    async def _on(
-        self, group: GroupEndpoint, progress: Progress, span: RequestSpan
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """One run on one group: what the client hasn't seen of it."""
+    async def _run_on(
+        self,
+        group: GroupEndpoint,
+        progress: Progress,
+        span: RequestSpan,
+        deliver: Callable[[StreamEvent], Awaitable[None]],
+    ) -> None:
+        """One run on one group: deliver what the client hasn't seen of it."""
         key = identity(group)
         request = progress.next_request()
         with (
@@ -129,19 +196,19 @@ class Dispatcher:
                     elif isinstance(event, Admitted) and progress.runs > 1:
                         self.metrics.resumed(group.model, "resumed" if progress.has_output else "moved")
                         if progress.has_output:
-                            yield Resumed()
+                            await deliver(Resumed())
                     if progress.take(event, group.revision):
-                        yield event
+                        await deliver(event)
 
-    def _judge_refusal(self, error: EngineRefusedError, ask: Ask, progress: Progress) -> ApiError:
+    def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when none may."""
-        param = "messages" if isinstance(ask.request.prompt, ChatPrompt) else "prompt"
-        refusal = refused_by_engine(error.error, param, self.persistence.retry_after_seconds)
+        param = "messages" if isinstance(job.request.prompt, ChatPrompt) else "prompt"
+        refusal = refused_by_engine(error.error, param, self.retry.retry_after_seconds)
         if error.error.code in ELSEWHERE:
             return refusal
         if not progress.is_admitted:
             raise refusal
-        self._gave_up(progress, ask.model, "refused")
+        self._gave_up(progress, job.model, "refused")
         raise answer_broken(f"Another engine would not continue the answer: {refusal.message}")
 
     def _judge_loss(self, error: EngineLostError, group: GroupEndpoint, progress: Progress) -> ApiError:
@@ -156,10 +223,10 @@ class Dispatcher:
         if progress.has_output:
             failure = answer_broken(error.message)
         else:
-            failure = not_ready(message, self.persistence.retry_after_seconds)
+            failure = not_ready(message, self.retry.retry_after_seconds)
         if error.kind not in BLAMELESS:
             progress.losses += 1
-        if progress.losses > self.persistence.most_losses:
+        if progress.losses > self.retry.most_losses:
             self._gave_up(progress, group.model, "exhausted")
             raise failure
         return failure

@@ -6,15 +6,81 @@ it tokens failed it. A group that failed it is asked again after a pause that gr
 only in that time: so time alone bounds how often a group that can't be reached is tried.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, assert_never
 
 from stageline_api.endpoints import GroupEndpoint
+from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, Finished, GenerateRequest
+from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_gateway.engine_client.generation import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.errors import ApiError, answer_broken, not_ready, revision_replaced
-from stageline_gateway.groups.backends import Backends
+from stageline_gateway.groups.backends import SILENT, Backends
+from stageline_gateway.groups.probing import NOT_THERE
 from stageline_gateway.groups.routing import choose, identity, why_not_ready
-from stageline_gateway.relay.resume import Progress
+
+MOST_ID_CHARACTERS = 128
+
+
+@dataclass(slots=True)
+class Progress:
+    """One choice, over all the engines that worked on it."""
+
+    request: GenerateRequest
+    token_ids: list[int] = field(default_factory=list)
+    """All that were relayed."""
+    characters: int = 0
+    """Of text that were relayed."""
+    admissions: int = 0
+    """Engines that admitted it."""
+    revision: str = ""
+    """Of the group that the tokens came from: others may answer differently."""
+    runs: int = 0
+    """Engines it was sent to."""
+    losses: int = 0
+    """Engines that had got it and were lost."""
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it was acknowledged, by whichever engine."""
+        return self.admissions > 0
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything was relayed, so that starting again would repeat it."""
+        return bool(self.token_ids) or self.characters > 0
+
+    def next_request(self) -> GenerateRequest:
+        """What to ask the next engine, under an id of its own: the last engine may still hold the other."""
+        self.runs += 1
+        if self.runs == 1:
+            return self.request
+        suffix = f".{self.runs}"
+        update = {
+            "request_id": self.request.request_id[: MOST_ID_CHARACTERS - len(suffix)] + suffix,
+            "priority": max(HIGHEST_PRIORITY, self.request.priority - 1),
+        }
+        if self.has_output:
+            update |= {"generated_token_ids": tuple(self.token_ids), "generated_characters": self.characters}
+        return self.request.model_copy(update=update)
+
+    def take(self, event: EngineEvent, revision: str) -> bool:
+        """Account for an event of a group of `revision`; returns whether the client is to see it."""
+        match event:
+            case Admitted():
+                self.admissions += 1
+                return self.admissions == 1
+            case Delta(text=text, token_ids=token_ids):
+                self.revision = revision
+                self.token_ids.extend(token_ids)
+                self.characters += len(text)
+            case Finished():
+                pass
+            case _:
+                assert_never(event)
+        return True
+
 
 LOOK_AGAIN_SECONDS: Final = 0.1
 """Circuits and pauses end without telling anybody."""
@@ -23,7 +89,7 @@ LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Persistence:
+class RetryPolicy:
     """How long a request is tried."""
 
     hold_seconds: float = 30.0
@@ -43,7 +109,7 @@ class Search:
     model: str
     progress: Progress
     affinity: str
-    persistence: Persistence
+    retry: RetryPolicy
     failure: ApiError | None = None
     """Of the last group."""
     _worth_waiting: bool = True
@@ -81,12 +147,12 @@ class Search:
     def _window_seconds(self) -> float:
         if self.progress.is_admitted:
             return self._resume_window_seconds
-        return self.persistence.hold_seconds if self._worth_waiting else 0.0
+        return self.retry.hold_seconds if self._worth_waiting else 0.0
 
     @property
     def _resume_window_seconds(self) -> float:
-        set_for_all = self.persistence.resume_window_seconds
-        return self.backends.served.resume_window_seconds(self.model) if set_for_all is None else set_for_all
+        set_for_all = self.retry.resume_window_seconds
+        return self.backends.discovered.resume_window_seconds(self.model) if set_for_all is None else set_for_all
 
     def _choose(self, may_repeat: bool) -> GroupEndpoint | None:
         """One that hasn't failed it yet; else, with `may_repeat`, one that has and has been left alone since."""
@@ -104,15 +170,98 @@ class Search:
         groups = self.backends.groups_of(self.model)
         if self.progress.has_output:
             if self._is_replaced(groups):
-                return revision_replaced(self._resume_window_seconds, self.persistence.retry_after_seconds)
+                return revision_replaced(self._resume_window_seconds, self.retry.retry_after_seconds)
             reason = self.failure.message if self.failure is not None else ""
             window = f"within {self._resume_window_seconds:g} s"
             return answer_broken(f"{reason} No group of its revision could continue the answer {window}.".lstrip())
         if self.failure is not None:
             return self.failure
-        return not_ready(why_not_ready(self.model, groups), self.persistence.retry_after_seconds)
+        return not_ready(why_not_ready(self.model, groups), self.retry.retry_after_seconds)
 
     def _is_replaced(self, groups: Sequence[GroupEndpoint]) -> bool:
         """Whether the model is served by other revisions now, and by none that may continue the answer."""
         staying = {group.revision for group in groups if not group.draining}
         return bool(staying) and self.progress.revision not in staying
+
+
+GONE = "The engine is gone."
+STALLED = "The engine is silent, and does not answer its probe."
+LEFT = "The engine drains, and another group takes over."
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One request on one group."""
+
+    group: GroupEndpoint
+    progress: Progress
+    connection: EngineConnection | None = None
+    is_leaving: bool = False
+
+    def opened(self, connection: EngineConnection) -> None:
+        """The connection to the engine is there."""
+        self.connection = connection
+
+
+@dataclass(slots=True)
+class Runs:
+    """All runs. How long may an engine be silent that is gone, or that is silent to its probe as well?"""
+
+    backends: Backends
+    gone_silence_seconds: float = 1.0
+    silent_probe_seconds: float = 2.0
+    drain_patience_seconds: float = 10.0
+    _runs: set[Run] = field(default_factory=set)
+
+    @contextmanager
+    def under_way(self, group: GroupEndpoint, progress: Progress) -> Iterator[Run]:
+        """A run, while the context lasts."""
+        run = Run(group, progress)
+        self._runs.add(run)
+        try:
+            yield run
+        finally:
+            self._runs.discard(run)
+
+    def heard_since(self, key: str, at: float) -> bool:
+        """Whether a group, by identity, has sent anything in any run since a moment of the loop's clock."""
+        connections = (run.connection for run in self._runs if identity(run.group) == key)
+        return any(connection is not None and connection.heard_at >= at for connection in connections)
+
+    def review(self) -> None:
+        """Interrupt the runs that should leave."""
+        known = {identity(group) for group in self.backends.discovered.current.groups}
+        for run in tuple(self._runs):
+            if run.connection is None or run.is_leaving:
+                continue
+            if (error := self._why_leave(run, run.connection, known)) is not None:
+                run.is_leaving = True
+                run.connection.interrupt(error)
+
+    def _why_leave(self, run: Run, connection: EngineConnection, known: Collection[str]) -> EngineLostError | None:
+        key = identity(run.group)
+        is_gone = key not in known or self.backends.probe_failures.get(key) in NOT_THERE
+        if is_gone and connection.silent_seconds >= self.gone_silence_seconds:
+            return EngineLostError(LossKind.GONE, GONE)
+        others = self._others(run)
+        if not others:
+            return None
+        is_silent = self.backends.probe_failures.get(key) == SILENT
+        if is_silent and connection.silent_seconds >= self.silent_probe_seconds:
+            return EngineLostError(LossKind.STALLED, STALLED)
+        since = self.backends.draining_since.get(key)
+        if since is None or not any(map(self.backends.has_room, others)):
+            return None
+        if not run.progress.has_output or self.backends.clock() - since >= self.drain_patience_seconds:
+            self.backends.take_room(others)
+            return EngineLostError(LossKind.LEFT, LEFT)
+        return None
+
+    def _others(self, run: Run) -> list[str]:
+        """Groups that could take it over, by identity."""
+        others = self.backends.candidates(run.group.model, {identity(run.group)})
+        return [
+            identity(other)
+            for other in others
+            if not run.progress.has_output or other.revision == run.progress.revision
+        ]

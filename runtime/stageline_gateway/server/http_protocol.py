@@ -1,23 +1,85 @@
-"""The HTTP server's side of one connection: what uvicorn's does, with bounds on headers and errors in the API's form.
+"""The HTTP server's side of one connection: uvicorn's with bounds on it, and work that lasts as long as its client.
 
-Connections are bounded in number, headers in bytes and in time; bytes that aren't HTTP are answered in JSON; and the
-application can drop a connection whose client doesn't read (`connection.ABORT_EXTENSION`).
+Connections are bounded in number, headers in bytes and in time; bytes that aren't HTTP are answered in JSON. The server
+tells of a client that left by a message on `receive`, not by failing a write, so `run_while_connected` watches for it:
+between two tokens nothing is written. Whatever ends first decides, and the rest is cancelled before it returns, so that
+a request never outlives its client. A client that stops reading is given up after a time, and its connection dropped.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from enum import Enum
 from typing import Any, Final, cast
 
 import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stageline_gateway.errors import ApiError
-from stageline_gateway.server.connection import ABORT_EXTENSION
-from stageline_gateway.server.sse import encode_json
+from stageline_gateway.errors import ApiError, SlowReaderError
+from stageline_gateway.server.responses import encode_json
 
 HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""
 HEADER_TIMEOUT_SECONDS: Final = 15.0
 """From a connection's opening, or a request's first byte, to the end of the request's headers."""
+ABORT_EXTENSION: Final = "stageline.abort"
+"""Name in an ASGI scope's `extensions` of a function that drops the connection and what it holds unsent."""
+
+
+class Ending(Enum):
+    """What ended `run_while_connected`."""
+
+    FINISHED = "finished"
+    CLIENT_GONE = "client gone"
+    CUT = "cut"
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Event) -> Ending:
+    """Run `work` to its end unless the client leaves or `cut` is set first. Raises what `work` raises."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    stopped = asyncio.ensure_future(cut.wait())
+    everything: tuple[asyncio.Future[Any], ...] = (task, gone, stopped)
+    try:
+        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return Ending.FINISHED
+        return Ending.CLIENT_GONE if gone.done() else Ending.CUT
+    finally:
+        for one in everything:
+            one.cancel()
+        await asyncio.gather(*everything, return_exceptions=True)
+
+
+def send_within(send: Send, timeout_seconds: float) -> Send:
+    """`send` that raises SlowReaderError when the client doesn't make room within `timeout_seconds`.
+
+    The server lets a send wait while more than a fixed amount is unsent, so an answer never piles up in memory.
+    """
+
+    async def bounded(message: Message) -> None:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await send(message)
+        except TimeoutError:
+            raise SlowReaderError from None
+
+    return bounded
+
+
+async def abort_connection(scope: Scope, receive: Receive) -> None:
+    """Drop the client's connection and wait until it is gone: closing it would wait for the client to read."""
+    abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
+    if abort is not None:
+        abort()
+        await _disconnected(receive)
+
 
 _NOT_HTTP: Final = ApiError(400, "The request is not valid HTTP.", code="invalid_http")
 _TOO_LARGE: Final = ApiError(431, f"The request's headers exceed {HEADER_LIMIT_BYTES} bytes.", code="headers_too_large")
@@ -56,12 +118,10 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
         self._headers_came()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
         super().on_message_begin()
         self._header_bytes = 0
         extensions: dict[str, Any] = {ABORT_EXTENSION: self.transport.abort}
@@ -69,17 +129,14 @@ class GatewayProtocol(HttpToolsProtocol):
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request line."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request can be answered."""
         self._headers_came()
         super().on_headers_complete()
 

@@ -1,8 +1,9 @@
 """JSON responses that can't fail to be encoded, and errors in their form."""
 
+import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -10,7 +11,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stageline_gateway.errors import ApiError, gateway_failed
-from stageline_gateway.server.sse import encode_json
+
+SSE_DONE: Final = b"data: [DONE]\n\n"
+SSE_HEADERS: Final = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+"""`x-accel-buffering` keeps nginx from holding tokens back."""
+
+
+def encode_json(value: Any) -> bytes:
+    """Compact JSON in ASCII alone.
+
+    Escaping everything else keeps U+2028 and U+0085 out of the stream: clients that split it with a general line
+    splitter would cut an event there. It also makes any string encodable.
+    """
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def sse_event(value: Any) -> bytes:
+    return b"data: " + encode_json(value) + b"\n\n"
+
 
 logger = logging.getLogger(__name__)
 

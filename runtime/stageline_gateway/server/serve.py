@@ -23,7 +23,7 @@ import uvloop
 from fastapi import FastAPI
 
 from stageline_api.errors import UserError
-from stageline_gateway.groups.watching import kept_going
+from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
 from stageline_gateway.server.log_format import log_loop_error
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
@@ -116,7 +116,7 @@ class GatewayServers:
         background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]
         if self._sockets.tls is not None and self.public.config.ssl is not None:
             keep_up = partial(watch, self._sockets.tls, self.public.config.ssl, self._told)
-            background.append(asyncio.create_task(kept_going("TLS files", keep_up)))
+            background.append(asyncio.create_task(run_forever("TLS files", keep_up)))
         try:
             await self.public.serve(sockets=[self._sockets.public])
         finally:

@@ -9,12 +9,11 @@ import logging
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
 
 from stageline_api.errors import UserError
-from stageline_gateway.server.certificate_expiry import NoExpiryError, expiry_of
 
 logger = logging.getLogger(__name__)
 
@@ -102,3 +101,60 @@ async def watch(files: TlsFiles, context: ssl.SSLContext, told: Told, poll_secon
 
 def _told(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else type(error).__name__
+
+
+_SEQUENCE: Final = 0x30
+_VERSION: Final = 0xA0
+_UTC_TIME: Final = 0x17
+_GENERALIZED_TIME: Final = 0x18
+_LONG_LENGTH: Final = 0x80
+
+
+class NoExpiryError(ValueError):
+    """The text is not a certificate that this can read."""
+
+
+def expiry_of(pem: str) -> datetime:
+    """`notAfter` of the first certificate in `pem`; raises NoExpiryError."""
+    begin, end = pem.find(ssl.PEM_HEADER), pem.find(ssl.PEM_FOOTER)
+    try:
+        der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(ssl.PEM_FOOTER)])
+        certificate, _ = _element(der, _SEQUENCE)
+        rest, _ = _element(certificate, _SEQUENCE)
+        if rest[0] == _VERSION:
+            rest = _after(rest)
+        for _field in ("serial number", "algorithm", "issuer"):
+            rest = _after(rest)
+        validity, _ = _element(rest, _SEQUENCE)
+        return _time(_after(validity))
+    except (ValueError, IndexError) as error:
+        raise NoExpiryError(f"not a certificate: {error}") from error
+
+
+def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
+    """The first element's content, and what follows it."""
+    if tag is not None and data[0] != tag:
+        raise ValueError(f"tag {data[0]:#x} where {tag:#x} was expected")
+    length, start = data[1], 2
+    if length & _LONG_LENGTH:
+        start += length & ~_LONG_LENGTH
+        length = int.from_bytes(data[2:start])
+    if start + length > len(data):
+        raise ValueError("it is cut short")
+    return data[start : start + length], data[start + length :]
+
+
+def _after(data: bytes) -> bytes:
+    return _element(data)[1]
+
+
+def _time(data: bytes) -> datetime:
+    """RFC 5280, 4.1.2.5: UTCTime has two digits for the years 1950 to 2049, GeneralizedTime four."""
+    content, _ = _element(data)
+    text = content.decode("ascii")
+    match data[0]:
+        case tag if tag == _UTC_TIME:
+            text = ("19" if text[:2] >= "50" else "20") + text
+        case tag if tag != _GENERALIZED_TIME:
+            raise ValueError(f"tag {data[0]:#x} where a time was expected")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stageline_api.engine_http import Admitted, Delta, Finished
-from stageline_gateway.engine_client.stream_events import StreamEvent
+from stageline_gateway.engine_client.generation import StreamEvent
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 

@@ -6,16 +6,88 @@ Without a collector trace context is only passed on, and OpenTelemetry, an optio
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from starlette.datastructures import Headers
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import GenerateRequest
 from stageline_api.errors import UserError
 from stageline_api.telemetry.span_export import SpanExport, is_collector_named
 from stageline_gateway.engine_client.generation import EngineLostError, EngineRefusedError
-from stageline_gateway.telemetry.request_context import TraceContext
+from stageline_gateway.errors import SlowReaderError
+
+MAX_REQUEST_ID_CHARACTERS: Final = 128
+MAX_STATE_CHARACTERS: Final = 512
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_STATE_MEMBER: Final = re.compile(
+    r"[a-z0-9][a-z0-9_\-*/]{0,255}(@[a-z0-9][a-z0-9_\-*/]{0,13})?=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """Where a request belongs in a trace; None where nothing is known."""
+
+    parent: str | None = None
+    """`traceparent`."""
+    state: str | None = None
+    """`tracestate`."""
+
+    def headers(self) -> dict[str, str]:
+        """As it goes to the next process."""
+        named = {"traceparent": self.parent, "tracestate": self.state}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Names given by the client; None where it gave none that is usable."""
+
+    request_id: str | None = None
+    trace: TraceContext = TraceContext()
+
+    @classmethod
+    def of(cls, headers: Headers) -> "RequestContext":
+        """Read all from a request's headers."""
+        parent = _traceparent(headers.get("traceparent"))
+        # A tracestate may come in several headers, which are one list.
+        state = None if parent is None else _tracestate(",".join(headers.getlist("tracestate")))
+        return cls(_request_id(headers.get("x-request-id")), TraceContext(parent, state))
+
+
+def _request_id(value: str | None) -> str | None:
+    if not value or len(value) > MAX_REQUEST_ID_CHARACTERS:
+        return None
+    return value if value.isascii() and value.isprintable() else None
+
+
+def _traceparent(value: str | None) -> str | None:
+    """Version ff is invalid, and so are ids of zeros alone."""
+    found = _TRACEPARENT.fullmatch(value or "")
+    if (
+        found is None
+        or value is None
+        or value.startswith("ff")
+        or not all(set(part) - {"0"} for part in found.groups())
+    ):
+        return None
+    return value
+
+
+def _tracestate(value: str) -> str | None:
+    """Empty members are allowed; one that breaks the form makes all of it invalid."""
+    members = [member.strip(" \t") for member in value.split(",")]
+    given = [member for member in members if member]
+    if not given or not all(map(_STATE_MEMBER.fullmatch, given)):
+        return None
+    state = ",".join(given)
+    return state if len(state) <= MAX_STATE_CHARACTERS else None
+
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +128,7 @@ class Tracing(Protocol):
         """Send what waits to be sent."""
 
 
-class PassedOn:
+class UntracedRequest:
     """No span: the client's trace context goes on as it is."""
 
     trace_id = ""
@@ -78,7 +150,7 @@ class NoTracing:
 
     def begin(self, path: str, client: TraceContext) -> RequestSpan:  # noqa: ARG002 - the protocol's signature
         """The same context for the engine."""
-        return PassedOn(client)
+        return UntracedRequest(client)
 
     def close(self) -> None:
         """Nothing waits."""
@@ -133,9 +205,9 @@ def _note_failure(span: Any, error: BaseException) -> None:
             _fail(span, kind.value, message)
         case EngineRefusedError(error=refusal):
             _fail(span, refusal.code.value, "The engine did not take the request.")
-        case Exception():
+        case Exception() if not isinstance(error, SlowReaderError):
             _fail(span, type(error).__name__, "A bug in the gateway.")
-        case _:  # closed from outside: the client has left, or the gateway ends
+        case _:  # cancelled: the client has left, or the gateway ends
             _fail(span, "left", "Nobody waits for the answer any more.")
 
 

@@ -1,0 +1,75 @@
+"""`GET /v1/models`, and the two probes of the public port: what is served and whether it is ready.
+
+A model that is known but not ready is listed, with the reason, so that a person sees why requests are turned away.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stageline_gateway.endpoints.services import Services
+from stageline_gateway.errors import model_not_found
+from stageline_gateway.groups.backends import Backends
+from stageline_gateway.groups.routing import why_not_ready
+from stageline_gateway.server.responses import JsonAnswer
+
+
+def add_models(app: FastAPI, services: Services) -> None:
+    backends = services.dispatcher.backends
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        allowed = filter(services.admission.caller_of(request.headers).may_use, backends.discovered.models())
+        return JsonAnswer({"object": "list", "data": [describe_model(backends, name) for name in allowed]})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(request: Request, model: str) -> Response:
+        services.admission.caller_of(request.headers).check_model(model)
+        if model not in backends.discovered.models():
+            raise model_not_found(model)
+        return JsonAnswer(describe_model(backends, model))
+
+
+def add_probes(app: FastAPI, services: Services) -> None:
+    """As much as a load balancer needs; the same paths on the admin port say why."""
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return JsonAnswer({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        ready = not (services.admission.unwelcoming_because or why_unready(services.dispatcher.backends))
+        return JsonAnswer({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
+
+
+def describe_model(backends: Backends, model: str) -> dict[str, Any]:
+    """OpenAI's model object and the state of its groups."""
+    groups = backends.groups_of(model)
+    ready = any(group.ready for group in groups)
+    return {
+        "id": model,
+        "object": "model",
+        "created": backends.discovered.first_seen[model],
+        "owned_by": "stageline",
+        "ready": ready,
+        "message": "" if ready else why_not_ready(model, groups),
+        "groups": [
+            group.model_dump(include={"group", "incarnation", "revision", "ready", "draining", "message"})
+            for group in groups
+        ],
+    }
+
+
+def why_unready(backends: Backends) -> str:
+    """Why no request at all could be served; empty when one could."""
+    discovered = backends.discovered
+    if any(group.ready for model in discovered.models() for group in backends.groups_of(model)):
+        return ""
+    if not discovered.ever_read:
+        return discovered.why_unread
+    if not discovered.models():
+        return f"No model is served: the {discovered.source} lists no group."
+    return " ".join(why_not_ready(model, backends.groups_of(model)) for model in discovered.models())

@@ -1,0 +1,23 @@
+"""What lives as long as the gateway and is shared by all of its endpoints."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from stageline_gateway.admission.admission import Admission
+from stageline_gateway.relay.dispatch import Dispatcher
+from stageline_gateway.settings import GatewaySettings
+from stageline_gateway.telemetry.metrics import GatewayMetrics
+from stageline_gateway.telemetry.tracing import NoTracing, Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Passed to every endpoint; one of each per gateway."""
+
+    settings: GatewaySettings
+    metrics: GatewayMetrics
+    dispatcher: Dispatcher
+    admission: Admission
+    cut: asyncio.Event
+    """Set when open answers must end now, with an error."""
+    tracing: Tracing = field(default_factory=NoTracing)
