@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -31,13 +32,13 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     """A gateway: the application for clients.
 
     `app.state.admin` is the application for the admin port, `app.state.leave` says why clients should go elsewhere,
-    `app.state.cut` is an event that ends open answers with an error when it is set, and `app.state.gauges` shows what
-    the application can't see itself.
+    `app.state.cut` is an event that ends open answers with an error when it is set, and `app.state.metrics` counts
+    what the application can't see itself.
     """
     metrics = GatewayMetrics()
     fleet = build_fleet(settings, metrics)
     calls = EngineCalls(settings.connect_timeout_seconds, settings.call_timeout_seconds)
-    keys = None if settings.keys_path is None else KeysFile(settings.keys_path, metrics.state.keys_stale)
+    keys = None if settings.keys_path is None else KeysFile(settings.keys_path, metrics.keys_stale.set)
     bodies = BodyMemory(
         limit_bytes=settings.body_room_bytes,
         body_limit_bytes=settings.body_limit_bytes,
@@ -52,7 +53,10 @@ def build_app(settings: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watches = [] if keys is None else [asyncio.create_task(_watch_keys(keys, settings.keys_poll_seconds))]
+        watches: list[asyncio.Task[None]] = []
+        if keys is not None:
+            watch = partial(keys.watch, settings.keys_poll_seconds)
+            watches.append(asyncio.create_task(run_forever("API keys", watch)))
         async with fleet.running():
             yield
         for task in watches:
@@ -65,7 +69,7 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Stageline gateway", lifespan=lifespan, openapi_url=None)
     app.state.leave = admission.leave
     app.state.cut = services.cut
-    app.state.gauges = metrics.state
+    app.state.metrics = metrics
     add_completions(app, services)
     add_tokenize_routes(app, services, calls)
     add_page(app, services, PipelineWatch(calls))
@@ -75,10 +79,6 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     add_error_forms(app)
     app.state.admin = build_admin(services)
     return app
-
-
-async def _watch_keys(keys: KeysFile, poll_seconds: float) -> None:
-    await run_forever("API keys", lambda: keys.watch(poll_seconds))
 
 
 def _add_document(app: FastAPI, with_keys: bool) -> None:

@@ -33,22 +33,18 @@ def _option(name: str, kind: Any, default: object, text: str, in_env: bool = Fal
 
 
 def _seconds(name: str, default: float | None, text: str, least: float = 0.0) -> Callable[[_Command], _Command]:
-    """So many seconds, `least` or more."""
     return _option(name, click.FloatRange(min=least), default, text, in_env=True)
 
 
 def _count(name: str, default: int, text: str) -> Callable[[_Command], _Command]:
-    """How many of something, 1 or more."""
     return _option(name, click.IntRange(min=1), default, text, in_env=True)
 
 
 def _port(name: str, default: int | None, text: str) -> Callable[[_Command], _Command]:
-    """A port, 0 for a free one."""
     return _option(name, click.IntRange(0, 65535), default, text)
 
 
 def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Command], _Command]:
-    """A path that need not exist yet."""
     return _option(name, click.Path(dir_okay=may_be_directory, path_type=Path), None, text)
 
 
@@ -105,7 +101,7 @@ def gateway(
     """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespace."""
     from stageline_gateway.app import build_app
     from stageline_gateway.server.log_format import configure_logging
-    from stageline_gateway.server.serve import Ending, Sockets, bind, bind_near, serve, url_of
+    from stageline_gateway.server.serve import ShutdownTimes, Sockets, bind, bind_near, serve, url_of
     from stageline_gateway.server.tls import TlsFiles
     from stageline_gateway.settings import GatewaySettings
 
@@ -129,7 +125,8 @@ def gateway(
         "gateway listening on %s admin on %s endpoints=%s",
         url_of(public, "https" if tls else "http"), url_of(admin), endpoints or f"namespace {settings.namespace}",
     )  # fmt: skip
-    serve(app, Sockets(public, admin, tls, connection_limit), Ending(withdraw_seconds, drain_seconds), access_log)
+    times = ShutdownTimes(withdraw_seconds, drain_seconds)
+    serve(app, Sockets(public, admin, tls, connection_limit), times, access_log)
 
 
 def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) -> str:

@@ -36,7 +36,6 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Headers that go with the status."""
         headers = dict(self.extra_headers)
         if self.retry_after_seconds is not None:
             headers["retry-after"] = str(max(1, ceil(self.retry_after_seconds)))

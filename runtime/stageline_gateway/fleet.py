@@ -22,13 +22,13 @@ from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 
 class Discovery(Protocol):
-    """Feeds `DiscoveredGroups`."""
+    """Keeps `DiscoveredGroups` up to date."""
 
     def age_seconds(self) -> float:
-        """How long ago what is served was last seen to be so."""
+        """Since what is served was last confirmed."""
 
     def refresh(self) -> None:
-        """A first look, if that can be had without waiting."""
+        """Read what can be read without waiting."""
 
     def run(self) -> Coroutine[Any, Any, None]:
         """Keep watch until cancelled."""
@@ -36,8 +36,6 @@ class Discovery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All groups, and the way to them."""
-
     backends: Backends
     dispatcher: Dispatcher
     discovery: Discovery
@@ -45,7 +43,6 @@ class Fleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep watch over the groups while the context lasts."""
         self.discovery.refresh()
         watches = {"what is served": self.discovery.run, "engines": self.prober.run}
         tasks = [asyncio.create_task(run_forever(name, watch)) for name, watch in watches.items()]
@@ -61,7 +58,7 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
     """The fleet that `settings` describe. Call it where an event loop will run it."""
     path = settings.endpoints_path
     source = f"namespace {settings.namespace}" if path is None else f"endpoints file {path}"
-    discovered = DiscoveredGroups(source, on_problem=metrics.state.endpoints_stale)
+    discovered = DiscoveredGroups(source, on_problem=metrics.endpoints_stale.set)
     backends = Backends(discovered)
     period_seconds = settings.probe_interval_seconds + settings.probe_timeout_seconds
     runs = Runs(backends, silent_probe_seconds=period_seconds, drain_patience_seconds=settings.drain_patience_seconds)
@@ -92,7 +89,7 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
     prober = Prober(backends, *intervals, runs.heard_since, look_over)
     discovery = _discovery(settings, discovered)
-    metrics.state.follow_discovery(discovery.age_seconds)
+    metrics.discovery_age.set_function(discovery.age_seconds)
     return Fleet(backends, dispatcher, discovery, prober)
 
 

@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry
 from processes.gateway_harness import IN_FLIGHT, MODEL, RunningGateway
 from processes.scripted_engine import Hold, Pause, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason
-from stageline_gateway.telemetry.metrics import GatewayMetrics
-from stageline_gateway.telemetry.request_meter import RequestMeter
+from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}
 

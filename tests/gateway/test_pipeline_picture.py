@@ -14,8 +14,7 @@ from processes.gateway_harness import MODEL, RunningGateway, eventually, running
 from processes.scripted_engine import ScriptedEngine
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.telemetry.timeline import TimelineMark
-from stageline_gateway.endpoints.pipeline_picture import COLUMNS, StageMarks, lane, picture
-from stageline_gateway.endpoints.pipeline_watch import REREAD_SECONDS
+from stageline_gateway.endpoints.pipeline_watch import COLUMNS, REREAD_SECONDS, StageMarks, lane, picture
 from stageline_gateway.settings import GatewaySettings
 
 STATES = ["busy.decode", "busy.dummy", "wait.recv", "wait.host", "idle"]

@@ -16,7 +16,7 @@ from typing import Any
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason
 from stageline_api.resource import pipeline_model
 from stageline_gateway.telemetry.metrics import GatewayMetrics
-from stageline_gateway.telemetry.request_meter import RequestMeter
+from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics

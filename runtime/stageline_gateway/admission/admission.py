@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from stageline_api.engine_http import Admitted, Delta, Finished
-from stageline_gateway.admission.keys import ANYONE, Allowance, Caller, Exceeded, KeyUse
+from stageline_gateway.admission.keys import ANYONE, Caller, Exceeded, KeyUse
 from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory, HeldBody
 from stageline_gateway.engine_client.generation import StreamEvent
@@ -24,12 +23,11 @@ from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 @dataclass(slots=True)
 class Admission:
-    """All that is let in and counted. `keys` None lets everyone in, without limits of their own."""
+    """Counts what is admitted. With `keys` None everyone is a caller without limits of their own."""
 
     metrics: GatewayMetrics
     keys: KeysFile | None = None
     queue_limit: int = 1024
-    """Choices of one model's requests that may wait for their first token."""
     open_limit: int = 4096
     """Choices of all requests that may be open: each holds buffers and a connection to an engine."""
     retry_after_seconds: float = 2.0
@@ -48,11 +46,11 @@ class Admission:
         return ANYONE if self.keys is None else self.keys.ring.caller_of(headers.get("authorization"))
 
     def close(self, reason: str) -> None:
-        """Let nothing in from now on."""
+        """Refuse every request from now on."""
         self.closed_because = reason
 
     def body_of(self, caller: Caller) -> HeldBody:
-        """What counts the body of a request of `caller`; raises ApiError 429 or 503 when it need not be read at all."""
+        """A holder for a request's body; raises ApiError 429 or 503 when it need not be read at all."""
         try:
             self._check_caller(self.use_of(caller))
         except ApiError as error:
@@ -60,7 +58,7 @@ class Admission:
         return HeldBody(self.bodies)
 
     def leave(self, reason: str) -> None:
-        """Say from now on that clients belong elsewhere."""
+        """Fail readiness from now on, while requests are still taken."""
         self.leaving_because = reason
 
     @property
@@ -78,17 +76,14 @@ class Admission:
         return Permit(self, caller, model, body.keep(), places)
 
     def use_of(self, caller: Caller) -> KeyUse:
-        """The use of a key, brought up to now."""
         use = self._uses.setdefault(caller.name, KeyUse())
         use.follow(caller.limits, self.now_seconds())
         return use
 
     def headers_for(self, caller: Caller) -> dict[str, str]:
         """The `x-ratelimit-*` headers of OpenAI's API, for the limits that the key of `caller` has."""
-        written: dict[str, str] = {}
-        for allowance in self.use_of(caller).allowances():
-            written |= _headers_of(allowance)
-        return written
+        allowances = self.use_of(caller).allowances()
+        return {name: value for allowance in allowances for name, value in allowance.headers().items()}
 
     def check(self, caller: Caller, use: KeyUse, model: str, places: int) -> None:
         """Raise ApiError 429 or 503 when one more request of `model` with so many choices has no room."""
@@ -119,7 +114,7 @@ class Admission:
             raise self._full(f"This gateway has {num_open} requests open, and {_no_more(places)}.", "overloaded")
 
     def _counted(self, caller: Caller, error: ApiError) -> ApiError:
-        self.metrics.refused(caller.name, error.code or "")
+        self.metrics.refusals.labels(caller.name, error.code or "").inc()
         return error
 
     def _full(self, message: str, code: str) -> ApiError:
@@ -152,7 +147,7 @@ class Permit:
     """Places not given back yet."""
 
     def __enter__(self) -> Self:
-        """Come in; raises ApiError 429 or 503."""
+        """Take the places; raises ApiError 429 or 503."""
         admission = self.admission
         self._use = admission.use_of(self.caller)
         try:
@@ -166,14 +161,11 @@ class Permit:
         self._wait_for(set(range(self.places)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give back what is still held."""
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     def give_back(self) -> None:
-        """Leave the places to others; once is enough."""
+        """Give back the places and the body's memory, unless that was done before."""
         self.body.give_back()
         if self._held:
             self._wait_for(set())
@@ -214,11 +206,3 @@ class Permit:
         waiting[self.model] += len(choices) - len(self._waiting)
         self._waiting = choices
         self.admission.metrics.queued.labels(self.model).set(waiting[self.model])
-
-
-def _headers_of(allowance: Allowance) -> dict[str, str]:
-    return {
-        f"x-ratelimit-limit-{allowance.kind}": str(allowance.limit),
-        f"x-ratelimit-remaining-{allowance.kind}": str(allowance.remaining),
-        f"x-ratelimit-reset-{allowance.kind}": f"{allowance.reset_seconds:.3f}s",
-    }

@@ -59,13 +59,10 @@ class KeyEntry(Limits):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the key."""
         return hashlib.sha256(self.key.encode()).digest() if self.key else bytes.fromhex(self.sha256 or "")
 
 
 class KeysDocument(_Entry):
-    """A keys file."""
-
     keys: tuple[KeyEntry, ...] = Field(min_length=1)
 
 
@@ -80,7 +77,6 @@ class Caller:
     priority: int = 0
 
     def may_use(self, model: str) -> bool:
-        """Whether `model` is among its own."""
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
@@ -101,7 +97,7 @@ class KeyRing:
     """By digest of the key."""
 
     def caller_of(self, authorization: str | None) -> Caller:
-        """Who sent the header `Authorization`; raises ApiError 401."""
+        """The caller whose key the header `Authorization` holds; raises ApiError 401."""
         scheme, _, key = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("Send an API key in the header 'Authorization: Bearer <key>'.")
@@ -156,7 +152,7 @@ WINDOW_SECONDS: Final = 60.0
 
 @dataclass(slots=True)
 class Bucket:
-    """Starts full."""
+    """A token bucket: starts full, holds a minute's worth, fills evenly, and may be overdrawn."""
 
     capacity: int
     level: float
@@ -164,16 +160,13 @@ class Bucket:
     """When `level` was true."""
 
     def fill(self, now_seconds: float) -> None:
-        """Let time pass."""
         gained = max(0.0, now_seconds - self.at_seconds) * self.capacity / WINDOW_SECONDS
         self.level, self.at_seconds = min(self.capacity, self.level + gained), now_seconds
 
     def take(self, amount: float) -> None:
-        """Take, into debt if need be."""
         self.level -= amount
 
     def seconds_until(self, level: float) -> float:
-        """How long until it holds `level`."""
         return max(0.0, (level - self.level) * WINDOW_SECONDS / self.capacity)
 
 
@@ -196,10 +189,22 @@ class Allowance:
     reset_seconds: float
     """Until the limit is whole again."""
 
+    def headers(self) -> dict[str, str]:
+        return {
+            f"x-ratelimit-limit-{self.kind}": str(self.limit),
+            f"x-ratelimit-remaining-{self.kind}": str(self.remaining),
+            f"x-ratelimit-reset-{self.kind}": f"{self.reset_seconds:.3f}s",
+        }
+
 
 @dataclass(slots=True)
 class KeyUse:
-    """One key's use."""
+    """What one key has used of its limits. Pure: time is an argument.
+
+    A request takes one from the bucket of requests when it is admitted. Tokens are taken as they are counted, the
+    prompt's when the engine has counted them and each of the answer's when it comes: that bucket may be overdrawn by
+    what is being answered, and nothing is admitted until that is paid back.
+    """
 
     limits: Limits = field(default_factory=Limits)
     running: int = 0
@@ -225,22 +230,18 @@ class KeyUse:
         return None
 
     def begin(self, places: int = 1) -> None:
-        """A request is let in."""
         self.running += places
         if self._requests is not None:
             self._requests.take(1)
 
     def spend(self, tokens: int) -> None:
-        """Tokens were counted."""
         if self._tokens is not None:
             self._tokens.take(tokens)
 
     def end(self, places: int = 1) -> None:
-        """A request of so many places is over."""
         self.running -= places
 
     def allowances(self) -> list[Allowance]:
-        """What the limits per minute leave."""
         buckets = {"requests": self._requests, "tokens": self._tokens}
         return [
             Allowance(kind, one.capacity, max(0, int(one.level)), one.seconds_until(one.capacity))

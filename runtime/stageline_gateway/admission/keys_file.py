@@ -31,10 +31,9 @@ class KeysFile:
             self._seen = self._fingerprint()
             self.ring: KeyRing = self._read()
         except (OSError, KeysError) as error:
-            raise UserError(f"The API keys can't be used: {_told(error)}.") from None
+            raise UserError(f"The API keys can't be used: {_reason(error)}.") from None
 
     def refresh(self) -> None:
-        """Look at the files, and read them if they are others than last time."""
         try:
             found = self._fingerprint()
             if found == self._seen:
@@ -44,14 +43,13 @@ class KeysFile:
         except (OSError, KeysError) as error:
             if isinstance(error, OSError):
                 self._seen = None
-            self._fail(_told(error))
+            self._fail(_reason(error))
             return
         logger.info("API keys read: keys=%d", len(self.ring.callers))
         self.problem = ""
         self._on_problem(False)
 
     async def watch(self, poll_seconds: float) -> None:
-        """Keep looking until cancelled."""
         while True:
             await asyncio.sleep(poll_seconds)
             self.refresh()
@@ -79,5 +77,5 @@ class KeysFile:
         self._on_problem(True)
 
 
-def _told(error: OSError | KeysError) -> str:
+def _reason(error: OSError | KeysError) -> str:
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import from_json
@@ -70,9 +69,7 @@ class HeldBody:
         self.memory.num_reading += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.has_come()
         if error is not None or not self._is_kept:
             self.give_back()
@@ -114,7 +111,6 @@ class HeldBody:
         self.memory.add(size_bytes)
 
     def has_come(self) -> None:
-        """All of the body is here."""
         if self._is_reading:
             self._is_reading = False
             self.memory.num_reading -= 1

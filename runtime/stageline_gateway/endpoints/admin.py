@@ -14,7 +14,6 @@ from stageline_gateway.server.responses import JsonAnswer, add_error_forms
 
 
 def build_admin(services: Services) -> FastAPI:
-    """The application for the admin port."""
     app = FastAPI(title="Stageline gateway, admin", openapi_url=None)
     backends = services.dispatcher.backends
 
@@ -44,7 +43,7 @@ def build_admin(services: Services) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics_page(request: Request) -> Response:
-        body, content_type = services.metrics.exposition(request.headers.get("accept", ""))
+        body, content_type = services.metrics.registry.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @app.post("/drain")

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stageline_api.engine_http import Admitted, Delta, Finished, TokenLogprob
+from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, SlowReaderError, answer_broken, gateway_failed
@@ -28,8 +28,8 @@ from stageline_gateway.server.http_protocol import (
     send_within,
 )
 from stageline_gateway.server.responses import SSE_DONE, SSE_HEADERS, JsonAnswer, error_answer, sse_event
-from stageline_gateway.telemetry.request_meter import RequestMeter
-from stageline_gateway.telemetry.tracing import RequestSpan, UntracedRequest
+from stageline_gateway.telemetry.metrics import RequestMeter
+from stageline_gateway.telemetry.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ RESUMED_HEADER = "x-stageline-resumed"
 
 @dataclass(slots=True)
 class Exchange:
-    """What an answer is made from."""
+    """What an answer is made from, and what accounts for it."""
 
     run: Callable[[Deliver], Awaitable[None]]
     """Generates all choices, and hands over each event; raises ApiError."""
@@ -59,7 +59,7 @@ class Exchange:
     include_usage: bool = False
     client_request_id: str | None = None
     """The client's `X-Request-Id`, repeated in the answer."""
-    span: RequestSpan = field(default_factory=UntracedRequest)
+    span: RequestSpan = field(default_factory=RequestSpan)
 
     def count(self, event: StreamEvent, choice: int) -> None:
         """Account for an event in metrics, limits and places."""
@@ -72,9 +72,6 @@ class Exchange:
     def admitted(self, event: Admitted) -> None:
         for shape in self.shapes:
             shape.admitted(event)
-
-    def logprobs_of(self, delta: Delta) -> Sequence[TokenLogprob] | None:
-        return delta.logprobs if self.with_logprobs else None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -94,14 +91,13 @@ class Answer(Response):
         self.resumes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; every end is counted once by its status."""
-        meter = self.exchange.meter
+        exchange, meter = self.exchange, self.exchange.meter
         code = CLIENT_GONE_CODE
-        bounded = send_within(send, self.exchange.send_timeout_seconds)
+        bounded = send_within(send, exchange.send_timeout_seconds)
         with meter.metrics.in_flight.labels(meter.model).track_inprogress():
             try:
-                with self.exchange.permit:
-                    ending = await run_while_connected(self._answer(bounded), receive, self.exchange.cut)
+                with exchange.permit:
+                    ending = await run_while_connected(self._answer(bounded), receive, exchange.cut)
                 failure = answer_broken(CUT_OFF) if ending is Ending.CUT else None
                 code = CLIENT_GONE_CODE if ending is Ending.CLIENT_GONE and not self.started else 200
             except ApiError as error:
@@ -111,7 +107,7 @@ class Answer(Response):
                 meter.metrics.slow_readers.labels(meter.model).inc()
                 await abort_connection(scope, receive)
             except Exception as error:  # a bug; the client must be told of this end too
-                logger.exception("a bug in the gateway: %s request=%s", type(error).__name__, self.exchange.stamp.id)
+                logger.exception("a bug in the gateway: %s request=%s", type(error).__name__, exchange.stamp.id)
                 failure = gateway_failed()
             if failure is not None:
                 code = 200 if self.started else failure.status
@@ -121,12 +117,8 @@ class Answer(Response):
                     await abort_connection(scope, receive)
             # While it is in flight: where none is, every answer has been counted.
             meter.metrics.requests.labels(meter.model, str(code)).inc()
-        names = {
-            "model": meter.model,
-            "request_id": self.exchange.stamp.id,
-            "key_name": self.exchange.permit.caller.name,
-        }
-        self.exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
+        names = {"model": meter.model, "request_id": exchange.stamp.id, "key_name": exchange.permit.caller.name}
+        exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
@@ -141,8 +133,6 @@ class Answer(Response):
 
 
 class WholeAnswer(Answer):
-    """The answer as one JSON object."""
-
     async def _answer(self, send: Send) -> None:
         exchange = self.exchange
         deltas: list[list[Delta]] = [[] for _ in exchange.shapes]
@@ -195,8 +185,9 @@ class StreamedAnswer(Answer):
                     await self._open(send)
                 case Delta():
                     # Log probabilities may come before their text, which waits for the rest of a character.
-                    if event.text or (exchange.with_logprobs and event.logprobs):
-                        await self._send_choices([shape.piece(event.text, exchange.logprobs_of(event))], send)
+                    logprobs = event.logprobs if exchange.with_logprobs else None
+                    if event.text or logprobs:
+                        await self._send_choices([shape.piece(event.text, logprobs)], send)
                 case Resumed():
                     self.resumes += 1
                     await self._send(b": resumed\n\n", send)
@@ -225,7 +216,6 @@ class StreamedAnswer(Answer):
         await self._send(body + SSE_DONE, send, more=False)
 
     async def _send_choices(self, choices: Sequence[dict[str, Any] | None], send: Send) -> None:
-        """One chunk for each choice that says something."""
         chunks = b"".join(sse_event(self._chunk(choice)) for choice in choices if choice is not None)
         if chunks:
             await self._send(chunks, send)

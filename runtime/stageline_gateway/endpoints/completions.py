@@ -33,7 +33,7 @@ from stageline_gateway.openai_api.translate import chat_to_generate, completion_
 from stageline_gateway.openai_api.validation import parse_chat, parse_completion
 from stageline_gateway.relay.dispatch import Deliver, GenerateJob
 from stageline_gateway.server.responses import error_answer
-from stageline_gateway.telemetry.request_meter import RequestMeter
+from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ Prepare = Callable[[Mapping[str, Any]], Prepared]
 
 
 def prepare_chat(fields: Mapping[str, Any]) -> Prepared:
-    """Check and translate a chat; raises ApiError 400."""
     asked = parse_chat(fields)
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
     shape = shape_with_tools(asked) if asked.offered_tools else ChatShape
@@ -75,7 +74,6 @@ def prepare_chat(fields: Mapping[str, Any]) -> Prepared:
 
 
 def prepare_completion(fields: Mapping[str, Any]) -> Prepared:
-    """Check and translate a text completion; raises ApiError 400."""
     asked = parse_completion(fields)
     request_id = f"cmpl-{uuid.uuid4().hex}"
     return Prepared(asked, completion_to_generate(asked, request_id, secrets.randbits(63)), CompletionShape)

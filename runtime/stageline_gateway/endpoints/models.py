@@ -46,7 +46,6 @@ def add_probes(app: FastAPI, services: Services) -> None:
 
 
 def describe_model(backends: Backends, model: str) -> dict[str, Any]:
-    """OpenAI's model object and the state of its groups."""
     groups = backends.groups_of(model)
     ready = any(group.ready for group in groups)
     return {

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from stageline_gateway.endpoints.pipeline_watch import MOST_WINDOW_SECONDS, NoPictureError, PipelineWatch
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.engine_client.engine_calls import CallFailedError
 from stageline_gateway.errors import ApiError, bad_value, not_ready, shown
 from stageline_gateway.server.responses import JsonAnswer
 
@@ -36,7 +35,6 @@ FILES: Final = {
 
 
 def add_page(app: FastAPI, services: Services, watch: PipelineWatch) -> None:
-    """Add the page's routes."""
     for path, (name, media_type) in FILES.items():
         _add_file(app, path, files("stageline_gateway").joinpath("page_files", name).read_bytes(), media_type)
 
@@ -66,14 +64,9 @@ async def _pipeline(services: Services, watch: PipelineWatch, request: Request) 
         drawn = await watch.picture(group, window_seconds)
     except NoPictureError as error:
         raise not_ready(str(error), services.settings.retry_after_seconds) from None
-    except CallFailedError as failure:
-        raise _unanswered(failure.error, services) from None
+    except ApiError as error:  # an engine that is gone is not the client's fault, nor this gateway's
+        raise not_ready(error.message, services.settings.retry_after_seconds) from None
     return JsonAnswer({"model": model, "group": group.group, "incarnation": group.incarnation} | drawn)
-
-
-def _unanswered(error: ApiError, services: Services) -> ApiError:
-    """An engine that is gone is not the client's fault, nor this gateway's."""
-    return not_ready(error.message, services.settings.retry_after_seconds)
 
 
 def _window(text: str | None) -> float:

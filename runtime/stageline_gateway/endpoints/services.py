@@ -7,7 +7,7 @@ from stageline_gateway.admission.admission import Admission
 from stageline_gateway.relay.dispatch import Dispatcher
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
-from stageline_gateway.telemetry.tracing import NoTracing, Tracing
+from stageline_gateway.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +20,4 @@ class Services:
     admission: Admission
     cut: asyncio.Event
     """Set when open answers must end now, with an error."""
-    tracing: Tracing = field(default_factory=NoTracing)
+    tracing: Tracing = field(default_factory=Tracing)

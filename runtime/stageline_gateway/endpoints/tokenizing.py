@@ -4,7 +4,7 @@ The bodies are those of vLLM's endpoints of the same names.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI
 from pydantic import Field
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.engine_client.engine_calls import CallFailedError, EngineCalls
+from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.errors import ApiError, bad_value, not_ready
 from stageline_gateway.groups.routing import choose, why_not_ready
 from stageline_gateway.openai_api.chat_types import MAX_TOOLS, Message, Strict, Tool, check_messages, check_tool_names
@@ -48,7 +48,6 @@ class DetokenizeBody(Strict):
 
 
 def parse_tokenize(fields: Mapping[str, Any]) -> TokenizeBody:
-    """Check the body of `/tokenize`; raises ApiError 400."""
     body = checked(TokenizeBody, dict(fields))
     if (body.prompt is None) == (body.messages is None):
         raise bad_value("prompt", "Send either 'prompt' or 'messages'.")
@@ -60,12 +59,10 @@ def parse_tokenize(fields: Mapping[str, Any]) -> TokenizeBody:
 
 
 def parse_detokenize(fields: Mapping[str, Any]) -> DetokenizeBody:
-    """Check the body of `/detokenize`; raises ApiError 400."""
     return checked(DetokenizeBody, dict(fields))
 
 
 async def tokenize(calls: EngineCalls, engine_url: str, body: TokenizeBody, names: Mapping[str, str]) -> dict[str, Any]:
-    """The answer to `/tokenize`; the engine is asked with the headers `names`. Raises CallFailedError."""
     if body.messages is None:
         asked = TokenizeRequest(prompt=TextPrompt(text=body.prompt or ""))
     else:
@@ -84,26 +81,15 @@ async def tokenize(calls: EngineCalls, engine_url: str, body: TokenizeBody, name
 async def detokenize(
     calls: EngineCalls, engine_url: str, body: DetokenizeBody, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The answer to `/detokenize`; the engine is asked with the headers `names`. Raises CallFailedError."""
     asked = DetokenizeRequest(token_ids=tuple(body.tokens))
     done = await calls.post(f"{engine_url}/v1/detokenize", asked, Detokenized, names)
     return {"prompt": done.text}
 
 
-class NamesModel(Protocol):
-    """A checked body."""
-
-    @property
-    def model(self) -> str:
-        """The model asked for."""
-
-
-Body = TypeVar("Body", bound=NamesModel)
+Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 
 
 def add_tokenize_routes(app: FastAPI, services: Services, calls: EngineCalls) -> None:
-    """Add both routes."""
-
     @app.post("/tokenize")
     async def answer_tokenize(request: Request) -> Response:
         return await _answer(services, calls, request, parse_tokenize, tokenize)
@@ -120,7 +106,7 @@ async def _answer(
     parse: Callable[[Mapping[str, Any]], Body],
     ask: Callable[[EngineCalls, str, Body, Mapping[str, str]], Awaitable[dict[str, Any]]],
 ) -> Response:
-    """Counts as a request of its key, and has a place, a span and its client's names like any other."""
+    """Takes a place, and has limits, a span and the client's names, like a completion."""
     context = RequestContext.of(request.headers)
     span = services.tracing.begin(request.url.path, context.trace)
     mine = {} if context.request_id is None else {"x-request-id": context.request_id}
@@ -133,9 +119,9 @@ async def _answer(
             services.dispatcher.check_model(body.model)
             permit = services.admission.permit(caller, body.model, held)
         with permit:
-            told = await _ask(services, body, lambda url: ask(calls, url, body, mine | span.trace.headers()))
+            answer = await _ask(services, body.model, lambda url: ask(calls, url, body, mine | span.trace.headers()))
         status = 200
-        return JsonAnswer(told, headers=mine)
+        return JsonAnswer(answer, headers=mine)
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE_CODE)
     except ApiError as error:
@@ -145,14 +131,10 @@ async def _answer(
         span.end(status)
 
 
-async def _ask(services: Services, body: NamesModel, ask: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """What a ready engine says; raises ApiError."""
+async def _ask(services: Services, model: str, ask: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     backends = services.dispatcher.backends
-    group = choose(backends.candidates(body.model), backends.ledger.loads)
+    group = choose(backends.candidates(model), backends.ledger.loads)
     if group is None:
-        message = why_not_ready(body.model, backends.groups_of(body.model))
+        message = why_not_ready(model, backends.groups_of(model))
         raise not_ready(message, services.settings.retry_after_seconds)
-    try:
-        return await ask(group.url)
-    except CallFailedError as failure:
-        raise failure.error from None
+    return await ask(group.url)

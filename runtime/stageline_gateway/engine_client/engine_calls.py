@@ -1,29 +1,21 @@
 """Short questions to an engine or a stage: one JSON body there, one back, bounded in time and in bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from stageline_api.engine_http import EngineError
-from stageline_gateway.errors import ApiError, answer_broken, refused_by_engine
+from stageline_gateway.errors import answer_broken, refused_by_engine
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-@dataclass(slots=True)
-class CallFailedError(Exception):
-    """No usable answer came; `error` says it for the client."""
-
-    error: ApiError
-
-
 class EngineCalls:
-    """Connections for questions, kept open between them. Never goes through a proxy from the environment."""
+    """Asks over connections that are kept open; raises ApiError. Never goes through a proxy from the environment."""
 
     def __init__(self, connect_timeout_seconds: float, timeout_seconds: float) -> None:
         self._http = httpx.AsyncClient(
@@ -33,15 +25,12 @@ class EngineCalls:
         )
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     async def get(self, url: str, answer: type[Answer]) -> Answer:
-        """What `url` says; raises CallFailedError."""
         return await self._ask(httpx.Request("GET", url), answer)
 
     async def post(self, url: str, body: BaseModel, answer: type[Answer], names: Mapping[str, str]) -> Answer:
-        """What `url` answers to `body`, with the headers `names`; raises CallFailedError."""
         headers = {"content-type": "application/json", **names}
         return await self._ask(httpx.Request("POST", url, content=body.model_dump_json(), headers=headers), answer)
 
@@ -53,14 +42,14 @@ class EngineCalls:
             finally:
                 await response.aclose()
         except httpx.HTTPError:
-            raise CallFailedError(answer_broken("The engine does not answer.")) from None
+            raise answer_broken("The engine does not answer.") from None
         try:
             if response.status_code == httpx.codes.OK:
                 return answer.model_validate_json(content)
             refusal = EngineError.model_validate_json(content)
         except ValidationError:
-            raise CallFailedError(answer_broken("The engine's answer can't be read.")) from None
-        raise CallFailedError(refused_by_engine(refusal, "prompt", 1.0))
+            raise answer_broken("The engine's answer can't be read.") from None
+        raise refused_by_engine(refusal, "prompt", 1.0)
 
 
 async def _read(response: httpx.Response) -> bytes:
@@ -70,5 +59,5 @@ async def _read(response: httpx.Response) -> bytes:
         chunks.append(chunk)
         size_bytes += len(chunk)
         if size_bytes > ANSWER_LIMIT_BYTES:
-            raise CallFailedError(answer_broken("The engine's answer is too long."))
+            raise answer_broken("The engine's answer is too long.")
     return b"".join(chunks)

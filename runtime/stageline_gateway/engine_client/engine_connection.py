@@ -45,13 +45,11 @@ class EngineConnection(asyncio.Protocol):
     # Towards the reader
 
     def post(self, host: str, path: str, body: bytes) -> None:
-        """Send the request, JSON in `body`."""
         assert self._transport is not None, "not connected"
         fields = f"host: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
         self._transport.write(f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
 
     async def head(self, limit_seconds: float) -> int:
-        """The status, once it is there."""
         while not self._has_head:
             await self._arrival(limit_seconds)
         return self.status
@@ -70,7 +68,6 @@ class EngineConnection(asyncio.Protocol):
         return line
 
     async def body(self, limit_seconds: float) -> bytes:
-        """All lines of the body."""
         lines: list[bytes] = []
         while (line := await self.line(limit_seconds)) is not None:
             lines.append(line)
@@ -93,7 +90,7 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def _arrival(self, limit_seconds: float) -> None:
-        """Until something came; raises why nothing will."""
+        """Wait for bytes; raises the failure that keeps them from coming."""
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
@@ -105,7 +102,7 @@ class EngineConnection(asyncio.Protocol):
             self._waiter = None
 
     def _arm(self) -> None:
-        """See to it that a timer looks after the wait, without making one for each wait."""
+        """Have the timer fire by the end of this wait. One that fires earlier is kept, and armed again then."""
         due = self._silent_since + self._limit_seconds
         if self._timer is not None:
             if self._timer.when() <= due:
@@ -135,11 +132,9 @@ class EngineConnection(asyncio.Protocol):
     # From the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self.heard_at = self._loop.time()
         try:
             self._parser.feed_data(data)
@@ -153,19 +148,16 @@ class EngineConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
-        """The socket is closed, by whom- and whyever."""
         self._transport = None
         self._fail(ConnectionBrokenError("The connection to the engine broke."))
 
     # From the parser
 
     def on_headers_complete(self) -> None:
-        """The status is known."""
         self.status = self._parser.get_status_code()
         self._has_head = True
 
     def on_body(self, chunk: bytes) -> None:
-        """Some of the body."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         self._lines.extend(line for line in lines if line.strip())
         if len(self._rest) > LINE_LIMIT_BYTES:
@@ -173,7 +165,6 @@ class EngineConnection(asyncio.Protocol):
             self._fail(ConnectionBrokenError("The engine sent an event that is too long."))
 
     def on_message_complete(self) -> None:
-        """All of the body."""
         if self._rest.strip():
             self._lines.append(self._rest)
         self._is_complete = True

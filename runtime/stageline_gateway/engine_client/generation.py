@@ -34,6 +34,16 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 EngineEvent = Admitted | Delta | Finished
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The engine was lost after it had admitted the request, and from here on another run continues the answer."""
+
+
+StreamEvent = EngineEvent | Resumed
+"""What the rest of the gateway sees of one choice: one Admitted, any number of Delta and Resumed, one Finished,
+however many engines took part."""
+
+
 class LossKind(StrEnum):
     """How an engine failed a request; a metric label."""
 
@@ -103,13 +113,11 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class EngineTimeouts:
-    """How long an engine may take."""
+    """How long an engine may take; the values are those of `GatewaySettings`."""
 
     connect_seconds: float = 2.0
     idle_seconds: float = 120.0
-    """Between two events before the first token: in its queue, in prefill."""
     stall_seconds: float = 30.0
-    """Between two events after it."""
 
 
 class EngineClient:
@@ -148,7 +156,6 @@ class EngineClient:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 
     async def _open(self, url: str) -> tuple[EngineConnection, str]:
-        """A connection and the host it goes to; raises EngineLostError."""
         try:
             parts = urlsplit(url)
             if parts.scheme != "http" or not parts.hostname:
@@ -173,11 +180,3 @@ def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
         return EngineRefusedError(EngineError.model_validate_json(body))
     except ValidationError:
         return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The engine was lost after the request had been admitted, and from here on another run continues it."""
-
-
-StreamEvent = EngineEvent | Resumed

@@ -46,11 +46,10 @@ class DiscoveredGroups:
 
     @property
     def why_unread(self) -> str:
-        """Why no version has been read yet."""
         return self.problem or f"The {self.source} has not been read yet."
 
     def fail(self, problem: str) -> None:
-        """The newest version can't be read."""
+        """Keep the version in force, and say why."""
         if problem != self.problem:
             consequence = "the last good version stays in force" if self.ever_read else "nothing is served yet"
             logger.warning("%s; %s", problem, consequence)
@@ -71,7 +70,6 @@ class DiscoveredGroups:
         return self.current.resume_window_seconds.get(model, DEFAULT_RESUME_WINDOW_SECONDS)
 
     def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
-        """All groups that are said to serve `model`, ready or not."""
         return tuple(group for group in self.current.groups if group.model == model)
 
 
@@ -108,11 +106,9 @@ class CircuitBreaker:
         return self.is_closed or now_seconds >= self.shut_until_seconds
 
     def started(self, now_seconds: float, policy: BreakerPolicy) -> "CircuitBreaker":
-        """A request was let through."""
         return self if self.is_closed else replace(self, shut_until_seconds=now_seconds + policy.trial_seconds)
 
     def answered(self) -> "CircuitBreaker":
-        """A request got a token."""
         return CLOSED
 
     def failed(self, now_seconds: float, policy: BreakerPolicy, at_once: bool = False) -> "CircuitBreaker":
@@ -138,7 +134,7 @@ SILENT: Final = "its engine does not answer its probe"
 
 @dataclass(slots=True)
 class Backends:
-    """All that is known of the groups; everything but `served` is keyed by `identity`."""
+    """All that is known of the groups; everything but `discovered` is keyed by `identity`."""
 
     discovered: DiscoveredGroups
     ledger: Ledger = field(default_factory=Ledger)
@@ -198,12 +194,12 @@ class Backends:
 
     def take_room(self, keys: Sequence[str]) -> None:
         """Count a request as waiting at that one of some groups which has the most room, until its next probe."""
-        told = [key for key in keys if key in self.queue_rooms]
-        if told and len(told) == len(keys):
-            self.queue_rooms[max(told, key=self.queue_rooms.__getitem__)] -= 1
+        known = [key for key in keys if key in self.queue_rooms]
+        if known and len(known) == len(keys):
+            self.queue_rooms[max(known, key=self.queue_rooms.__getitem__)] -= 1
 
     def refused_as_full(self, key: str) -> None:
-        """A group's queue is full, its engine says, and so it counts until its next probe."""
+        """Count a group's queue as full until its next probe: its engine refused a request so."""
         if key in self.queue_rooms:
             self.queue_rooms[key] = 0
 
@@ -229,7 +225,6 @@ class Backends:
             raise
 
     def answered(self, key: str) -> None:
-        """A request got a token from a group."""
         if key in self.breakers:
             self.set_breaker(key, self.breaker_of(key).answered())
 
@@ -243,7 +238,6 @@ class Backends:
         self._news = asyncio.Event()
 
     async def changed(self, timeout_seconds: float) -> None:
-        """Until something changes or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._news.wait()

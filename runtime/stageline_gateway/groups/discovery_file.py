@@ -20,8 +20,6 @@ FileIdentity = tuple[int, int, int]
 
 @dataclass(slots=True)
 class EndpointsFile:
-    """Feeds `served` from a file."""
-
     path: Path
     discovered: DiscoveredGroups
     poll_seconds: float
@@ -29,11 +27,10 @@ class EndpointsFile:
     _good_at: float = field(default_factory=time.monotonic)
 
     def age_seconds(self) -> float:
-        """How long ago the file was last found to be as it is in force; since the beginning where it never was."""
+        """Since the file was last found to be the version in force; since the beginning where it never was."""
         return time.monotonic() - self._good_at
 
     def refresh(self) -> None:
-        """Look at the file, and read it if it is another one than last time."""
         try:
             found = self.path.stat()
             identity = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -59,7 +56,6 @@ class EndpointsFile:
         self.discovered.accept(endpoints)
 
     async def run(self) -> None:
-        """Keep looking until cancelled."""
         while True:
             self.refresh()
             await asyncio.sleep(self.poll_seconds)

@@ -52,7 +52,6 @@ class Prober:
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Probe until cancelled."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
             try:
@@ -126,6 +125,5 @@ async def _ask(client: httpx.AsyncClient, group: GroupEndpoint, timeout_seconds:
 
 
 def _is_of(group: GroupEndpoint, status: EngineStatus) -> bool:
-    """Whether an engine is that of `group`, for all that it says."""
-    told = (status.group, status.incarnation)
-    return all(own in (None, listed) for own, listed in zip(told, (group.group, group.incarnation), strict=True))
+    """Whether an engine is that of `group`. One that doesn't say is believed."""
+    return status.group in (None, group.group) and status.incarnation in (None, group.incarnation)

@@ -1,5 +1,10 @@
 """Which group takes a request: the one its affinity prefers, else the one with the fewest tokens outstanding.
 
+Affinity is to the groups that a session, or the beginning of a prompt, has been to before, by rendezvous hashing: each
+group gets a score from (key, group), and the best score wins. All gateway replicas agree on it without talking to each
+other, and a group that leaves or comes moves its own keys only. A group that carries far more than its share is passed
+over for the next in the order (a bounded load), so that one popular prompt can't bury it.
+
 A request counts the tokens it is expected to cost, prompt and answer, less those that came already. Pure but for that
 count. Among equals the group that was given the fewest requests so far is taken, so idle groups take turns.
 """
@@ -38,7 +43,7 @@ def within_bound(load_tokens: int, mean_tokens: float) -> bool:
 
 
 def affinity_key(prompt: Prompt, session: str = "") -> str:
-    """What the preference hangs on: the session if there is one, else the prompt's beginning; empty for neither."""
+    """The session if there is one, else the prompt's beginning; empty for neither."""
     if session:
         return f"session:{session}"
     match prompt:
@@ -76,8 +81,6 @@ def identity(group: GroupEndpoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much one group's engine has been given."""
-
     tokens: int = 0
     """Expected of the requests that run or wait there."""
     requests: int = 0
@@ -127,14 +130,12 @@ def why_not_ready(model: str, groups: Iterable[GroupEndpoint]) -> str:
 
 @dataclass(slots=True)
 class Lease:
-    """One request's part in its group's load."""
-
     ledger: "Ledger"
     key: str
     tokens: int
 
     def spend(self, num_tokens: int) -> None:
-        """Take off what need not be expected any more."""
+        """Reduce the load by tokens that have come."""
         spent = min(num_tokens, self.tokens)
         self.tokens -= spent
         self.ledger.add(self.key, tokens=-spent)
@@ -142,8 +143,6 @@ class Lease:
 
 @dataclass(slots=True)
 class Ledger:
-    """Load by `identity` of groups."""
-
     loads: dict[str, Load] = field(default_factory=dict)
 
     @contextmanager
@@ -157,7 +156,6 @@ class Ledger:
             self.add(key, tokens=-lease.tokens, requests=-1)
 
     def add(self, key: str, tokens: int = 0, requests: int = 0, started: int = 0) -> None:
-        """Change one group's load."""
         now = self.loads.get(key, IDLE)
         self.loads[key] = Load(now.tokens + tokens, now.requests + requests, now.started + started)
 

@@ -1,9 +1,10 @@
 """Engine events as OpenAI's answers: what each of the two APIs writes for one choice. Pure."""
 
 import codecs
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from stageline_api.engine_http import Admitted, Finished, FinishReason, TokenLogprob, TopLogprob
 
@@ -14,7 +15,6 @@ def token_text(one: TopLogprob) -> str:
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """`logprobs` of a chat choice or chunk."""
     content = [_entry(one) | {"top_logprobs": [_entry(other) for other in one.top_logprobs]} for one in tokens]
     return {"content": content, "refusal": None}
 
@@ -72,7 +72,6 @@ class Stamp:
     system_fingerprint: str
 
     def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """An answer or a chunk around `choices`."""
         return {
             "id": self.id,
             "object": kind,
@@ -87,27 +86,33 @@ Logprobs = Sequence[TokenLogprob] | None
 """Of the tokens in a piece; None when the client didn't ask."""
 
 
-class AnswerShape(Protocol):
+class AnswerShape(ABC):
     """How one of OpenAI's two APIs writes one choice of an answer."""
 
+    index: int
     chunk_kind: str
     whole_kind: str
 
     def opening(self) -> dict[str, Any] | None:
         """The choice of the first chunk, before any text; None when the API has no such chunk."""
+        return None
 
-    def admitted(self, event: Admitted) -> None:
+    def admitted(self, event: Admitted) -> None:  # noqa: B027 - matters to those that read tool calls only
         """The engine has taken the request."""
 
+    @abstractmethod
     def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
         """The choice of a chunk with new text; None when there is nothing to say yet."""
 
     def held_back(self) -> dict[str, Any] | None:
         """The choice of a chunk with what `piece` kept to itself, before the closing one; None for nothing."""
+        return None
 
+    @abstractmethod
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         """The choice of the chunk that says why the answer ended."""
 
+    @abstractmethod
     def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
         """The choice of an answer given at once."""
 
@@ -116,34 +121,23 @@ ShapeOfChoice = Callable[[int], AnswerShape]
 
 
 @dataclass(slots=True)
-class ChatShape:
+class ChatShape(AnswerShape):
     """One choice of `chat.completion` and its chunks."""
 
     index: int
     chunk_kind: str = "chat.completion.chunk"
     whole_kind: str = "chat.completion"
 
-    def admitted(self, event: Admitted) -> None:
-        """Nothing that text depends on."""
-
-    def held_back(self) -> dict[str, Any] | None:
-        """Text is never held back here."""
-        return None
-
     def opening(self) -> dict[str, Any] | None:
-        """A chunk that only says who speaks."""
         return self._choice({"role": "assistant", "content": ""}, None, None)
 
     def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
-        """New text."""
         return self._choice({"content": text}, logprobs, None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
-        """The end."""
         return self._choice({}, None, reason.value)
 
     def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        """One message."""
         choice = self._choice({}, logprobs, reason.value)
         del choice["delta"]
         return choice | {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -154,7 +148,7 @@ class ChatShape:
 
 
 @dataclass(slots=True)
-class CompletionShape:
+class CompletionShape(AnswerShape):
     """One choice of `text_completion`, whole or in chunks."""
 
     index: int
@@ -162,27 +156,13 @@ class CompletionShape:
     whole_kind: str = "text_completion"
     _logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
 
-    def admitted(self, event: Admitted) -> None:
-        """Nothing that text depends on."""
-
-    def held_back(self) -> dict[str, Any] | None:
-        """Text is never held back here."""
-        return None
-
-    def opening(self) -> dict[str, Any] | None:
-        """Text completions open with their first text."""
-        return None
-
     def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
-        """New text."""
         return self._choice(text, logprobs, None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
-        """The end."""
         return self._choice("", None, reason.value)
 
     def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        """All the text."""
         return self._choice(text, logprobs, reason.value)
 
     def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:

@@ -18,7 +18,6 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 def text_or_list(value: Any) -> str | None:
-    """Which of two members of a union `value` is for."""
     match value:
         case str():
             return "#text"

@@ -1,8 +1,7 @@
 """The request bodies of OpenAI's API that this gateway understands, checked strictly.
 
 Types are never coerced ("5" is not a number) and an unknown field is refused, so nothing a client asks for is lost
-without a word. Extensions to OpenAI's fields: `top_k`, `min_p`,
-`repetition_penalty`, `stop_token_ids`, `ignore_eos`.
+without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`.
 """
 
 import json
@@ -28,7 +27,11 @@ ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
 def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str | None:
-    """The schema of an answer that must call, as JSON; None when it needn't."""
+    """The schema of an answer that must call, as JSON; None when it needn't.
+
+    A named function's answer is its arguments alone. A required call's answer is a list of `{"name", "arguments"}`, the
+    form that `tool_calls` reads back.
+    """
     match choice:
         case "none" | "auto":
             return None
@@ -58,7 +61,7 @@ def _call(tool: Tool, place: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """`schema` with references to its own root (`#`, `#/…`) pointed to `place`."""
+    """`schema` with references to its own root (`#`, `#/…`) pointed to `place`, where it now lies."""
     match schema:
         case dict():
             return {
@@ -177,12 +180,10 @@ class _Request(Strict):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def schema_text(self) -> str | None:
-        """The JSON schema that the answer must satisfy."""
         return None
 
     @property
@@ -202,7 +203,6 @@ class _Request(Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings, however they were written."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
@@ -238,17 +238,14 @@ class ChatRequest(_Request):
 
     @property
     def schema_field(self) -> str:
-        """`tools` when a call of one is asked for."""
         return "tools" if self.offered_tools else "response_format"
 
     @property
     def limit_name(self) -> str:
-        """`max_tokens` or its newer name."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def asked_top_logprobs(self) -> int | None:
-        """`logprobs` asks, `top_logprobs` says how many."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -260,5 +257,4 @@ class CompletionRequest(_Request):
 
     @property
     def asked_top_logprobs(self) -> int | None:
-        """The one field says both."""
         return self.logprobs

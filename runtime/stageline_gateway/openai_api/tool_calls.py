@@ -1,7 +1,8 @@
-"""Calls of tools in an answer's text, found while it streams: text in, text and calls out. Pure.
+"""Calls of tools in an answer: found in its text while it streams, and written as `tool_calls`. Pure.
 
-A call is given out when it is complete, never in part. Text that turns out to be no call of an offered tool is given
-out as the text it is: nothing that the model wrote is lost. Only the start of a possible mark is held back.
+A call is given out when it is complete, never in part; only the answer to a named function, which is its arguments
+alone, streams as it comes. Text that turns out to be no call of an offered tool is given out as the text it is: nothing
+that the model wrote is lost. Only the start of a possible mark is held back.
 """
 
 import json
@@ -24,7 +25,6 @@ _ID_LENGTH: Final = 9
 
 
 def new_call_id() -> str:
-    """A random id of a call."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
 
 
@@ -89,7 +89,6 @@ class TaggedCalls:
         self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """What `text` completes."""
         # Inside a call only a new end can complete it: looking at the whole of a long call again is not needed.
         seam = max(0, len(self._rest) - len(CLOSING_TAG)) if self._inside else 0
         self._rest += text
@@ -139,7 +138,6 @@ class JsonCalls:
         self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """What `text` completes."""
         if self._is_text:
             return [text] if text else []
         self._held += text
@@ -213,47 +211,38 @@ class NamedCall:
         self._begun = False
 
     def push(self, text: str) -> list[Piece | ArgumentsPiece]:
-        """The call with its first arguments, then more of them."""
         if self._begun:
             return [ArgumentsPiece(text)] if text else []
         self._begun = True
         return [Call(self._name, text, new_call_id())]
 
     def finish(self) -> list[Piece | ArgumentsPiece]:
-        """Nothing is held back."""
         return []
 
 
 @dataclass(slots=True)
 class ToolShape(ChatShape):
-    """One choice with calls."""
-
     reader_of: Callable[[Admitted], CallReader | NamedCall] = field(kw_only=True)
     _reader: CallReader | NamedCall | None = None
     _calls: int = 0
 
     def admitted(self, event: Admitted) -> None:
-        """Learn how calls are written in this answer."""
         self._reader = self.reader_of(event)
 
     def opening(self) -> dict[str, Any] | None:
-        """A chunk that only says who speaks; content may never come."""
         return self._choice({"role": "assistant", "content": None}, None, None)
 
     def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
-        """New text and calls that are complete."""
         return self._pieces(self._read().push(text), logprobs)
 
     def held_back(self) -> dict[str, Any] | None:
-        """What may have become a call and didn't."""
+        """Text that was held back because a call might have begun with it."""
         return self._pieces(self._read().finish(), None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
-        """The end, which a call gives a reason of its own."""
         return self._choice({}, None, self._reason(reason))
 
     def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        """One message with all calls."""
         pieces = self._read().push(text) + self._read().finish()
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [_written(piece) for piece in pieces if isinstance(piece, Call)]

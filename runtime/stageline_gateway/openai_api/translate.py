@@ -65,12 +65,10 @@ def _function(tool: Tool) -> ToolFunction:
 
 
 def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] = (), guided: bool = False) -> ChatPrompt:
-    """Messages and tools as the engine takes them."""
     return ChatPrompt(messages=tuple(map(_message, messages)), tools=tuple(map(_function, tools)), tools_guided=guided)
 
 
 def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
-    """The engine's request for a chat."""
     guided = request.choice_of_tool not in ("none", "auto")
     prompt = chat_prompt(request.messages, request.offered_tools, guided)
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
@@ -78,7 +76,6 @@ def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> 
 
 
 def completion_to_generate(request: CompletionRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
-    """The engine's request for a text completion."""
     prompt: Prompt
     if isinstance(request.prompt, str):
         prompt = TextPrompt(text=request.prompt)

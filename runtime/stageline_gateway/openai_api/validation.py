@@ -45,7 +45,10 @@ def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def without_unsupported(fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """`fields` without the parameters that ask for nothing.
+    """`fields` without the parameters that aren't built here and ask for nothing.
+
+    `best_of: 1` or `tools: []` say what a request without the field says, so clients that always send their defaults
+    work. Any other value would be ignored silently, which is worse than a refusal. Null counts as absent.
 
     Raises ApiError 400, naming the parameter, for one that asks for something this server can't do.
     """
@@ -153,7 +156,6 @@ def _check_offered(request: ChatRequest) -> None:
 
 
 def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
-    """Check the body of a chat completion; raises ApiError 400 naming the first field that is wrong."""
     request = checked(ChatRequest, without_unsupported(fields, CHAT_NEUTRAL))
     _check_stream_options(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
@@ -168,7 +170,6 @@ def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 
 def parse_completion(fields: Mapping[str, Any]) -> CompletionRequest:
-    """Check the body of a text completion; raises ApiError 400 naming the first field that is wrong."""
     request = checked(CompletionRequest, without_unsupported(fields, COMPLETION_NEUTRAL))
     _check_stream_options(request)
     return request

@@ -38,7 +38,7 @@ from stageline_gateway.groups.backends import Backends
 from stageline_gateway.groups.routing import affinity_key, expected_tokens, identity
 from stageline_gateway.relay.placement import Progress, RetryPolicy, Runs, Search
 from stageline_gateway.telemetry.metrics import GatewayMetrics
-from stageline_gateway.telemetry.tracing import RequestSpan, UntracedRequest
+from stageline_gateway.telemetry.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 
 Deliver = Callable[[int, StreamEvent], Awaitable[None]]
 """Takes the number of a choice and its next event. Never called again before it has returned."""
+DeliverOne = Callable[[StreamEvent], Awaitable[None]]
+"""The same for one choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class GenerateJob:
     request: GenerateRequest
     session: str = ""
     """What the client named its session, if it did."""
-    span: RequestSpan = field(default_factory=UntracedRequest)
+    span: RequestSpan = field(default_factory=RequestSpan)
 
     def choice(self, number: int) -> "GenerateJob":
         """The same for one of several choices: they differ in id, and in the choice that keys their noise."""
@@ -105,8 +107,6 @@ class _ChoicesInTurn:
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Sends requests to groups and keeps count of them."""
-
     backends: Backends
     engine: EngineClient
     runs: Runs
@@ -144,13 +144,17 @@ class Dispatcher:
             await turns.fail()
             raise
 
-    async def run(self, job: GenerateJob, deliver: Callable[[StreamEvent], Awaitable[None]]) -> None:
+    async def run(self, job: GenerateJob, deliver: DeliverOne) -> None:
         """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
         progress = Progress(job.request)
         affinity = affinity_key(job.request.prompt, job.session)
         search = Search(self.backends, job.model, progress, affinity, self.retry)
         while True:
-            group = await self._next_group(search)
+            try:
+                group = await search.next_group()
+            except ApiError:
+                self._gave_up(progress, job.model, "expired")
+                raise
             try:
                 await self._run_on(group, progress, job.span, deliver)
                 return
@@ -165,20 +169,7 @@ class Dispatcher:
             except AnswerFailedError as error:
                 raise answer_failed(error.message) from None
 
-    async def _next_group(self, search: Search) -> GroupEndpoint:
-        try:
-            return await search.next_group()
-        except ApiError:
-            self._gave_up(search.progress, search.model, "expired")
-            raise
-
-    async def _run_on(
-        self,
-        group: GroupEndpoint,
-        progress: Progress,
-        span: RequestSpan,
-        deliver: Callable[[StreamEvent], Awaitable[None]],
-    ) -> None:
+    async def _run_on(self, group: GroupEndpoint, progress: Progress, span: RequestSpan, deliver: DeliverOne) -> None:
         """One run on one group: deliver what the client hasn't seen of it."""
         key = identity(group)
         request = progress.next_request()
@@ -194,7 +185,8 @@ class Dispatcher:
                         self.backends.answered(key)
                         lease.spend(len(event.token_ids))
                     elif isinstance(event, Admitted) and progress.runs > 1:
-                        self.metrics.resumed(group.model, "resumed" if progress.has_output else "moved")
+                        outcome = "resumed" if progress.has_output else "moved"
+                        self.metrics.resumes.labels(group.model, outcome).inc()
                         if progress.has_output:
                             await deliver(Resumed())
                     if progress.take(event, group.revision):
@@ -218,7 +210,7 @@ class Dispatcher:
             progress.request.request_id, group.model, group.group, group.incarnation, error.kind,
             len(progress.token_ids), error.message,
         )  # fmt: skip
-        self.metrics.engine_lost(group.model, error.kind)
+        self.metrics.engine_losses.labels(group.model, error.kind).inc()
         message = f"{error.message} No other group could take the request."
         if progress.has_output:
             failure = answer_broken(error.message)
@@ -234,4 +226,4 @@ class Dispatcher:
     def _gave_up(self, progress: Progress, model: str, outcome: str) -> None:
         """Count an acknowledged request that is lost."""
         if progress.is_admitted:
-            self.metrics.resumed(model, outcome)
+            self.metrics.resumes.labels(model, outcome).inc()

@@ -1,4 +1,4 @@
-"""Where a request goes next, and how long it waits for that.
+"""Where one choice of a request runs: how far it has come, which group is next, when it leaves the one it is on.
 
 A request that was never admitted waits only for a group to become ready, shortly. One that was admitted has been
 acknowledged: it waits as long as the resume window lasts, counted from when the last engine that admitted it or sent
@@ -20,12 +20,25 @@ from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.probing import NOT_THERE
 from stageline_gateway.groups.routing import choose, identity, why_not_ready
 
-MOST_ID_CHARACTERS = 128
+MOST_ID_CHARACTERS: Final = 128
+LOOK_AGAIN_SECONDS: Final = 0.1
+"""The end of a breaker's cool-down or of a pause wakes nobody."""
+FIRST_PAUSE_SECONDS: Final = 0.25
+LONGEST_PAUSE_SECONDS: Final = 2.0
+
+GONE: Final = "The engine is gone."
+STALLED: Final = "The engine is silent, and does not answer its probe."
+LEFT: Final = "The engine drains, and another group takes over."
 
 
 @dataclass(slots=True)
 class Progress:
-    """One choice, over all the engines that worked on it."""
+    """How far one choice has come, over all the engines that worked on it, and the request that continues it.
+
+    The next engine takes the token ids that were relayed as output that it has generated, and its text goes on after
+    the characters that were relayed. Seed, limits and prompt stay the first ones, so it counts, stops, penalizes and
+    draws its noise as the first engine would have.
+    """
 
     request: GenerateRequest
     token_ids: list[int] = field(default_factory=list)
@@ -43,7 +56,7 @@ class Progress:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether it was acknowledged, by whichever engine."""
+        """Whether any engine has acknowledged it."""
         return self.admissions > 0
 
     @property
@@ -82,28 +95,19 @@ class Progress:
         return True
 
 
-LOOK_AGAIN_SECONDS: Final = 0.1
-"""Circuits and pauses end without telling anybody."""
-FIRST_PAUSE_SECONDS: Final = 0.25
-LONGEST_PAUSE_SECONDS: Final = 2.0
-
-
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a request is tried."""
+    """How long, and how often, a request is tried; the values are those of `GatewaySettings`."""
 
     hold_seconds: float = 30.0
-    """While no group of its model is ready, before it was admitted."""
     resume_window_seconds: float | None = None
-    """After its group failed, once it was admitted. None: what its model's `timeouts.resumeWindowSeconds` says."""
     most_losses: int = 8
-    """Engines that had got one request and may be lost before it is given up: it might be what kills them."""
     retry_after_seconds: float = 2.0
 
 
 @dataclass(slots=True)
 class Search:
-    """The groups one choice of a request is sent to."""
+    """Finds the groups that one choice of a request is sent to, one after another."""
 
     backends: Backends
     model: str
@@ -184,28 +188,31 @@ class Search:
         return bool(staying) and self.progress.revision not in staying
 
 
-GONE = "The engine is gone."
-STALLED = "The engine is silent, and does not answer its probe."
-LEFT = "The engine drains, and another group takes over."
-
-
 @dataclass(eq=False, slots=True)
 class Run:
-    """One request on one group."""
-
     group: GroupEndpoint
     progress: Progress
     connection: EngineConnection | None = None
     is_leaving: bool = False
 
     def opened(self, connection: EngineConnection) -> None:
-        """The connection to the engine is there."""
         self.connection = connection
 
 
 @dataclass(slots=True)
 class Runs:
-    """All runs. How long may an engine be silent that is gone, or that is silent to its probe as well?"""
+    """The runs under way, one for each choice on an engine, and which of them should leave it.
+
+    Reviewed in every period of the probes and at every change of discovery. A run leaves
+
+    - an engine that is gone, by discovery or because another answers at its address, once it has been silent for
+      `gone_silence_seconds`: the connection of a machine that vanished never breaks by itself;
+    - one that is silent to its probe as well, when that has lasted `silent_probe_seconds`, if another group can go on.
+      Where none can there is nothing to gain: the machine may only be busy, and go on itself;
+    - a group that drains, if another can take it and has room in its queue: at once while it only waits in the queue,
+      else when the drain has lasted `drain_patience_seconds`. As many leave as there is room for: the others may end
+      where they are, and nowhere else.
+    """
 
     backends: Backends
     gone_silence_seconds: float = 1.0
@@ -215,7 +222,6 @@ class Runs:
 
     @contextmanager
     def under_way(self, group: GroupEndpoint, progress: Progress) -> Iterator[Run]:
-        """A run, while the context lasts."""
         run = Run(group, progress)
         self._runs.add(run)
         try:
@@ -224,7 +230,7 @@ class Runs:
             self._runs.discard(run)
 
     def heard_since(self, key: str, at: float) -> bool:
-        """Whether a group, by identity, has sent anything in any run since a moment of the loop's clock."""
+        """Whether a group, by identity, has sent anything in any run since this time of the loop's clock."""
         connections = (run.connection for run in self._runs if identity(run.group) == key)
         return any(connection is not None and connection.heard_at >= at for connection in connections)
 

@@ -104,14 +104,11 @@ class BoundedConfig(uvicorn.Config):
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """One client's connection."""
-
     _header_bytes = 0
     _refusal: ApiError | None = None
     _header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, but not for long."""
         super().connection_made(transport)
         self._await_headers()
         if len(self.connections) > cast(BoundedConfig, self.config).connection_limit:

@@ -23,16 +23,15 @@ class ValuelessFormatter(logging.Formatter):
     def formatException(  # noqa: N802 - logging's name
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
-        """Types and frames of an error and of what led to it."""
-        return "" if ei[1] is None else "\n".join(_told(ei[1], set()))
+        return "" if ei[1] is None else "\n".join(_without_texts(ei[1], set()))
 
 
-def _told(error: BaseException, seen: set[int]) -> Iterator[str]:
+def _without_texts(error: BaseException, seen: set[int]) -> Iterator[str]:
     """The earliest error first, as in Python's own tracebacks."""
     seen.add(id(error))
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and id(earlier) not in seen:
-        yield from _told(earlier, seen)
+        yield from _without_texts(earlier, seen)
         yield "which led to"
     yield f"{type(error).__module__}.{type(error).__qualname__} (its text is left out)"
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -40,11 +39,10 @@ def _told(error: BaseException, seen: set[int]) -> Iterator[str]:
     for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         if id(one) not in seen:
             yield "one of them"
-            yield from _told(one, seen)
+            yield from _without_texts(one, seen)
 
 
 def configure_logging(access_log: bool) -> None:
-    """Log to standard error, everything in this form."""
     handler = logging.StreamHandler()
     handler.setFormatter(ValuelessFormatter(LINE_FORM))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

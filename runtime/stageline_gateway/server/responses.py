@@ -1,4 +1,7 @@
-"""JSON responses that can't fail to be encoded, and errors in their form."""
+"""The forms of a response: JSON that can't fail to be encoded, errors as OpenAI writes them, and server-sent events.
+
+A stream has one `data:` line per event, and ends in `[DONE]` if it went well.
+"""
 
 import json
 import logging
@@ -43,18 +46,14 @@ class JsonAnswer(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Encode `content`."""
         return encode_json(content)
 
 
 def error_answer(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonAnswer:
-    """`error` as a response in OpenAI's form."""
     return JsonAnswer(error.body(), status_code=error.status, headers={**(headers or {}), **error.headers()})
 
 
 def add_error_forms(app: FastAPI) -> None:
-    """Answer whatever goes wrong in OpenAI's form."""
-
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

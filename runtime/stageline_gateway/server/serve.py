@@ -1,4 +1,4 @@
-"""Serving until told to stop, then draining: the process's sockets and signals.
+"""Serving until a signal, then draining: the process's sockets and signals.
 
 The first SIGTERM makes the admin port say that clients belong elsewhere, and only then, when load balancers had the
 time to hear of it, closes the listening socket and lets open answers finish; those still open when the drain time is
@@ -68,15 +68,12 @@ def bind_near(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
-    """The base URL at which `listener` is reached from this machine."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """Where clients and operators come in."""
-
     public: socket.socket
     admin: socket.socket
     tls: TlsFiles | None = None
@@ -86,8 +83,8 @@ class Sockets:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How long the parts of an orderly end may take, in seconds."""
+class ShutdownTimes:
+    """How long the phases of a shutdown may take."""
 
     withdraw_seconds: float = 0.0
     """Still taking requests, for load balancers to notice."""
@@ -96,12 +93,10 @@ class Ending:
 
 
 class GatewayServers:
-    """The two HTTP servers of one gateway."""
-
     def __init__(self, app: FastAPI, sockets: Sockets, drain_seconds: float, access_log: bool = False) -> None:
         grace_seconds = max(1, round(drain_seconds + FAREWELL_SECONDS))
         self._sockets = sockets
-        self._told = app.state.gauges
+        self._metrics = app.state.metrics
         config = _config(app, grace_seconds, access_log, lifespan="on")
         config.connection_limit = sockets.connection_limit
         self.public = _SignalFreeServer(config)
@@ -112,10 +107,9 @@ class GatewayServers:
             self.public.config.ssl = new_context(sockets.tls)
 
     async def run(self) -> None:
-        """Serve until `stop`. The admin port is open as long as the public one."""
         background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]
         if self._sockets.tls is not None and self.public.config.ssl is not None:
-            keep_up = partial(watch, self._sockets.tls, self.public.config.ssl, self._told)
+            keep_up = partial(watch, self._sockets.tls, self.public.config.ssl, self._metrics)
             background.append(asyncio.create_task(run_forever("TLS files", keep_up)))
         try:
             await self.public.serve(sockets=[self._sockets.public])
@@ -126,7 +120,7 @@ class GatewayServers:
             await asyncio.gather(*background, return_exceptions=True)
 
     def stop(self) -> None:
-        """Listen no more, and end once open answers have ended."""
+        """Stop listening; `run` returns once open answers have ended."""
         self.public.should_exit = True
 
 
@@ -143,11 +137,11 @@ def _config(app: FastAPI, grace_seconds: int, access_log: bool, lifespan: Litera
     )
 
 
-def serve(app: FastAPI, sockets: Sockets, ending: Ending, access_log: bool = False) -> None:
-    """Serve `app` until a signal, then come to the end that `ending` tells; raises UserError for unusable TLS files."""
+def serve(app: FastAPI, sockets: Sockets, times: ShutdownTimes, access_log: bool = False) -> None:
+    """Serve `app` until a signal, then shut down in these times; raises UserError for unusable TLS files."""
     _allow_open_files()
-    servers = GatewayServers(app, sockets, ending.drain_seconds, access_log)
-    uvloop.run(_serve(servers, app, ending))
+    servers = GatewayServers(app, sockets, times.drain_seconds, access_log)
+    uvloop.run(_serve(servers, app, times))
 
 
 def _allow_open_files() -> None:
@@ -157,7 +151,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(servers: GatewayServers, app: FastAPI, ending: Ending) -> None:
+async def _serve(servers: GatewayServers, app: FastAPI, times: ShutdownTimes) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(log_loop_error)
     signals: list[signal.Signals] = []
@@ -169,13 +163,13 @@ async def _serve(servers: GatewayServers, app: FastAPI, ending: Ending) -> None:
             logging.shutdown()
             os._exit(1)
         app.state.leave("The gateway is shutting down.")
-        wait_seconds = ending.withdraw_seconds if signum is signal.SIGTERM else 0.0
-        logger.info("leaving signal=%s withdraw=%g s drain=%g s", signum.name, wait_seconds, ending.drain_seconds)
+        wait_seconds = times.withdraw_seconds if signum is signal.SIGTERM else 0.0
+        logger.info("leaving signal=%s withdraw=%g s drain=%g s", signum.name, wait_seconds, times.drain_seconds)
         loop.call_later(wait_seconds, drain)
 
     def drain() -> None:
         servers.stop()
-        loop.call_later(ending.drain_seconds, app.state.cut.set)
+        loop.call_later(times.drain_seconds, app.state.cut.set)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)

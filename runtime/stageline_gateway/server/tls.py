@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from stageline_api.errors import UserError
+from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +31,13 @@ class TlsFiles:
     key: Path
 
     def fingerprint(self) -> Fingerprint:
-        """Changes when one of the files does; raises OSError."""
         found = [path.stat() for path in (self.certificate, self.key)]
         return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Use the pair for connections to come; raises OSError, ssl.SSLError among them."""
         context.load_cert_chain(self.certificate, self.key, password=_no_password)
 
     def expires_at(self) -> datetime | None:
-        """When the certificate expires; None when that can't be read from it."""
         try:
             return expiry_of(self.certificate.read_text(encoding="ascii", errors="replace"))
         except (OSError, NoExpiryError):
@@ -58,29 +56,19 @@ def new_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         files.load_into(context)
     except OSError as error:
-        raise UserError(f"The TLS certificate and key can't be used: {_told(error)}.") from None
+        raise UserError(f"The TLS certificate and key can't be used: {_reason(error)}.") from None
     return context
 
 
-class Told(Protocol):
-    """Who wants to know of certificates."""
-
-    def certificate_read(self, expires_at: datetime | None) -> None:
-        """A pair is in force; None when it doesn't say until when."""
-
-    def certificate_stale(self) -> None:
-        """A newer pair can't be used."""
-
-
-async def watch(files: TlsFiles, context: ssl.SSLContext, told: Told, poll_seconds: float = POLL_SECONDS) -> None:
-    """Keep `context`, made from `files`, up to date with them until cancelled. Whatever goes wrong, it stays usable."""
-    told.certificate_read(files.expires_at())
+async def watch(files: TlsFiles, context: ssl.SSLContext, metrics: GatewayMetrics) -> None:
+    """Keep `context`, made from `files`, up to date with them until cancelled. Whatever fails, it stays usable."""
+    metrics.certificate_read(files.expires_at())
     seen: Fingerprint | None = None
     problem = ""
     with suppress(OSError):  # gone since `context` was made: said below
         seen = files.fingerprint()
     while True:
-        await asyncio.sleep(poll_seconds)
+        await asyncio.sleep(POLL_SECONDS)
         try:
             found = files.fingerprint()
             if found == seen and not problem:
@@ -89,20 +77,23 @@ async def watch(files: TlsFiles, context: ssl.SSLContext, told: Told, poll_secon
             files.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             files.load_into(context)
         except Exception as error:  # from outside, and the old pair serves on
-            if (reason := _told(error)) != problem:
+            if (reason := _reason(error)) != problem:
                 logger.warning("TLS files can't be read again, those read before stay in force: %s", reason)
             problem = reason
-            told.certificate_stale()
+            metrics.certificate_stale()
             continue
         seen, problem = found, ""
-        told.certificate_read(files.expires_at())
+        metrics.certificate_read(files.expires_at())
         logger.info("TLS certificate read again")
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else type(error).__name__
 
 
+# The expiry is read from the certificate's DER encoding: the standard library tells that of peers' certificates only.
+# RFC 5280, section 4.1: a certificate is a sequence whose first element holds, in order, an optional version, the
+# serial number, the signature's algorithm, the issuer and the validity: a pair of times.
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
 _UTC_TIME: Final = 0x17
@@ -111,7 +102,7 @@ _LONG_LENGTH: Final = 0x80
 
 
 class NoExpiryError(ValueError):
-    """The text is not a certificate that this can read."""
+    """The text is not a certificate that can be read here."""
 
 
 def expiry_of(pem: str) -> datetime:
@@ -132,7 +123,6 @@ def expiry_of(pem: str) -> datetime:
 
 
 def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
-    """The first element's content, and what follows it."""
     if tag is not None and data[0] != tag:
         raise ValueError(f"tag {data[0]:#x} where {tag:#x} was expected")
     length, start = data[1], 2

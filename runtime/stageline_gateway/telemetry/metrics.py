@@ -3,7 +3,9 @@
 Only names of models that are served become label values: a client can't grow the number of series.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from typing import Final
@@ -11,8 +13,9 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_api.telemetry.metric_registry import MetricRegistry
-from stageline_gateway.engine_client.generation import LossKind
+from stageline_gateway.engine_client.generation import LossKind, StreamEvent
 from stageline_gateway.telemetry import metric_names as names
 
 
@@ -27,46 +30,10 @@ class _Expiry(Collector):
         yield GaugeMetricFamily(spec.name, spec.help, value=None if self.at is None else self.at.timestamp())
 
 
-class StateGauges:
-    """Of one gateway. What is not in use (keys, TLS) has no trouble: its gauge stays 0."""
-
-    def __init__(self, registry: MetricRegistry) -> None:
-        self._keys_stale = registry.gauge(names.KEYS_STALE)
-        self._tls_stale = registry.gauge(names.TLS_STALE)
-        self._endpoints_stale = registry.gauge(names.ENDPOINTS_STALE)
-        self._discovery_age = registry.gauge(names.DISCOVERY_AGE)
-        self._tls_expiry = _Expiry()
-        registry.add(self._tls_expiry)
-        registry.gauge(names.BUILD_INFO).labels(version("stageline")).set(1)
-
-    def keys_stale(self, stale: bool) -> None:
-        """Say whether the keys in force are an older version."""
-        self._keys_stale.set(float(stale))
-
-    def endpoints_stale(self, stale: bool) -> None:
-        """Say whether the groups in force are an older version."""
-        self._endpoints_stale.set(float(stale))
-
-    def follow_discovery(self, age_seconds: Callable[[], float]) -> None:
-        """Ask at each scrape how long ago discovery last heard anything."""
-        self._discovery_age.set_function(age_seconds)
-
-    def certificate_read(self, expires_at: datetime | None) -> None:
-        """A certificate and its key are in force; None when it doesn't say until when."""
-        self._tls_expiry.at = expires_at
-        self._tls_stale.set(0)
-
-    def certificate_stale(self) -> None:
-        """Newer files can't be used."""
-        self._tls_stale.set(1)
-
-
 RESUME_OUTCOMES: Final = ("resumed", "moved", "expired", "refused", "exhausted")
 
 
 class GatewayMetrics:
-    """All collectors of one gateway."""
-
     def __init__(self) -> None:
         self.registry = registry = MetricRegistry()
         self.time_to_first_token = registry.histogram(names.TIME_TO_FIRST_TOKEN)
@@ -83,28 +50,22 @@ class GatewayMetrics:
         self.queued = registry.gauge(names.QUEUED)
         self.body_bytes = registry.gauge(names.BODY_BYTES)
         self.in_flight = registry.gauge(names.IN_FLIGHT)
-        self._refusals = registry.counter(names.REFUSALS)
-        self._losses = registry.counter(names.ENGINE_LOSSES)
-        self._resumes = registry.counter(names.RESUMES)
+        self.refusals = registry.counter(names.REFUSALS)
+        self.engine_losses = registry.counter(names.ENGINE_LOSSES)
+        self.resumes = registry.counter(names.RESUMES)
         self._circuits_open = registry.gauge(names.CIRCUITS_OPEN)
         self._groups = registry.gauge(names.GROUPS)
-        self.state = StateGauges(registry)
+        # What is not in use (keys, TLS) is not stale: its gauge stays 0.
+        self.keys_stale = registry.gauge(names.KEYS_STALE)
+        self.endpoints_stale = registry.gauge(names.ENDPOINTS_STALE)
+        self.discovery_age = registry.gauge(names.DISCOVERY_AGE)
+        self._tls_stale = registry.gauge(names.TLS_STALE)
+        self._tls_expiry = _Expiry()
+        registry.add(self._tls_expiry)
+        registry.gauge(names.BUILD_INFO).labels(version("stageline")).set(1)
         self._begun: set[str] = set()
 
-    def engine_lost(self, model: str, kind: str) -> None:
-        """Count a request that an engine failed."""
-        self._losses.labels(model, kind).inc()
-
-    def resumed(self, model: str, outcome: str) -> None:
-        """Count a request that went, or could not go, to another run."""
-        self._resumes.labels(model, outcome).inc()
-
-    def refused(self, key_name: str, reason: str) -> None:
-        """Count a request that a limit kept out."""
-        self._refusals.labels(key_name, reason).inc()
-
     def show_groups(self, readiness: Mapping[str, Sequence[bool]], circuits_open: Mapping[str, int]) -> None:
-        """Replace the group gauges by what holds now, each by model."""
         self._groups.clear()
         self._circuits_open.clear()
         for model in readiness.keys() - self._begun:
@@ -122,10 +83,76 @@ class GatewayMetrics:
         for counter in (self.prompt_tokens, self.generation_tokens, self.broken_answers, self.slow_readers):
             counter.labels(model)
         for kind in LossKind:
-            self._losses.labels(model, kind)
+            self.engine_losses.labels(model, kind)
         for outcome in RESUME_OUTCOMES:
-            self._resumes.labels(model, outcome)
+            self.resumes.labels(model, outcome)
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything in the format that `accept` asks for, and its content type."""
-        return self.registry.exposition(accept)
+    def certificate_read(self, expires_at: datetime | None) -> None:
+        self._tls_expiry.at = expires_at
+        self._tls_stale.set(0)
+
+    def certificate_stale(self) -> None:
+        self._tls_stale.set(1)
+
+
+@dataclass(slots=True)
+class RequestMeter:
+    """Times one request from its arrival. Of several choices the first one's tokens are timed, and all are counted."""
+
+    metrics: GatewayMetrics
+    model: str
+    clock: Callable[[], float] = time.monotonic
+    arrived: float = 0.0
+    first_token: float | None = None
+    last_token: float = 0.0
+    tokens: int = 0
+    """Of the first choice, whose tokens are timed."""
+    all_tokens: int = 0
+    """Of all choices."""
+    choices: int = 1
+    """Choices not finished yet."""
+    trace_id: str = ""
+    """Of the request's span, for whoever looks at a slow one; empty where none is kept."""
+    _admitted: bool = False
+
+    def see(self, event: StreamEvent, choice: int = 0) -> None:
+        if isinstance(event, Delta):
+            self.all_tokens += len(event.token_ids)
+        match event:
+            case Admitted(prompt_tokens=prompt_tokens):
+                self.metrics.prompt_tokens.labels(self.model).inc(prompt_tokens)
+                self._taken()
+            case Delta(token_ids=token_ids) if choice:
+                self.metrics.generation_tokens.labels(self.model).inc(len(token_ids))
+            case Delta(token_ids=token_ids) if token_ids:
+                self._new_tokens(len(token_ids), self.clock())
+            case Finished():
+                self.choices -= 1
+                if not self.choices:
+                    self._finished(self.clock())
+            case _:
+                pass
+
+    def _taken(self) -> None:
+        if not self._admitted:
+            self._admitted = True
+            self.metrics.queue_time.labels(self.model).observe(self.clock() - self.arrived)
+
+    def _new_tokens(self, count: int, now: float) -> None:
+        if self.first_token is None:
+            self.first_token = now
+            self.metrics.time_to_first_token.labels(self.model).observe(now - self.arrived, self._exemplar())
+        else:
+            self.metrics.inter_token_latency.labels(self.model).observe(now - self.last_token)
+        self.last_token = now
+        self.tokens += count
+        self.metrics.generation_tokens.labels(self.model).inc(count)
+
+    def _finished(self, now: float) -> None:
+        self.metrics.e2e_request_latency.labels(self.model).observe(now - self.arrived, self._exemplar())
+        if self.first_token is not None and self.tokens > 1:
+            per_token_seconds = (self.last_token - self.first_token) / (self.tokens - 1)
+            self.metrics.time_per_output_token.labels(self.model).observe(per_token_seconds)
+
+    def _exemplar(self) -> dict[str, str] | None:
+        return {"trace_id": self.trace_id} if self.trace_id else None

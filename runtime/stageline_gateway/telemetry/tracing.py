@@ -1,16 +1,17 @@
-"""Spans of requests, where a collector is named: by `--otlp-endpoint`, or by the standard OTEL_* variables.
+"""What a request is called outside (its `X-Request-Id`, its W3C trace context), and spans of requests.
 
-A request's span continues the client's trace. Under it each run on an engine has a span, which the engine is told as
-its parent, so that a run whose engine was killed leaves one too. They hold names, counts and codes, never text.
-Without a collector trace context is only passed on, and OpenTelemetry, an optional extra, is never imported.
+A collector for spans is named by `--otlp-endpoint`, or by the standard OTEL_* variables. A request's span continues the
+client's trace. Under it each run on an engine has a span, which the engine is told as its parent, so that a run whose
+engine was killed leaves one too. They hold names, counts and codes, never text. Without a collector trace context is
+only passed on, and OpenTelemetry, an optional extra, is never imported.
 """
 
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 
@@ -21,6 +22,10 @@ from stageline_api.telemetry.span_export import SpanExport, is_collector_named
 from stageline_gateway.engine_client.generation import EngineLostError, EngineRefusedError
 from stageline_gateway.errors import SlowReaderError
 
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = "stageline-gateway"
+RUN_SPAN: Final = "gateway.run"
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_STATE_CHARACTERS: Final = 512
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -31,7 +36,7 @@ _STATE_MEMBER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Where a request belongs in a trace; None where nothing is known."""
+    """W3C trace context; None where there is none."""
 
     parent: str | None = None
     """`traceparent`."""
@@ -39,21 +44,24 @@ class TraceContext:
     """`tracestate`."""
 
     def headers(self) -> dict[str, str]:
-        """As it goes to the next process."""
         named = {"traceparent": self.parent, "tracestate": self.state}
         return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Names given by the client; None where it gave none that is usable."""
+    """Names given by the client; None where it gave none that is usable. Nothing of it is ever a reason to refuse.
+
+    An id that could not go into a log line or a header as it is (too long, not printable ASCII) is left out, and the
+    gateway's own stands for it. A `traceparent` that breaks the recommendation's form is left out, as it demands
+    (https://www.w3.org/TR/trace-context/, section 3.2), and with it its `tracestate`.
+    """
 
     request_id: str | None = None
     trace: TraceContext = TraceContext()
 
     @classmethod
     def of(cls, headers: Headers) -> "RequestContext":
-        """Read all from a request's headers."""
         parent = _traceparent(headers.get("traceparent"))
         # A tracestate may come in several headers, which are one list.
         state = None if parent is None else _tracestate(",".join(headers.getlist("tracestate")))
@@ -89,84 +97,49 @@ def _tracestate(value: str) -> str | None:
     return state if len(state) <= MAX_STATE_CHARACTERS else None
 
 
-logger = logging.getLogger(__name__)
+class RequestSpan:
+    """One request without a collector: the client's trace context goes on to the engine as it is."""
 
-SERVICE_NAME: Final = "stageline-gateway"
-RUN_SPAN: Final = "gateway.run"
+    trace_id = ""
+    """The trace that this span is recorded in, 32 hexadecimal digits; empty where none is."""
 
+    def __init__(self, trace: TraceContext | None = None) -> None:
+        self.trace = trace or TraceContext()
+        """The context for an engine that is asked outside of a run, such as for tokenizing."""
 
-class RequestSpan(Protocol):
-    """One request."""
-
-    @property
-    def trace(self) -> TraceContext:
-        """What an engine is told of a request that has no runs, such as tokenizing."""
-
-    @property
-    def trace_id(self) -> str:
-        """The trace that this span is recorded in, 32 hexadecimal digits; empty where none is."""
-
-    def run(
-        self, group: GroupEndpoint, number: int, request: GenerateRequest
-    ) -> AbstractContextManager[GenerateRequest]:
+    @contextmanager
+    def run(self, group: GroupEndpoint, number: int, request: GenerateRequest) -> Iterator[GenerateRequest]:  # noqa: ARG002 - for those that override it
         """The `number`th run of a choice, on `group`, with the request as its engine gets it.
 
-        What leaves the context is how the run ended.
+        The error that leaves the context is how the run ended.
         """
+        yield request
 
     def end(self, status: int, **attributes: str | int | bool) -> None:
         """The request was answered with `status`."""
 
 
-class Tracing(Protocol):
-    """Begins spans."""
+class Tracing:
+    """Begins spans; this one without a collector."""
 
-    def begin(self, path: str, client: TraceContext) -> RequestSpan:
+    def begin(self, path: str, client: TraceContext) -> RequestSpan:  # noqa: ARG002 - for those that override it
         """A request to `path` has come, with the client's trace context."""
+        return RequestSpan(client)
 
     def close(self) -> None:
-        """Send what waits to be sent."""
+        """Send what waits to be sent, within a bound of time."""
 
 
-class UntracedRequest:
-    """No span: the client's trace context goes on as it is."""
-
-    trace_id = ""
-
-    def __init__(self, client: TraceContext | None = None) -> None:
-        self.trace = client or TraceContext()
-
-    @contextmanager
-    def run(self, group: GroupEndpoint, number: int, request: GenerateRequest) -> Iterator[GenerateRequest]:  # noqa: ARG002 - the protocol's signature
-        """The request as it is."""
-        yield request
-
-    def end(self, status: int, **attributes: str | int | bool) -> None:
-        """Nothing to send."""
-
-
-class NoTracing:
-    """Passes trace context on."""
-
-    def begin(self, path: str, client: TraceContext) -> RequestSpan:  # noqa: ARG002 - the protocol's signature
-        """The same context for the engine."""
-        return UntracedRequest(client)
-
-    def close(self) -> None:
-        """Nothing waits."""
-
-
-class _OtelSpan:
+class _OtelSpan(RequestSpan):
     def __init__(self, span: Any, export: SpanExport) -> None:
         self._span = span
         self._export = export
-        self.trace = _context_of(span)
+        super().__init__(_context_of(span))
         context = span.get_span_context()
         self.trace_id = f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
 
     @contextmanager
     def run(self, group: GroupEndpoint, number: int, request: GenerateRequest) -> Iterator[GenerateRequest]:
-        """A span under the request's, and the request with it as its parent."""
         attributes = {
             "url.full": group.url,
             "gen_ai.provider.name": "stageline",
@@ -218,20 +191,16 @@ def _fail(span: Any, kind: str, sentence: str) -> None:
     span.set_status(StatusCode.ERROR, sentence)
 
 
-class OtelTracing:
-    """Spans through OpenTelemetry's SDK."""
-
+class OtelTracing(Tracing):
     def __init__(self, endpoint: str | None) -> None:
         """Send to the collector at `endpoint`, or to the one in the environment; raises UserError when it can't."""
         self._export = SpanExport(SERVICE_NAME, {}, endpoint)
 
     def begin(self, path: str, client: TraceContext) -> RequestSpan:
-        """A span in the client's trace, or in a new one."""
         attributes = {"http.request.method": "POST", "http.route": path}
         return _OtelSpan(self._export.server(f"POST {path}", client.headers(), attributes), self._export)
 
     def close(self) -> None:
-        """Send what waits, within a bound."""
         self._export.close()
 
 
@@ -244,9 +213,9 @@ def open_tracing(endpoint: str | None) -> Tracing:
     if endpoint is not None:
         return OtelTracing(endpoint)
     if not is_collector_named():
-        return NoTracing()
+        return Tracing()
     try:
         return OtelTracing(None)
     except UserError as error:
         logger.warning("no spans are sent: %s", error.message)
-        return NoTracing()
+        return Tracing()
