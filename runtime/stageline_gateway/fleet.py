@@ -36,7 +36,6 @@ class Discovery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    backends: Backends
     dispatcher: Dispatcher
     discovery: Discovery
     prober: Prober
@@ -90,7 +89,7 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
     prober = Prober(backends, *intervals, runs.heard_since, look_over)
     discovery = _discovery(settings, discovered)
     metrics.discovery_age.set_function(discovery.age_seconds)
-    return Fleet(backends, dispatcher, discovery, prober)
+    return Fleet(dispatcher, discovery, prober)
 
 
 def _discovery(settings: GatewaySettings, discovered: DiscoveredGroups) -> Discovery:

@@ -41,9 +41,9 @@ class GatewaySettings:
     send_timeout_seconds: float = 60.0
     """How long a client may leave its end of a connection full before its answer is given up."""
     otlp_endpoint: str | None = None
-    """Collector that spans of requests are sent to (`tracing`). None sends none."""
+    """Collector that spans of requests are sent to (`telemetry.tracing`). None sends none."""
     keys_path: Path | None = None
-    """API keys (`keys`): a file, or a directory as a Secret is mounted. None lets everyone in."""
+    """API keys (`admission.keys`): a file, or a directory as a Secret is mounted. None lets everyone in."""
     keys_poll_seconds: float = 1.0
     queue_limit: int = 1024
     """Requests of one model that may wait for their first token; each choice of `n` counts, here and below."""
@@ -52,6 +52,6 @@ class GatewaySettings:
     body_limit_bytes: int = 4 * 1024 * 1024
     """Room for a prompt of 128k token ids several times over."""
     body_room_bytes: int = 128 * 1024 * 1024
-    """Of the bodies of all open requests together (`intake`)."""
+    """Of the bodies of all open requests together (`admission.request_body`)."""
     retry_after_seconds: float = 2.0
     """What `Retry-After` says when no group is ready and the engine gave no better figure."""

@@ -1,1 +1,1 @@
-"""Who may come in: keys, limits, bodies and the memory they hold."""
+"""Which requests are admitted: keys and their limits, places, bodies and the memory they hold."""

@@ -1,4 +1,4 @@
-"""API keys: what a keys file holds, and who a request comes from. Pure.
+"""API keys: what a keys file holds, who a request comes from, and what each key has used of its limits. Pure.
 
 Only SHA-256 digests of keys are kept, and a presented key is compared with every one of them in constant time. A key
 is random, so that a plain digest of it tells nothing. No message made here holds a key or a digest.
@@ -163,9 +163,6 @@ class Bucket:
         gained = max(0.0, now_seconds - self.at_seconds) * self.capacity / WINDOW_SECONDS
         self.level, self.at_seconds = min(self.capacity, self.level + gained), now_seconds
 
-    def take(self, amount: float) -> None:
-        self.level -= amount
-
     def seconds_until(self, level: float) -> float:
         return max(0.0, (level - self.level) * WINDOW_SECONDS / self.capacity)
 
@@ -232,11 +229,11 @@ class KeyUse:
     def begin(self, places: int = 1) -> None:
         self.running += places
         if self._requests is not None:
-            self._requests.take(1)
+            self._requests.level -= 1
 
     def spend(self, tokens: int) -> None:
         if self._tokens is not None:
-            self._tokens.take(tokens)
+            self._tokens.level -= tokens
 
     def end(self, places: int = 1) -> None:
         self.running -= places
@@ -256,7 +253,5 @@ def _adapted(bucket: Bucket | None, capacity: int | None, now_seconds: float) ->
     if bucket is None:
         return Bucket(capacity, capacity, now_seconds)
     bucket.fill(now_seconds)
-    if bucket.capacity != capacity:
-        used = bucket.capacity - bucket.level
-        return Bucket(capacity, capacity - used, now_seconds)
-    return bucket
+    used = bucket.capacity - bucket.level
+    return Bucket(capacity, capacity - used, now_seconds)

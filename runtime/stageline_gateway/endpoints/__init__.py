@@ -1,1 +1,1 @@
-"""One module for each part of the HTTP interface, from the route to the answer."""
+"""One module for each part of the HTTP interface, from the route to the answer; what they share is in `services`."""

@@ -23,7 +23,6 @@ from stageline_gateway.openai_api.chat_types import (
 
 MAX_PARALLEL_CALLS: Final = 16
 """Most calls in one answer: a grammar without a bound lets a small model repeat itself to its token limit."""
-ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
 def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str | None:
@@ -48,7 +47,7 @@ def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     """Arguments are always an object, also where the tool forgets to say so."""
-    return ANY_OBJECT | (tool.function.parameters or {})
+    return {"type": "object"} | (tool.function.parameters or {})
 
 
 def _call(tool: Tool, place: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""A request on its group, and on another one when that fails it."""
+"""The choices of a request on their groups, and on other groups when those fail them."""

@@ -51,7 +51,6 @@ BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 Deliver = Callable[[int, StreamEvent], Awaitable[None]]
 """Takes the number of a choice and its next event. Never called again before it has returned."""
 DeliverOne = Callable[[StreamEvent], Awaitable[None]]
-"""The same for one choice."""
 
 
 @dataclass(frozen=True, slots=True)

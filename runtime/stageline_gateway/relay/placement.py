@@ -64,6 +64,10 @@ class Progress:
         """Whether anything was relayed, so that starting again would repeat it."""
         return bool(self.token_ids) or self.characters > 0
 
+    def may_go_on(self, group: GroupEndpoint) -> bool:
+        """Whether `group` may continue it: once it has output, one of another revision may hold other weights."""
+        return not self.has_output or group.revision == self.revision
+
     def next_request(self) -> GenerateRequest:
         """What to ask the next engine, under an id of its own: the last engine may still hold the other."""
         self.runs += 1
@@ -160,12 +164,8 @@ class Search:
 
     def _choose(self, may_repeat: bool) -> GroupEndpoint | None:
         """One that hasn't failed it yet; else, with `may_repeat`, one that has and has been left alone since."""
-        now, progress = self.backends.clock(), self.progress
-        able = [
-            group
-            for group in self.backends.candidates(self.model)
-            if not progress.has_output or group.revision == progress.revision
-        ]
+        now = self.backends.clock()
+        able = [group for group in self.backends.candidates(self.model) if self.progress.may_go_on(group)]
         fresh = [group for group in able if identity(group) not in self._asked_again_at]
         rested = [group for group in able if may_repeat and self._asked_again_at.get(identity(group), now) <= now]
         return choose(fresh or rested, self.backends.ledger.loads, self.affinity)
@@ -266,8 +266,4 @@ class Runs:
     def _others(self, run: Run) -> list[str]:
         """Groups that could take it over, by identity."""
         others = self.backends.candidates(run.group.model, {identity(run.group)})
-        return [
-            identity(other)
-            for other in others
-            if not run.progress.has_output or other.revision == run.progress.revision
-        ]
+        return [identity(other) for other in others if run.progress.may_go_on(other)]

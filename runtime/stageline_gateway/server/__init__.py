@@ -1,1 +1,1 @@
-"""The HTTP server: sockets, TLS, connections, and the form of what goes over them."""
+"""The HTTP server: sockets, TLS, connections, and the forms of responses."""

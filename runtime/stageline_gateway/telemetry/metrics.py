@@ -121,7 +121,9 @@ class RequestMeter:
         match event:
             case Admitted(prompt_tokens=prompt_tokens):
                 self.metrics.prompt_tokens.labels(self.model).inc(prompt_tokens)
-                self._taken()
+                if not self._admitted:  # the first run ends the wait for a group
+                    self._admitted = True
+                    self.metrics.queue_time.labels(self.model).observe(self.clock() - self.arrived)
             case Delta(token_ids=token_ids) if choice:
                 self.metrics.generation_tokens.labels(self.model).inc(len(token_ids))
             case Delta(token_ids=token_ids) if token_ids:
@@ -132,11 +134,6 @@ class RequestMeter:
                     self._finished(self.clock())
             case _:
                 pass
-
-    def _taken(self) -> None:
-        if not self._admitted:
-            self._admitted = True
-            self.metrics.queue_time.labels(self.model).observe(self.clock() - self.arrived)
 
     def _new_tokens(self, count: int, now: float) -> None:
         if self.first_token is None:
