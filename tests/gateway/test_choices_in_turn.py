@@ -1,0 +1,108 @@
+"""Several choices deliver through one function: one at a time, one Admitted for all, nothing after a failure."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from stageline_api.endpoints import Endpoints, GroupEndpoint
+from stageline_api.engine_http import (
+    Admitted,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TextPrompt,
+)
+from stageline_gateway.engine_client.generation import (
+    AnswerFailedError,
+    EngineClient,
+    EngineEvent,
+    EngineTimeouts,
+    StreamEvent,
+)
+from stageline_gateway.errors import ApiError
+from stageline_gateway.groups.backends import Backends, DiscoveredGroups
+from stageline_gateway.relay.dispatch import Dispatcher, GenerateJob
+from stageline_gateway.relay.placement import RetryPolicy, Runs
+from stageline_gateway.telemetry.metrics import GatewayMetrics
+
+MODEL = "m"
+NUM_CHOICES = 3
+FAILS = 1
+DELTAS = 20
+
+
+class ScriptedEvents(EngineClient):
+    """Generates without a network; choice `FAILS` fails after its first Delta if told to."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__(EngineTimeouts())
+        self.fails = fails
+        self.opened = self.closed = 0
+
+    async def events(
+        self,
+        url: str,  # noqa: ARG002 - the client's signature
+        request: GenerateRequest,
+        on_open: Callable[[Any], None] = lambda _: None,  # noqa: ARG002 - the client's signature
+    ) -> AsyncGenerator[EngineEvent, None]:
+        self.opened += 1
+        try:
+            yield Admitted(prompt_tokens=1)
+            for number in range(DELTAS):
+                await asyncio.sleep(0)
+                yield Delta(text=f"{request.sampling.choice}.{number}", token_ids=(number,))
+                if self.fails and request.sampling.choice == FAILS:
+                    raise AnswerFailedError("It can't be finished.")
+            yield Finished(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=DELTAS)
+        finally:
+            self.closed += 1
+
+
+async def run(engine: ScriptedEvents, seen: list[tuple[int, StreamEvent]]) -> None:
+    """Run all choices with a reader that takes a while over every event."""
+    groups = DiscoveredGroups("a test")
+    groups.accept(Endpoints(groups=(GroupEndpoint(model=MODEL, group=0, incarnation=1, url="http://e", ready=True),)))
+    backends = Backends(groups)
+    dispatcher = Dispatcher(backends, engine, Runs(backends), GatewayMetrics(), RetryPolicy())
+    request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"), sampling=SamplingParams(max_tokens=DELTAS))
+    delivering = 0
+
+    async def deliver(choice: int, event: StreamEvent) -> None:
+        nonlocal delivering
+        delivering += 1
+        assert delivering == 1, f"choice {choice} delivers while another one does"
+        for _ in range(5):
+            await asyncio.sleep(0)
+        seen.append((choice, event))
+        delivering -= 1
+
+    await dispatcher.run_choices(GenerateJob(MODEL, request), NUM_CHOICES, deliver)
+
+
+def test_every_choice_is_delivered_in_its_order_behind_one_admitted() -> None:
+    engine, seen = ScriptedEvents(fails=False), list[tuple[int, StreamEvent]]()
+    asyncio.run(run(engine, seen))
+    assert [isinstance(event, Admitted) for _, event in seen] == [True] + [False] * (len(seen) - 1), seen
+    for choice in range(NUM_CHOICES):
+        own = [event for number, event in seen[1:] if number == choice]
+        assert [event.text for event in own[:-1] if isinstance(event, Delta)] == [
+            f"{choice}.{n}" for n in range(DELTAS)
+        ]
+        assert isinstance(own[-1], Finished), own
+    assert (engine.opened, engine.closed) == (NUM_CHOICES, NUM_CHOICES)
+
+
+def test_a_failure_comes_behind_the_events_before_it_and_ends_all() -> None:
+    engine, seen = ScriptedEvents(fails=True), list[tuple[int, StreamEvent]]()
+    with pytest.raises(ApiError) as failure:
+        asyncio.run(run(engine, seen))
+    assert failure.value.code == "answer_failed"
+    failed = [event for number, event in seen if number == FAILS and isinstance(event, Delta)]
+    assert [event.text for event in failed] == [f"{FAILS}.0"], seen
+    others = [event for number, event in seen if number != FAILS and isinstance(event, Delta)]
+    assert len(others) < DELTAS, f"the other choices went on: {seen}"
+    assert (engine.opened, engine.closed) == (NUM_CHOICES, NUM_CHOICES)
