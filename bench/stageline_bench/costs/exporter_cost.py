@@ -15,8 +15,7 @@ from typing import Any
 
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason
 from stageline_api.resource import pipeline_model
-from stageline_gateway.telemetry.metrics import GatewayMetrics
-from stageline_gateway.telemetry.metrics import RequestMeter
+from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -84,7 +83,7 @@ def gateway() -> tuple[Step, Callable[[], object]]:
     done.see(Admitted(prompt_tokens=1))
     done.see(token)
     done.see(Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1))
-    return step, metrics.exposition
+    return step, metrics.registry.exposition
 
 
 def operator() -> Callable[[], object]:
