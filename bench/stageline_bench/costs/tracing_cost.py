@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from stageline_api.engine_http import ModelInfo, SamplingParams
+from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_api.telemetry.span_export import SpanExport
 from stageline_runtime.engine.core import EngineCore
@@ -29,7 +29,7 @@ from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.span_sender import OtelSpanSender
 from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
 from stageline_runtime.plan_bus.bus import encode_frame
-from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, StepTimes, ToStage
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, StepTimes, ToStage
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
 from stageline_runtime.stage.telemetry.timeline import StepRecord
 
@@ -107,7 +107,7 @@ async def load(stages: InstantStages, flags: str) -> float:
         request = AdmittedRequest(
             request_id=f"request-{number}",
             prompt_token_ids=tuple(range(64)),
-            sampling=SamplingParams(temperature=0.0),
+            sampling=RequestSampling(temperature=0.0),
             max_new_tokens=TOKENS,
             stop_token_ids=frozenset(),
             traceparent=f"00-{number + 1:032x}-00f067aa0ba902b7-{flags}",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from stageline_api.engine_http import ModelInfo, SamplingParams
+from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_bench.runtime.figures import RoundReport
 from stageline_bench.runtime.scrape import StageScraper
@@ -23,7 +23,7 @@ from stageline_runtime.engine.group.forming import form_scheduler, warm_up_token
 from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.plan_bus.messages import Shutdown
+from stageline_runtime.plan_bus.messages import RequestSampling, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
@@ -60,7 +60,7 @@ class _Round:
 
     async def run(self) -> None:
         """Submit everything at once and read every stream to its end."""
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=self._order.output_tokens)
+        sampling = RequestSampling(temperature=0.0)
         streams = [
             self._core.submit(
                 AdmittedRequest(

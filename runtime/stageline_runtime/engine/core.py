@@ -14,7 +14,6 @@ from stageline_api.health import EngineStatus, Phase
 from stageline_runtime.engine.answer_streams import AnswerStreams
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EngineRefusal
 from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.engine.scheduling.row_sampling import row_sampling
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.tracing import NoTracing, RequestTracing
@@ -107,7 +106,7 @@ class EngineCore:
             Request(
                 request_id=request.request_id,
                 prompt=request.prompt_token_ids,
-                sampling=row_sampling(request),
+                sampling=request.sampling,
                 max_new_tokens=request.max_new_tokens,
                 stop_token_ids=request.stop_token_ids,
                 output=list(request.generated_token_ids),

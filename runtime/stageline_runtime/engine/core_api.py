@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams, ToolCallFormat
+from stageline_api.engine_http import FinishReason, ModelInfo, ToolCallFormat
 from stageline_api.health import EngineStatus
 from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
-from stageline_runtime.plan_bus.messages import TokenLogprobs
+from stageline_runtime.plan_bus.messages import RequestSampling, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,13 @@ class AdmittedRequest:
     request_id: str
     """Unique among live requests."""
     prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
+    sampling: RequestSampling
     max_new_tokens: int
     """At least 1."""
     stop_token_ids: frozenset[int]
     """Ids that end the output; end-of-sequence ids are among them unless `ignore_eos`."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output: the edge's matter, for the core knows no text."""
     tool_call_format: ToolCallFormat | None = None
     """How the answer writes calls of tools, for whoever reads its text."""
     generated_token_ids: tuple[int, ...] = ()

@@ -10,12 +10,12 @@ import enum
 from stageline_runtime.plan_bus.step_plan import GraphMode as GraphMode
 from stageline_runtime.plan_bus.step_plan import Message
 from stageline_runtime.plan_bus.step_plan import PlanRow as PlanRow
-from stageline_runtime.plan_bus.step_plan import RowSampling as RowSampling
+from stageline_runtime.plan_bus.step_plan import RequestSampling as RequestSampling
 from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class TransportKind(enum.StrEnum):

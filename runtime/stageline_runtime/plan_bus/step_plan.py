@@ -12,14 +12,18 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Anything said on the plan bus."""
 
 
-class RowSampling(Message, frozen=True):
-    """Sampling parameters of one request, sent once when its slot is filled."""
+class RequestSampling(Message, frozen=True):
+    """How one request's tokens are drawn: made when the engine admits it, carried by the scheduler, sent once with the
+    fill of its slot, read by the sampler. The defaults change nothing.
+    """
 
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    choice: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    seed: int = 0
+    choice: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
@@ -32,6 +36,16 @@ class RowSampling(Message, frozen=True):
     """The output must be JSON that satisfies this schema; checked by the engine."""
     num_prompt_tokens: int = 0
     """The border between prompt and output: input tokens at this position and after count as generated."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the request's earlier tokens change its logits."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def depends_on_history(self) -> bool:
+        """Whether the last stage samples by more than the newest hidden state."""
+        return self.has_penalties or self.json_schema is not None
 
 
 class SlotTrim(Message, frozen=True):
@@ -46,7 +60,7 @@ class SlotFill(Message, frozen=True):
 
     slot: int
     generation: int
-    sampling: RowSampling
+    sampling: RequestSampling
     cached_tokens: int = 0
     """The request's first inputs whose keys and values are kept: no row will carry them."""
     copy_from: int | None = None

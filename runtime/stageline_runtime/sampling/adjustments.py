@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stageline_runtime.plan_bus.messages import RowSampling
+from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 Placing = Callable[[Tensor], Tensor]
@@ -22,13 +22,8 @@ def stay(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def needs_seen_tokens(sampling: RowSampling) -> bool:
-    """Whether the request's earlier tokens change its logits."""
-    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
-
-
-def adjust(logits: Tensor, sampling: RowSampling, seen: SeenTokens | None, place: Placing = stay) -> None:
-    """Change `logits` `[vocab_size]` float32 in place. `seen` may be None when `needs_seen_tokens` is false."""
+def adjust(logits: Tensor, sampling: RequestSampling, seen: SeenTokens | None, place: Placing = stay) -> None:
+    """Change `logits` `[vocab_size]` float32 in place. `seen` may be None when `sampling.has_penalties` is false."""
     if sampling.logit_bias:
         ids, values = zip(*sampling.logit_bias, strict=True)
         logits[place(torch.tensor(ids))] += place(torch.tensor(values, dtype=torch.float32))

@@ -7,14 +7,15 @@ same rules, so that both draw the same tokens from the same logits.
 import torch
 from torch import Tensor
 
+from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.adjustments import Placing
-from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import SamplingRow, truncation_of
+from stageline_runtime.sampling.noise import gumbel_noise, mixed_keys
+from stageline_runtime.sampling.sampler import noise_keys, truncation_of
 from stageline_runtime.sampling.truncation import Truncation, kept_candidates, ordered_candidates
 
 
 @torch.inference_mode()
-def sample_on_device(logits: Tensor, rows: list[SamplingRow], place: Placing) -> Tensor:
+def sample_on_device(logits: Tensor, rows: list[RequestSampling], positions: list[int], place: Placing) -> Tensor:
     """Draw tokens `[num_rows]` int64 from float32 `logits` `[num_rows, vocab_size]`, all on the logits' device."""
     best = logits.argmax(dim=-1)
     if all(row.temperature <= 0.0 for row in rows):
@@ -25,7 +26,7 @@ def sample_on_device(logits: Tensor, rows: list[SamplingRow], place: Placing) ->
     is_greedy = host.temperature <= 0.0
     temperature = host.temperature.masked_fill(is_greedy, 1.0)
     truncation = Truncation(place(temperature), place(host.top_k), place(host.top_p), place(host.min_p))
-    keys = place(mixed_keys([NoiseKey(row.seed, row.choice, row.position) for row in rows]))
+    keys = place(mixed_keys(noise_keys(rows, positions)))
     is_free = (host.top_p >= 1.0) & (host.min_p <= 0.0) & (host.top_k >= vocab_size)
     draw = _draw_free if bool((is_free | is_greedy).all()) else _draw_sorted
     return torch.where(place(is_greedy), best, draw(logits, keys, truncation))

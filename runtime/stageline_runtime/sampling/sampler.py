@@ -7,11 +7,10 @@ is sorted in full. So the result is always that of a full sort. A row's token de
 parameters, never on its batch.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.free_draw import draw_free
 from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
 from stageline_runtime.sampling.truncation import Truncation, judge_tokens, kept_candidates, ordered_candidates
@@ -20,36 +19,23 @@ PREFILTER_SIZE = 256
 MAX_ELIMINATIONS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRow:
-    """Parameters of one draw. `temperature` 0 is greedy, `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    choice: int
-    position: int
-    """Position of the token being drawn."""
-
-
 @torch.inference_mode()
-def sample(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Draw tokens `[num_rows]` int64 from float32 `logits` `[num_rows, vocab_size]`."""
+def sample(logits: Tensor, rows: list[RequestSampling], positions: list[int]) -> Tensor:
+    """Draw tokens `[num_rows]` int64 from float32 `logits` `[num_rows, vocab_size]`, each at its request's position."""
     sampled = [index for index, row in enumerate(rows) if row.temperature > 0.0]
     if len(sampled) == len(rows):
-        return _sample_rows(logits, rows) if rows else torch.empty(0, dtype=torch.int64)
+        return _sample_rows(logits, rows, positions) if rows else torch.empty(0, dtype=torch.int64)
     tokens = logits.argmax(dim=-1)
     if sampled:
-        tokens[sampled] = _sample_rows(logits[sampled], [rows[index] for index in sampled])
+        chosen, places = [rows[index] for index in sampled], [positions[index] for index in sampled]
+        tokens[sampled] = _sample_rows(logits[sampled], chosen, places)
     return tokens
 
 
-def _sample_rows(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
+def _sample_rows(logits: Tensor, rows: list[RequestSampling], positions: list[int]) -> Tensor:
     """Rows with a temperature: unrestricted ones need no order at all, the others try the cheap ways first."""
     vocab_size = logits.shape[1]
-    keys = mixed_keys([NoiseKey(row.seed, row.choice, row.position) for row in rows])
+    keys = mixed_keys(noise_keys(rows, positions))
     truncation = truncation_of(rows, vocab_size)
     tokens = torch.empty(len(rows), dtype=torch.int64)
     is_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
@@ -112,7 +98,12 @@ def _draw_among(logits: Tensor, keys: Tensor, truncation: Truncation, size: int)
     return tokens, ~(kept & (values == values[:, -1:])).any(dim=-1)
 
 
-def truncation_of(rows: list[SamplingRow], vocab_size: int) -> Truncation:
+def noise_keys(rows: list[RequestSampling], positions: list[int]) -> list[NoiseKey]:
+    """What each row's draw is keyed by."""
+    return [NoiseKey(row.seed, row.choice, position) for row, position in zip(rows, positions, strict=True)]
+
+
+def truncation_of(rows: list[RequestSampling], vocab_size: int) -> Truncation:
     """The parameters of the rows as tensors."""
     return Truncation(
         temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float64),

@@ -18,9 +18,9 @@ from chaos.local_group import LocalModel, LocalStage, _never, run_group
 from chaos.local_transport import LocalNetwork
 from chaos.local_workloads import draw_workload
 from oracles.simulated_accelerator import ImmediateAccelerator, LateAccelerator, LateEvent
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, Shutdown, SlotFill, StepDone, StepPlan
 from stageline_runtime.sampling.device_sampler import sample_on_device
-from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
 from stageline_runtime.stage.step.in_flight import InFlight
 from stageline_runtime.stage.step.runner import StageRunner
@@ -89,22 +89,26 @@ def test_every_order_gives_the_same_tokens(seed: int) -> None:
 
 VOCAB_SIZE = 700
 parameters = st.builds(
-    SamplingRow,
+    RequestSampling,
     temperature=st.sampled_from((0.0, 0.3, 1.0, 2.0)),
     top_p=st.sampled_from((1.0, 0.9, 0.5)),
     top_k=st.sampled_from((0, 1, 5, 400)),
     min_p=st.sampled_from((0.0, 0.05)),
     seed=st.integers(0, 2**31),
     choice=st.just(0),
-    position=st.integers(0, 100),
 )
+draws = st.lists(st.tuples(parameters, st.integers(0, 100)), min_size=1, max_size=5)
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(parameters, min_size=1, max_size=5), st.integers(0, 1000))
-def test_the_device_draws_what_the_cpu_draws(rows: list[SamplingRow], seed: int) -> None:
+@given(draws, st.integers(0, 1000))
+def test_the_device_draws_what_the_cpu_draws(draws: list[tuple[RequestSampling, int]], seed: int) -> None:
+    rows, positions = [row for row, _ in draws], [position for _, position in draws]
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
-    assert sample_on_device(logits, rows, torch.clone).tolist() == sample(logits.clone(), rows).tolist()
+    assert (
+        sample_on_device(logits, rows, positions, torch.clone).tolist()
+        == sample(logits.clone(), rows, positions).tolist()
+    )
 
 
 def plan_of(seq: int, rows: int, fills: tuple[SlotFill, ...] = ()) -> StepPlan:
@@ -116,10 +120,12 @@ def plan_of(seq: int, rows: int, fills: tuple[SlotFill, ...] = ()) -> StepPlan:
 
 
 SAMPLINGS = (
-    RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=1, choice=0),
-    RowSampling(temperature=0.8, top_p=0.9, top_k=20, seed=2, choice=0, num_top_logprobs=3),
-    RowSampling(temperature=0.9, top_p=1.0, top_k=0, seed=3, choice=0, frequency_penalty=1.5, num_top_logprobs=0),
-    RowSampling(temperature=1.0, top_p=1.0, top_k=0, seed=4, choice=0, logit_bias=((7, 9.0),), repetition_penalty=1.3),
+    RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=1, choice=0),
+    RequestSampling(temperature=0.8, top_p=0.9, top_k=20, seed=2, choice=0, num_top_logprobs=3),
+    RequestSampling(temperature=0.9, top_p=1.0, top_k=0, seed=3, choice=0, frequency_penalty=1.5, num_top_logprobs=0),
+    RequestSampling(
+        temperature=1.0, top_p=1.0, top_k=0, seed=4, choice=0, logit_bias=((7, 9.0),), repetition_penalty=1.3
+    ),
 )
 
 

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from stageline_api.engine_http import ModelInfo, SamplingParams
+from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, TokenEvent
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, ToStage
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, ToStage
 
 
 class OneStage:
@@ -38,7 +38,7 @@ class OneStage:
             AdmittedRequest(
                 request_id=name,
                 prompt_token_ids=prompt,
-                sampling=SamplingParams(temperature=0.0),
+                sampling=RequestSampling(temperature=0.0, num_prompt_tokens=len(prompt)),
                 max_new_tokens=3,
                 stop_token_ids=frozenset(),
                 generated_token_ids=generated,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
+from stageline_api.engine_http import FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_runtime.engine.core import EngineCore
@@ -14,7 +14,7 @@ from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.request_metrics import GROUP_LOST, RequestMetrics
-from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, ToStage
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, ToStage
 
 Value = Callable[..., float | None]
 
@@ -88,7 +88,7 @@ class OneStage:
             AdmittedRequest(
                 request_id=name,
                 prompt_token_ids=tuple(range(1, 1 + prompt_tokens)),
-                sampling=SamplingParams(),
+                sampling=RequestSampling(),
                 max_new_tokens=1,
                 stop_token_ids=frozenset(),
             )

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from stageline_api.engine_http import ModelInfo, SamplingParams
+from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, ToStage
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, ToStage
 
 
 async def events_of(core: EngineCore, request_id: str) -> list[CoreEvent]:
@@ -17,7 +17,7 @@ async def events_of(core: EngineCore, request_id: str) -> list[CoreEvent]:
     request = AdmittedRequest(
         request_id=request_id,
         prompt_token_ids=(3, 4),
-        sampling=SamplingParams(),
+        sampling=RequestSampling(),
         max_new_tokens=2,
         stop_token_ids=frozenset(),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
+from stageline_api.engine_http import FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import PodContract
@@ -28,7 +28,7 @@ from stageline_runtime.engine.telemetry.request_trace import (
 )
 from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
 from stageline_runtime.engine.telemetry.tracing_setup import open_tracing
-from stageline_runtime.plan_bus.messages import SampledRow, StepDone, StepPlan, StepTimes, ToStage
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, StepTimes, ToStage
 
 STAGES = 2
 CLOCK_AHEAD = 5_000_000_000
@@ -94,7 +94,7 @@ def request(name: str, prompt_tokens: int, new_tokens: int, priority: int = 0) -
     return AdmittedRequest(
         request_id=name,
         prompt_token_ids=tuple(range(prompt_tokens)),
-        sampling=SamplingParams(temperature=0.0),
+        sampling=RequestSampling(temperature=0.0),
         max_new_tokens=new_tokens,
         stop_token_ids=frozenset(),
         priority=priority,

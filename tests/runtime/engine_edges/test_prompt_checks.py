@@ -18,6 +18,7 @@ from stageline_api.engine_http import (
 )
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.plan_bus.messages import RequestSampling
 
 MAX_MODEL_LEN = 16
 VOCAB_SIZE = 260
@@ -121,3 +122,21 @@ def test_stop_tokens_hold_end_of_sequence_unless_ignored(reader: PromptReader) -
     prompt = TokenPrompt(token_ids=(7,))
     assert reader.read(request(prompt, stop_token_ids=(9,))).stop_token_ids == {1, 3, 9}
     assert reader.read(request(prompt, stop_token_ids=(9,), ignore_eos=True)).stop_token_ids == {9}
+
+
+def test_the_sampler_is_told_everything_that_was_asked_of_it(reader: PromptReader) -> None:
+    """Also where the prompt ends: penalties and grammars begin there, whatever was generated before."""
+    asked = {
+        "temperature": 0.5, "top_p": 0.8, "top_k": 3, "seed": 11, "choice": 2, "min_p": 0.1, "repetition_penalty": 1.5,
+        "frequency_penalty": 0.25, "presence_penalty": -0.5, "json_schema": '{"type":"integer"}',
+    }  # fmt: skip
+    prompt = TextPrompt(text="abc")
+    given = SamplingParams(**asked, logit_bias={7: 2.0}, top_logprobs=4, stop=("x",))
+    admitted = reader.read(
+        GenerateRequest(
+            request_id="r", prompt=prompt, sampling=given, generated_token_ids=(5, 6), generated_characters=0
+        )
+    )
+    expected = RequestSampling(**asked, logit_bias=((7, 2.0),), num_top_logprobs=4, num_prompt_tokens=3)
+    assert admitted.sampling == expected
+    assert admitted.stop == ("x",)

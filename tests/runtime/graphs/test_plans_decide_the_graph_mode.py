@@ -11,7 +11,7 @@ from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.graphs.mode import plan_graph_mode, resolve_graphs
 from stageline_runtime.graphs.padding import decode_sizes, padded_size
 from stageline_runtime.plan_bus.bus import encode_frame
-from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RowSampling, SampledRow, StepPlan, ToStage
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, StepPlan, ToStage
 
 
 def row(slot: int, num_tokens: int) -> PlanRow:
@@ -52,7 +52,7 @@ def test_a_capture_provides_for_every_size_that_decode_plans_have(slots: int, da
 
 def test_the_scheduler_names_the_mode_and_it_survives_the_bus() -> None:
     scheduler = Scheduler(SlotLedger(1, 2, 16), max_step_tokens=8, max_waiting=4, graphs=GraphMode.FULL)
-    sampling = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
+    sampling = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
     scheduler.add(
         Request(request_id="a", prompt=(5, 6, 7), sampling=sampling, max_new_tokens=3, stop_token_ids=frozenset())
     )

@@ -17,7 +17,7 @@ from chaos.local_group import run_group
 from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Timed, Workload, draw_workload
 from oracles.hash_model import VOCAB_SIZE
 from stageline_runtime.plan_bus.kv_blocks import blocks_of
-from stageline_runtime.plan_bus.messages import RowSampling
+from stageline_runtime.plan_bus.messages import RequestSampling
 
 RUNS = 200
 CORE_RUNS = 60
@@ -56,7 +56,7 @@ def test_drawn_workloads(num_stages: int) -> None:
 def asks(draw: st.DrawFn) -> Ask:
     tokens = st.integers(0, VOCAB_SIZE - 1)
     prompt = tuple(draw(st.lists(tokens, min_size=1, max_size=12)))
-    sampling = RowSampling(
+    sampling = RequestSampling(
         temperature=draw(st.sampled_from([0.0, 1.0])),
         top_p=1.0,
         top_k=draw(st.sampled_from([0, 3])),

@@ -14,7 +14,7 @@ from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
 from stageline_runtime.stage.step.sampling_state import SamplingState
 
 SCHEMA: dict[str, Any] = {
@@ -112,7 +112,7 @@ def test_the_state_is_rebuilt_from_ids_behind_the_border(grammars: JsonGrammars,
     """A resumed request goes on where its output had come to."""
     tokenizer = EngineTokenizer.load(model_dir)
     prompt, output = (5, 9), tokenizer.encode('{"colour":"r', add_special_tokens=False)
-    sampling = RowSampling(0.0, 1.0, 0, 0, 0, json_schema=json.dumps(SCHEMA), num_prompt_tokens=len(prompt))
+    sampling = RequestSampling(0.0, 1.0, 0, 0, 0, json_schema=json.dumps(SCHEMA), num_prompt_tokens=len(prompt))
     state = SamplingState(GuideMaker(grammars))
     row = PlanRow(0, 1, 0, len(prompt + output), prompt + output, True)
     plan = StepPlan(0, 0, (SlotFill(0, 1, sampling),), (row,), row.num_tokens, -1, False, False)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
 from stageline_runtime.sampling.logprobs import LOWEST, RawLogprobs
 from stageline_runtime.stage.step.sampling_state import SamplingState
 
@@ -14,9 +14,9 @@ def test_bias_and_temperature_change_the_token_but_not_its_log_probability() -> 
     logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)) * 3
     reference = torch.log_softmax(logits.double(), dim=-1)
     samplings = [
-        RowSampling(0.0, 1.0, 0, 0, 0, logit_bias=((7, 100.0),), num_top_logprobs=4),
-        RowSampling(0.0, 1.0, 0, 0, 0),
-        RowSampling(2.0, 0.5, 3, 9, 0, num_top_logprobs=0),
+        RequestSampling(0.0, 1.0, 0, 0, 0, logit_bias=((7, 100.0),), num_top_logprobs=4),
+        RequestSampling(0.0, 1.0, 0, 0, 0),
+        RequestSampling(2.0, 0.5, 3, 9, 0, num_top_logprobs=0),
     ]
     fills = tuple(SlotFill(slot, 1, sampling) for slot, sampling in enumerate(samplings))
     rows = tuple(PlanRow(slot, 1, 0, 1, (5,), True) for slot in range(3))

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from stageline_runtime.plan_bus.messages import RowSampling
-from stageline_runtime.sampling.adjustments import adjust, needs_seen_tokens
+from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_runtime.sampling.adjustments import adjust
 from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 VOCAB_SIZE = 40
-GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
+GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
 token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=120)
 
 
@@ -31,7 +31,7 @@ def logits_of(seed: int) -> torch.Tensor:
 
 
 def test_a_request_without_penalties_needs_no_history() -> None:
-    assert not needs_seen_tokens(GREEDY)
+    assert not GREEDY.has_penalties
     logits = logits_of(0)
     before = logits.clone()
     adjust(logits, GREEDY, None)
@@ -47,7 +47,7 @@ def test_a_request_without_penalties_needs_no_history() -> None:
 def test_repetition_penalty_is_that_of_hugging_face(prompt: list[int], output: list[int], penalty: float) -> None:
     logits = logits_of(len(output))
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), logits[None].clone())[0]
-    adjust(logits, RowSampling(0.0, 1.0, 0, 0, 0, repetition_penalty=penalty), seen_tokens(prompt, output))
+    adjust(logits, RequestSampling(0.0, 1.0, 0, 0, 0, repetition_penalty=penalty), seen_tokens(prompt, output))
     torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
 
@@ -62,14 +62,14 @@ def test_frequency_and_presence_count_output_alone(
         float(logit) - counts[token] * frequency - (presence if counts[token] else 0.0)
         for token, logit in enumerate(logits)
     ]
-    sampling = RowSampling(0.0, 1.0, 0, 0, 0, frequency_penalty=frequency, presence_penalty=presence)
+    sampling = RequestSampling(0.0, 1.0, 0, 0, 0, frequency_penalty=frequency, presence_penalty=presence)
     adjust(logits, sampling, seen_tokens(prompt, output))
     assert logits.tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_bias_comes_before_the_penalties() -> None:
     logits = torch.tensor([1.0, -1.0, 2.0])
-    sampling = RowSampling(
+    sampling = RequestSampling(
         0.0, 1.0, 0, 0, 0, repetition_penalty=2.0, presence_penalty=0.5, logit_bias=((0, -3.0), (2, 100.0))
     )
     adjust(logits, sampling, seen_tokens([0], [1]))
@@ -88,5 +88,5 @@ def test_min_p_keeps_what_hugging_face_keeps(min_p: float, temperature: float, v
     no_inputs = torch.LongTensor(1, 1)
     kept = MinPLogitsWarper(min_p)(no_inputs, (logits.double() / temperature))
     noise = gumbel_noise(mixed_keys([NoiseKey(seed, 0, 5)]), torch.arange(vocab_size)[None])
-    row = SamplingRow(temperature=temperature, top_p=1.0, top_k=0, min_p=min_p, seed=seed, choice=0, position=5)
-    assert sample(logits, [row]).tolist() == (kept + noise).argmax(dim=-1).tolist()
+    row = RequestSampling(temperature=temperature, min_p=min_p, seed=seed)
+    assert sample(logits, [row], [5]).tolist() == (kept + noise).argmax(dim=-1).tolist()

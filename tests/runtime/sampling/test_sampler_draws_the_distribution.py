@@ -7,16 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import PREFILTER_SIZE, SamplingRow, sample
+from stageline_runtime.sampling.sampler import PREFILTER_SIZE, sample
+
+Draw = tuple[RequestSampling, int]
+"""Parameters of a draw, and the position of its token."""
 
 
 def row(
     *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0, choice: int = 0, position: int = 0
-) -> SamplingRow:
-    return SamplingRow(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=0.0, seed=seed, choice=choice, position=position
-    )
+) -> Draw:
+    sampling = RequestSampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, choice=choice)
+    return sampling, position
+
+
+def draw(logits: torch.Tensor, rows: list[Draw]) -> torch.Tensor:
+    return sample(logits, [sampling for sampling, _ in rows], [position for _, position in rows])
 
 
 def reference_support(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[int]:
@@ -35,12 +42,11 @@ def reference_support(logits: list[float], temperature: float, top_k: int, top_p
     return kept
 
 
-def reference_token(logits: list[float], parameters: SamplingRow) -> int:
+def reference_token(logits: list[float], row: Draw) -> int:
     """The kept token with the largest logit / temperature + noise."""
+    parameters, position = row
     kept = reference_support(logits, parameters.temperature, parameters.top_k, parameters.top_p)
-    noise = gumbel_noise(
-        mixed_keys([NoiseKey(parameters.seed, parameters.choice, parameters.position)]), torch.tensor([kept])
-    )
+    noise = gumbel_noise(mixed_keys([NoiseKey(parameters.seed, parameters.choice, position)]), torch.tensor([kept]))
     scores = [
         logits[token] / parameters.temperature + float(value) for token, value in zip(kept, noise[0], strict=True)
     ]
@@ -65,7 +71,7 @@ def test_token_is_that_of_a_plain_full_sort(
     logits: list[float], temperature: float, top_k: int, top_p: float, seed: int, position: int
 ) -> None:
     parameters = row(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, position=position)
-    drawn = sample(torch.tensor([logits], dtype=torch.float32), [parameters])
+    drawn = draw(torch.tensor([logits], dtype=torch.float32), [parameters])
     assert drawn.tolist() == [reference_token(logits, parameters)]
 
 
@@ -81,7 +87,7 @@ def test_prefilter_changes_nothing_in_a_large_vocabulary(flatness: float, top_k:
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(1000, generator=generator) * flatness * 8).round() / 8
     parameters = row(top_k=top_k, top_p=top_p, seed=seed)
-    assert sample(logits[None], [parameters]).tolist() == [reference_token(logits.tolist(), parameters)]
+    assert draw(logits[None], [parameters]).tolist() == [reference_token(logits.tolist(), parameters)]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_frequencies_follow_the_softmax_of_what_is_kept(temperature: float, top_
     logits = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0]
     draws = 20_000
     rows = [row(temperature=temperature, top_k=top_k, top_p=top_p, seed=11, position=i) for i in range(draws)]
-    counts = torch.bincount(sample(torch.tensor([logits]).expand(draws, -1), rows), minlength=len(logits)).tolist()
+    counts = torch.bincount(draw(torch.tensor([logits]).expand(draws, -1), rows), minlength=len(logits)).tolist()
     kept = reference_support(logits, temperature, top_k, top_p)
     weights = {token: math.exp(logits[token] / temperature) for token in kept}
     expected = {token: draws * weight / sum(weights.values()) for token, weight in weights.items()}
@@ -106,7 +112,7 @@ def test_consecutive_seeds_positions_and_choices_draw_independently() -> None:
     draws = 8_000
     for name in ("seed", "position", "choice"):
         rows = [row(**{name: i}) for i in range(draws)]
-        tokens = sample(torch.zeros(draws, 2), rows)
+        tokens = draw(torch.zeros(draws, 2), rows)
         pairs = torch.bincount(tokens[:-1] * 2 + tokens[1:], minlength=4).tolist()
         expected = (draws - 1) / 4
         assert sum((count - expected) ** 2 / expected for count in pairs) < 16.3, (name, pairs)
@@ -129,18 +135,18 @@ mixed_rows = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(rows=mixed_rows, logits_seed=st.integers(0, 1000))
-def test_a_row_does_not_depend_on_its_batch(rows: list[SamplingRow], logits_seed: int) -> None:
+def test_a_row_does_not_depend_on_its_batch(rows: list[Draw], logits_seed: int) -> None:
     logits = torch.randn(len(rows), 517, generator=torch.Generator().manual_seed(logits_seed))
-    together = sample(logits, rows).tolist()
-    assert together == [int(sample(logits[i : i + 1], rows[i : i + 1])) for i in range(len(rows))]
-    reverse = sample(logits.flip(0), rows[::-1]).tolist()
+    together = draw(logits, rows).tolist()
+    assert together == [int(draw(logits[i : i + 1], rows[i : i + 1])) for i in range(len(rows))]
+    reverse = draw(logits.flip(0), rows[::-1]).tolist()
     assert together == reverse[::-1]
 
 
 def test_zero_temperature_takes_the_best_token_beside_sampled_rows() -> None:
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(1))
     rows = [row(temperature=0.0 if i % 2 else 1.0, seed=i) for i in range(6)]
-    tokens = sample(logits, rows)
+    tokens = draw(logits, rows)
     assert tokens[1::2].tolist() == logits.argmax(-1)[1::2].tolist()
 
 
@@ -157,7 +163,7 @@ def test_a_real_vocabulary_is_sampled_as_by_a_full_sort(
     logits = torch.randn(len(seeds), vocab_size, generator=torch.Generator().manual_seed(5)) * spread
     rows = [row(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, position=seed) for seed in seeds]
     expected = [reference_token(logits[seed].tolist(), rows[seed]) for seed in seeds]
-    assert sample(logits, rows).tolist() == expected
+    assert draw(logits, rows).tolist() == expected
 
 
 def test_noise_of_a_vocabulary_is_independent_and_standard() -> None:
@@ -180,7 +186,7 @@ def test_noise_of_a_vocabulary_is_independent_and_standard() -> None:
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert sample(torch.empty(0, 10), []).tolist() == []
+    assert draw(torch.empty(0, 10), []).tolist() == []
 
 
 def test_noise_never_changes_between_versions() -> None:

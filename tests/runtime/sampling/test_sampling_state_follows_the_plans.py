@@ -2,7 +2,7 @@
 
 import torch
 
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
 from stageline_runtime.stage.step.sampling_state import SamplingState
 
 VOCAB_SIZE = 16
@@ -10,9 +10,9 @@ _LOGITS = torch.arange(VOCAB_SIZE, 0, -1, dtype=torch.float32)[None]
 """Greedy without penalties: token 0."""
 
 
-def presence(num_prompt_tokens: int) -> RowSampling:
+def presence(num_prompt_tokens: int) -> RequestSampling:
     """Greedy that never says a token twice: a presence penalty and a bias large enough on any difference here."""
-    return RowSampling(0.0, 1.0, 0, 0, 0, frequency_penalty=100.0, num_prompt_tokens=num_prompt_tokens)
+    return RequestSampling(0.0, 1.0, 0, 0, 0, frequency_penalty=100.0, num_prompt_tokens=num_prompt_tokens)
 
 
 def plan(seq: int, *rows: PlanRow, fills: tuple[SlotFill, ...] = ()) -> StepPlan:
@@ -64,7 +64,7 @@ def test_more_distinct_tokens_than_the_first_capacity() -> None:
     state = SamplingState()
     vocab_size = 300
     logits = torch.arange(vocab_size, 0, -1, dtype=torch.float32)[None]
-    first = plan(0, chunk(1, 0, 9), fills=(SlotFill(3, 1, RowSampling(0.0, 1.0, 0, 0, 0, presence_penalty=1e3)),))
+    first = plan(0, chunk(1, 0, 9), fills=(SlotFill(3, 1, RequestSampling(0.0, 1.0, 0, 0, 0, presence_penalty=1e3)),))
     state.accept(first)
     tokens = [state.sample(plan(seq, decode(1, seq)), logits.clone())[0][0].token for seq in range(1, 201)]
     assert tokens == [token for token in range(vocab_size) if token != 9][:200]

@@ -1,9 +1,9 @@
 """What lies in a stage's KV cache follows from the plans it ran."""
 
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill, SlotTrim, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, SlotTrim, StepPlan
 from stageline_runtime.stage.telemetry.kv_occupancy import KvOccupancy
 
-GREEDY = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
+GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
 
 
 def plan(seq: int, fills: tuple[SlotFill, ...], rows: tuple[PlanRow, ...]) -> StepPlan:

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 from chaos.interleaving import Interleaving
 from chaos.local_engine import LocalEngine
 from chaos.local_workloads import Ask, Workload
-from stageline_api.engine_http import FinishReason, ModelInfo, SamplingParams
+from stageline_api.engine_http import FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
@@ -91,17 +91,10 @@ class LocalCore(LocalEngine):
         self._in_loop(lambda: self._core.step_done(done))
 
     def _submit(self, name: str, ask: Ask, generated: tuple[int, ...]) -> None:
-        sampling = ask.sampling
         request = AdmittedRequest(
             request_id=name,
             prompt_token_ids=ask.prompt,
-            sampling=SamplingParams(
-                temperature=sampling.temperature,
-                frequency_penalty=sampling.frequency_penalty,
-                repetition_penalty=sampling.repetition_penalty,
-                seed=sampling.seed,
-                choice=sampling.choice,
-            ),
+            sampling=ask.sampling,
             max_new_tokens=ask.max_new_tokens,
             stop_token_ids=ask.stop_token_ids,
             generated_token_ids=generated,

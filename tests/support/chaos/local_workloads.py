@@ -10,8 +10,8 @@ from torch import Tensor
 from oracles.hash_model import VOCAB_SIZE
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.plan_bus.kv_blocks import blocks_of
-from stageline_runtime.plan_bus.messages import RowSampling
-from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_runtime.sampling.sampler import sample
 
 SLOT_TOKENS = 64
 STEMS = tuple(tuple((7 * stem + 3 * index * index) % VOCAB_SIZE for index in range(40)) for stem in range(2))
@@ -25,7 +25,7 @@ class Ask:
     prompt: tuple[int, ...]
     max_new_tokens: int
     stop_token_ids: frozenset[int]
-    sampling: RowSampling
+    sampling: RequestSampling
     tokens_known: int = 0
     """How many of its tokens another engine has generated already; they come with the request."""
     priority: int = 0
@@ -155,9 +155,9 @@ def _draw_new_ask(random: Random) -> Ask:
     )
 
 
-def _draw_sampling(random: Random, num_prompt_tokens: int) -> RowSampling:
+def _draw_sampling(random: Random, num_prompt_tokens: int) -> RequestSampling:
     kind = random.choice(("greedy", "frequency", "repetition", "noise"))
-    return RowSampling(
+    return RequestSampling(
         temperature=1.0 if kind == "noise" else 0.0,
         top_p=1.0,
         top_k=0,
@@ -190,14 +190,5 @@ def _penalise(logits: Tensor, ask: Ask, output: list[int]) -> None:
         logits[token] -= ask.sampling.frequency_penalty * count
 
 
-def _draw_token(logits: Tensor, sampling: RowSampling, *, position: int) -> int:
-    row = SamplingRow(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        choice=sampling.choice,
-        position=position,
-    )
-    return int(sample(logits[None], [row]))
+def _draw_token(logits: Tensor, sampling: RequestSampling, *, position: int) -> int:
+    return int(sample(logits[None], [sampling], [position]))

@@ -7,7 +7,7 @@ one.
 
 from dataclasses import dataclass, field
 
-from stageline_runtime.plan_bus.messages import RowSampling
+from stageline_runtime.plan_bus.messages import RequestSampling
 
 MAX_DECODES_AHEAD = 2
 """One sample in flight and one that waits on the bus for its feedback; more would only run dead rows."""
@@ -20,7 +20,7 @@ class Request:
 
     request_id: str
     prompt: tuple[int, ...]
-    sampling: RowSampling
+    sampling: RequestSampling
     max_new_tokens: int
     stop_token_ids: frozenset[int]
     output: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.slot_assignment import Holders
 from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SlotFill
+from stageline_runtime.plan_bus.messages import PlanRow, SlotFill
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +102,8 @@ def _fill(holders: Holders, request: Request, plan: RowsOfPlan) -> None:
             copy_from, request.scheduled_inputs = slots[0], blocks * BLOCK_TOKENS
     request.fill_sent = True
     cached = request.scheduled_inputs
-    ids = request.inputs[:cached] if _depends_on_history(request.sampling) else ()
+    ids = request.inputs[:cached] if request.sampling.depends_on_history else ()
     plan.fills.append(SlotFill(request.slot, request.generation, request.sampling, cached, copy_from, ids))
     if not request.started:
         request.started = True
         plan.first_rows.append(FirstRow(request.request_id, len(request.inputs), cached))
-
-
-def _depends_on_history(sampling: RowSampling) -> bool:
-    """Whether the last stage samples by more than the newest hidden state."""
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
-        or sampling.json_schema is not None
-    )

@@ -34,7 +34,7 @@ class OutputText:
     def __init__(self, tokenizer: EngineTokenizer, request: AdmittedRequest) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._stops = StopStrings(request.sampling.stop)
+        self._stops = StopStrings(request.stop)
         self._hidden_token_ids = request.stop_token_ids
         self.completion_tokens = 0
         """Tokens sampled so far: stop tokens count, and so do all tokens that a stop string lies in."""

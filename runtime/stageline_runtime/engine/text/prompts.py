@@ -15,6 +15,7 @@ from stageline_api.engine_http import (
     ErrorCode,
     GenerateRequest,
     Prompt,
+    SamplingParams,
     TextPrompt,
     TokenPrompt,
     ToolCallFormat,
@@ -26,6 +27,7 @@ from stageline_runtime.engine.text.resume import check_generated
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode
 from stageline_runtime.engine.text.tokenizer_config import read_tokenizer_config
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
+from stageline_runtime.plan_bus.messages import RequestSampling
 
 QUICK_LENGTH = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
@@ -88,9 +90,10 @@ class PromptReader:
         admitted = AdmittedRequest(
             request_id=request.request_id,
             prompt_token_ids=token_ids,
-            sampling=sampling,
+            sampling=_request_sampling(sampling, len(token_ids)),
             max_new_tokens=self._max_new_tokens(len(token_ids), sampling.max_tokens),
             stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
+            stop=sampling.stop,
             tool_call_format=self.tool_call_format(request.prompt),
             generated_token_ids=request.generated_token_ids,
             priority=request.priority,
@@ -193,6 +196,25 @@ class PromptReader:
             )
             raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
         return max_tokens
+
+
+def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> RequestSampling:
+    """What a request asks of the sampler; limits and stops stay with the engine."""
+    return RequestSampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        choice=sampling.choice,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=tuple(sampling.logit_bias.items()),
+        num_top_logprobs=sampling.top_logprobs,
+        json_schema=sampling.json_schema,
+        num_prompt_tokens=num_prompt_tokens,
+    )
 
 
 def is_quick(request: GenerateRequest) -> bool:

@@ -12,7 +12,7 @@ from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan, TokenLogprobs
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.logprobs import LOWEST
-from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draw_of
+from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draws_of
 from stageline_runtime.stage.step.step_results import PendingRows
 
 
@@ -40,8 +40,7 @@ class DeferredSampling(SamplingState):
         for index, slot in enumerate(slots):
             if slot is not None:
                 slot.change(logits[index], place)
-        draws = [draw_of(slot, row) for row, slot in zip(rows, slots, strict=True)]
-        tokens = sample_on_device(logits, draws, place)
+        tokens = sample_on_device(logits, *draws_of(slots, rows), place)
         pending = DeferredRows(self._accelerator, rows, slots, tokens, logprobs)
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
-from stageline_runtime.plan_bus.messages import PlanRow, RowSampling, SampledRow, SlotFill, StepPlan
-from stageline_runtime.sampling.adjustments import Placing, adjust, needs_seen_tokens, stay
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.sampling.adjustments import Placing, adjust, stay
 from stageline_runtime.sampling.logprobs import RawLogprobs
-from stageline_runtime.sampling.sampler import SamplingRow, sample
+from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 
@@ -22,7 +22,7 @@ class SlotSampling:
     """One request's parameters and what it has said so far."""
 
     generation: int
-    sampling: RowSampling
+    sampling: RequestSampling
     seen: SeenTokens | None
     guide: Guide | None
 
@@ -86,8 +86,7 @@ class SamplingState:
         for index, slot in enumerate(slots):
             if slot is not None:
                 slot.change(logits[index])
-        draws = [draw_of(slot, row) for slot, row in zip(slots, rows, strict=True)]
-        tokens = sample(logits, draws).tolist()
+        tokens = sample(logits, *draws_of(slots, rows)).tolist()
         for slot, token in zip(slots, tokens, strict=True):
             if slot is not None:
                 slot.take_output(token)
@@ -100,7 +99,7 @@ class SamplingState:
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
-        seen = SeenTokens() if needs_seen_tokens(sampling) else None
+        seen = SeenTokens() if sampling.has_penalties else None
         guide = None
         if sampling.json_schema is not None:
             assert self._guides is not None, "a stage without grammars was given a schema"
@@ -114,20 +113,11 @@ class SamplingState:
         return slot if slot is not None and slot.generation == row.generation else None
 
 
-def draw_of(slot: SlotSampling | None, row: PlanRow) -> SamplingRow:
-    """The parameters of a row's draw."""
-    if slot is None:  # runs dead: its token is dropped, so the cheapest draw will do
-        return SamplingRow(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=0, choice=0, position=0)
-    sampling = slot.sampling
-    return SamplingRow(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        choice=sampling.choice,
-        position=row.position + row.num_tokens,
-    )
+def draws_of(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> tuple[list[RequestSampling], list[int]]:
+    """Parameters of each row's draw, and the position of the token that it draws."""
+    # A row without a slot runs dead: its token is dropped, so the cheapest draw will do.
+    sampling = [RequestSampling(temperature=0.0) if slot is None else slot.sampling for slot in slots]
+    return sampling, [row.position + row.num_tokens for row in rows]
 
 
 def sampled_token_indices(plan: StepPlan) -> list[int]:
