@@ -22,7 +22,7 @@ from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_api.telemetry.span_export import SpanExport
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.core_api import AdmittedRequest, TokenEvent
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -113,8 +113,9 @@ async def load(stages: InstantStages, flags: str) -> float:
             traceparent=f"00-{number + 1:032x}-00f067aa0ba902b7-{flags}",
             began_nanoseconds=time.perf_counter_ns(),
         )
-        async for _ in stages.core.submit(request):
-            pass
+        ended = asyncio.Event()
+        stages.core.submit(request, lambda event: None if isinstance(event, TokenEvent) else ended.set())
+        await ended.wait()
 
     begin = time.thread_time_ns()
     await asyncio.gather(*map(answer, range(REQUESTS)))

@@ -7,6 +7,7 @@ ready, then reads one `RoundOrder` a line and answers each with a `RoundReport`.
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -18,7 +19,7 @@ from stageline_bench.runtime.scrape import StageScraper
 from stageline_bench.runtime.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.core_api import AdmittedRequest, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.group.forming import form_scheduler, warm_up_tokens
 from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -59,33 +60,30 @@ class _Round:
         self._starting = len(order.prompts)
 
     async def run(self) -> None:
-        """Submit everything at once and read every stream to its end."""
+        """Submit everything at once and take every answer to its end."""
         sampling = RequestSampling(temperature=0.0)
-        streams = [
-            self._core.submit(
-                AdmittedRequest(
-                    request_id=str(index),
-                    prompt_token_ids=prompt,
-                    sampling=sampling,
-                    max_new_tokens=self._order.output_tokens,
-                    stop_token_ids=frozenset(),
-                )
+        ended: list[asyncio.Future[None]] = []
+        for index, prompt in enumerate(self._order.prompts):
+            ended.append(asyncio.get_running_loop().create_future())
+            request = AdmittedRequest(
+                request_id=str(index),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                max_new_tokens=self._order.output_tokens,
+                stop_token_ids=frozenset(),
             )
-            for index, prompt in enumerate(self._order.prompts)
-        ]
+            self._core.submit(request, partial(self._take, index, ended[index]))
+        await asyncio.gather(*ended)
 
-        async def read(index: int) -> None:
-            async for event in streams[index]:
-                match event:
-                    case TokenEvent(token_ids=token_ids):
-                        self._count(self.token_seconds[index])
-                        self.outputs[index].extend(token_ids)
-                    case FailEvent(message=message):
-                        raise RuntimeError(message)
-
-        async with asyncio.TaskGroup() as tasks:
-            for index in range(len(streams)):
-                tasks.create_task(read(index))
+    def _take(self, index: int, ended: asyncio.Future[None], event: CoreEvent) -> None:
+        match event:
+            case TokenEvent(token_ids=token_ids):
+                self._count(self.token_seconds[index])
+                self.outputs[index].extend(token_ids)
+            case FailEvent(message=message):
+                ended.set_exception(RuntimeError(message))
+            case EndEvent():
+                ended.set_result(None)
 
     def _count(self, times: list[float]) -> None:
         times.append(time.perf_counter())

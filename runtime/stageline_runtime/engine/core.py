@@ -7,12 +7,12 @@ run-ahead is full or nothing can run. Nothing here blocks, and nothing decides r
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
 from stageline_api.health import EngineStatus, Phase
 from stageline_runtime.engine.answer_streams import AnswerStreams
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EngineRefusal
+from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EngineRefusal
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -25,7 +25,7 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class EngineCore:
-    """Implements `EngineCorePort` over a scheduler and a way to send to all stages."""
+    """Implements `EngineCoreApi` over a scheduler and a way to send to all stages."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class EngineCore:
         self.set_phase(Phase.FAILED, message)
         self._streams.fail_all(message)
 
-    # -- EngineCorePort ----------------------------------------------------------------------------------------
+    # -- EngineCoreApi ----------------------------------------------------------------------------------------
 
-    def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
-        """Queue a request; its tokens come as events. Raises EngineRefusal when it can't be taken now."""
+    def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
+        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now."""
         try:
             self._check_room(request.request_id)
         except EngineRefusal as refusal:
@@ -113,8 +113,8 @@ class EngineCore:
                 priority=request.priority,
             )
         )
+        self._streams.open(request, sink)
         self._want_pump()
-        return self._streams.open(request, self.abort)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Forget a request; its stream ends with `reason`."""
@@ -170,12 +170,14 @@ class EngineCore:
 
     def step_done(self, done: StepDone) -> None:
         """A plan has left the last stage."""
-        for token in self._live_scheduler.complete(done.seq, done.rows):
-            self._streams.deliver(token)
+        tokens = self._live_scheduler.complete(done.seq, done.rows)
         in_flight = self._live_scheduler.num_plans_in_flight
         self._plans_since = time.monotonic() if in_flight else None
         self._warm.set()
+        # Plans first: the stages need not wait while tokens become text.
         self._pump()
+        for token in tokens:
+            self._streams.deliver(token)
 
     def _want_pump(self) -> None:
         """Pump once at the end of this turn of the loop, so that a burst shares its first plans."""

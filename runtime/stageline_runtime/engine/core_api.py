@@ -1,10 +1,11 @@
 """What the engine's HTTP edge asks of the engine's core: submit, abort, look, drain.
 
 Text lives on the edge's side, token ids on the core's: the core stops a request at a stop token or at its token limit,
-the edge stops it at a stop string by `abort`. Every stream of `submit` ends with exactly one `EndEvent` or `FailEvent`.
+the edge stops it at a stop string by `abort`. A submitted request's sink gets exactly one `EndEvent` or `FailEvent`,
+and that last.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,15 +72,17 @@ class FailEvent:
 
 
 CoreEvent = TokenEvent | EndEvent | FailEvent
+AnswerSink = Callable[[CoreEvent], None]
+"""Takes a request's events, in the core's own turn of the event loop: it must be quick, never raise, and may abort."""
 
 
-class EngineCorePort(Protocol):
+class EngineCoreApi(Protocol):
     """The core as the edge sees it. Called from the event loop's thread only."""
 
-    def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
-        """Take the request and return its events.
+    def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
+        """Take the request; its events go to `sink`, none of them before this returns.
 
-        The caller iterates at its own pace and may stop at any event; then it calls `abort`.
+        Whoever wants no more of them calls `abort`.
 
         Raises:
             EngineRefusal: at once, when not ready, draining, or the queue is full.

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from processes.core_answers import submit
 from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
@@ -32,18 +33,25 @@ class OneStage:
             asyncio.get_running_loop().call_soon(self.core.step_done, StepDone(message.seq, rows))
 
     def submit(
-        self, name: str, prompt: tuple[int, ...], *, priority: int = 0, generated: tuple[int, ...] = ()
+        self,
+        name: str,
+        prompt: tuple[int, ...],
+        *,
+        priority: int = 0,
+        generated: tuple[int, ...] = (),
+        new_tokens: int = 3,
     ) -> AsyncIterator[CoreEvent]:
-        return self.core.submit(
+        return submit(
+            self.core,
             AdmittedRequest(
                 request_id=name,
                 prompt_token_ids=prompt,
                 sampling=RequestSampling(temperature=0.0, num_prompt_tokens=len(prompt)),
-                max_new_tokens=3,
+                max_new_tokens=new_tokens,
                 stop_token_ids=frozenset(),
                 generated_token_ids=generated,
                 priority=priority,
-            )
+            ),
         )
 
 
@@ -88,7 +96,7 @@ def test_tokens_say_how_much_of_the_prompt_was_cached() -> None:
 def test_steps_are_told_while_a_request_has_no_slot() -> None:
     async def run() -> None:
         stage = OneStage(slots=1)
-        first, second = stage.submit("first", (1,)), stage.submit("second", (2,))
+        first, second = stage.submit("first", (1,), new_tokens=40), stage.submit("second", (2,))
         await asyncio.sleep(0)
         before = stage.core.steps_while_queued("second")
         assert before == len(stage.plans) > 0

@@ -91,7 +91,8 @@ class OneStage:
                 sampling=RequestSampling(),
                 max_new_tokens=1,
                 stop_token_ids=frozenset(),
-            )
+            ),
+            lambda _event: None,
         )
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 
+from processes.core_answers import answer_of
 from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -13,7 +14,6 @@ from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, Ste
 
 
 async def events_of(core: EngineCore, request_id: str) -> list[CoreEvent]:
-    events: list[CoreEvent] = []
     request = AdmittedRequest(
         request_id=request_id,
         prompt_token_ids=(3, 4),
@@ -21,11 +21,7 @@ async def events_of(core: EngineCore, request_id: str) -> list[CoreEvent]:
         max_new_tokens=2,
         stop_token_ids=frozenset(),
     )
-    async for event in core.submit(request):
-        events.append(event)
-        if isinstance(event, EndEvent | FailEvent):
-            break
-    return events
+    return await answer_of(core, request)
 
 
 async def serve_two() -> tuple[list[CoreEvent], list[CoreEvent], int]:

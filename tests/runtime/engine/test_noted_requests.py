@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from processes.core_answers import answer_of, submit
 from stageline_api.engine_http import FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
@@ -86,8 +87,7 @@ class TwoStages:
         self.core.step_done(StepDone(plan.seq, rows))
 
     async def answer(self, name: str, prompt_tokens: int = 3, new_tokens: int = 4, priority: int = 0) -> None:
-        async for _ in self.core.submit(request(name, prompt_tokens, new_tokens, priority)):
-            pass
+        await answer_of(self.core, request(name, prompt_tokens, new_tokens, priority))
 
 
 def request(name: str, prompt_tokens: int, new_tokens: int, priority: int = 0) -> AdmittedRequest:
@@ -183,7 +183,7 @@ def test_a_preempted_request_tells_of_every_slot_it_got() -> None:
 def test_ends_are_told_apart() -> None:
     async def run() -> TwoStages:
         stages = TwoStages(slots=1)
-        reading = [stages.core.submit(request(name, 3, 50)) for name in ("left", "stopped", "lost", "queued")]
+        reading = [submit(stages.core, request(name, 3, 50)) for name in ("left", "stopped", "lost", "queued")]
         await anext(reading[0])
         stages.core.abort("left")
         await anext(reading[1])

@@ -11,7 +11,7 @@ from oracles.tokenizer_models import SPECIAL_TOKENS, write_byte_level
 from stageline_api.engine_http import ChatMessage, ChatPrompt
 from stageline_runtime.engine.text.chat_template import ChatTemplate
 from stageline_runtime.engine.text.prompts import PromptReader
-from stageline_runtime.engine.text.tokenizer_config import read_tokenizer_config
+from stageline_runtime.engine.text.tokenizer import read_tokenizer_config
 from stageline_runtime.termination import RuntimeFailure
 
 CHATML_WITH_DEFAULT_SYSTEM = """

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from processes.scripted_core_server import (
     until,
 )
 from stageline_api.engine_http import Admitted, Delta, Event, Failed, Finished, FinishReason
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.edge import event_stream
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
@@ -78,7 +78,7 @@ def test_every_piece_is_whole_characters(tmp_path: Path) -> None:
 
 
 def test_half_a_character_at_the_limit_becomes_a_replacement(tmp_path: Path) -> None:
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         yield TokenEvent(ids_of("a😀")[:3])
         async for event in says("", reason=FinishReason.LENGTH)(_request):
             yield event
@@ -117,7 +117,7 @@ def test_a_stop_token_with_text_of_its_own_counts_but_is_not_shown(tmp_path: Pat
 
 
 def test_a_failure_in_the_middle_ends_the_stream_with_its_sentence(tmp_path: Path) -> None:
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         yield TokenEvent(ids_of("par"))
         yield FailEvent("Stage 1 of the pipeline was lost.")
 
@@ -125,25 +125,52 @@ def test_a_failure_in_the_middle_ends_the_stream_with_its_sentence(tmp_path: Pat
     assert (text, last) == ("par", Failed(message="Stage 1 of the pipeline was lost."))
 
 
-@pytest.mark.parametrize("raises", [True, False], ids=["raises", "just-ends"])
-def test_a_core_that_breaks_its_promise_fails_the_stream_and_no_more(tmp_path: Path, raises: bool) -> None:
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+def test_a_token_that_breaks_its_way_to_text_ends_its_own_stream_alone(tmp_path: Path) -> None:
+    """The core hands tokens over in its own turn: what goes wrong there is of no matter to it, nor to other streams."""
+    broken = asyncio.Event()
+
+    async def play(request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         yield TokenEvent(ids_of("par"))
-        if raises:
-            raise ValueError("a secret of the inside")
+        if request.request_id == "r1":
+            yield TokenEvent((-1,))
+            broken.set()
+            yield TokenEvent(ids_of("never shown"))
+        await broken.wait()
+        yield TokenEvent(ids_of("!"))
+        yield EndEvent(FinishReason.LENGTH)
+
+    async def run() -> list[list[Any]]:
+        async with serve(core, tmp_path) as client:
+            return await asyncio.gather(collect(client, body("r1")), collect(client, body("r2")))
+
+    core = ScriptedCore(play)
+    first, second = asyncio.run(run())
+    _, text, _, last = parts(first)
+    assert text == "par"
+    assert last == Failed(message="The engine failed while it generated this answer; its log says why.")
+    assert core.aborted == ["r1"]
+    assert parts(second)[1] == "par!"
+    assert isinstance(second[-1], Finished)
+
+
+def test_what_a_core_says_after_the_end_changes_nothing(tmp_path: Path) -> None:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
+        yield TokenEvent(ids_of("par"))
+        yield EndEvent(FinishReason.LENGTH)
+        yield TokenEvent(ids_of("t"))
+        yield FailEvent("It failed after all.")
 
     core = ScriptedCore(play)
     _, text, _, last = parts(generate(core, tmp_path, body()))
     assert text == "par"
-    assert isinstance(last, Failed)
-    assert "secret" not in last.message
-    assert core.aborted == ["r1"]
+    assert last == Finished(reason=FinishReason.LENGTH, prompt_tokens=5, completion_tokens=3)
+    assert core.aborted == []
 
 
 def test_the_first_lines_arrive_while_the_rest_is_being_made(tmp_path: Path) -> None:
     more = asyncio.Event()
 
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         yield TokenEvent(ids_of("a"))
         await more.wait()
         async for event in says("b")(_request):
@@ -208,7 +235,7 @@ def test_a_long_wait_for_a_slot_is_no_silence_while_the_group_works(
     monkeypatch.setattr(event_stream, "QUEUED_WORD_SECONDS", 0.01)
     has_slot = asyncio.Event()
 
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         await has_slot.wait()
         async for event in says("a")(_request):
             yield event
@@ -248,7 +275,7 @@ def dechunked(content: bytes) -> bytes:
 def test_a_client_that_stops_reading_gets_tokens_merged_and_loses_none(tmp_path: Path) -> None:
     count = 20_000
 
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         for _ in range(count):
             await asyncio.sleep(0)
             yield TokenEvent(ids_of("x"))

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ PROMPT = {"kind": "text", "text": "hello"}
 def goes_on(token_ids: tuple[int, ...], reason: FinishReason) -> ScriptedCore:
     """A core that generates `token_ids`, from where the request's generated ones end."""
 
-    async def play(request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         done = len(request.generated_token_ids)
         assert request.generated_token_ids == token_ids[:done]
         for token in token_ids[done:]:

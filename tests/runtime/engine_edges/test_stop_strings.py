@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.engine.text.stop_strings import StopStrings
+from stageline_runtime.engine.text.detokenizer import StopStrings
 
 few_letters = st.text(alphabet="ab😀\n", max_size=5)
 

@@ -11,6 +11,7 @@ from typing import Any, assert_never
 from chaos.interleaving import Interleaving
 from chaos.local_engine import LocalEngine
 from chaos.local_workloads import Ask, Workload
+from processes.core_answers import submit
 from stageline_api.engine_http import FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
@@ -101,10 +102,10 @@ class LocalCore(LocalEngine):
             priority=ask.priority,
         )
 
-        def submit() -> None:
-            self._readers[name] = self._loop.create_task(self._read(name, self._core.submit(request)))
+        def submit_and_read() -> None:
+            self._readers[name] = self._loop.create_task(self._read(name, submit(self._core, request)))
 
-        self._in_loop(submit)
+        self._in_loop(submit_and_read)
 
     def _leave(self, name: str) -> None:
         """Every other client stays to hear how it ends; the others hang up first."""

@@ -6,8 +6,8 @@ The server is the real one, uvicorn included; only the tokens are made up, by a 
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,15 @@ import uvicorn
 from oracles.tokenizer_models import write_byte_level
 from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
 from stageline_api.health import EngineStatus, Phase
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineRefusal, TokenEvent
+from stageline_runtime.engine.core_api import (
+    AdmittedRequest,
+    AnswerSink,
+    CoreEvent,
+    EndEvent,
+    EngineRefusal,
+    FailEvent,
+    TokenEvent,
+)
 from stageline_runtime.engine.edge.routes import build_app
 from stageline_runtime.engine.text.prompts import PromptReader
 
@@ -27,7 +35,7 @@ VOCAB_SIZE = 260
 MAX_MODEL_LEN = 60_000
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
-Script = Callable[[AdmittedRequest], AsyncIterator[CoreEvent]]
+Script = Callable[[AdmittedRequest], AsyncGenerator[CoreEvent]]
 
 
 def ids_of(text: str) -> tuple[int, ...]:
@@ -39,7 +47,7 @@ def says(text: str, *, tokens_per_event: int = 1, reason: FinishReason = FinishR
     """A script that generates `text`, then end-of-sequence when it stops by itself."""
     token_ids = ids_of(text) + ((EOS_TOKEN_ID,) if reason is FinishReason.STOP else ())
 
-    async def play(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
         for start in range(0, len(token_ids), tokens_per_event):
             await asyncio.sleep(0)
             yield TokenEvent(token_ids[start : start + tokens_per_event])
@@ -48,14 +56,14 @@ def says(text: str, *, tokens_per_event: int = 1, reason: FinishReason = FinishR
     return play
 
 
-async def says_forever(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+async def says_forever(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
     """A script that ends only by being dropped."""
     while True:
         await asyncio.sleep(0.001)
         yield TokenEvent(ids_of("x"))
 
 
-async def says_nothing(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+async def says_nothing(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
     """A script of a request that waits in the queue for ever."""
     await asyncio.Event().wait()
     yield EndEvent(FinishReason.ABORT)
@@ -63,7 +71,7 @@ async def says_nothing(_request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
 
 @dataclass
 class ScriptedCore:
-    """An `EngineCorePort` that records what the edge asks of it."""
+    """An `EngineCoreApi` that records what the edge asks of it; a script that breaks fails its request and says why."""
 
     script: Script
     phase: Phase = Phase.READY
@@ -74,17 +82,34 @@ class ScriptedCore:
     times_asked_for_steps: int = 0
     abort_reasons: list[FinishReason] = field(default_factory=list)
 
-    def submit(self, request: AdmittedRequest) -> AsyncIterator[CoreEvent]:
+    _playing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
         if self.phase is Phase.DRAINING:
             raise EngineRefusal(ErrorCode.DRAINING, "The engine is draining.", 1.2)
         if self.phase is not Phase.READY:
             raise EngineRefusal(ErrorCode.NOT_READY, f"The engine is {self.phase}.", 5.0)
         self.submitted.append(request)
-        return self.script(request)
+        self._playing[request.request_id] = asyncio.create_task(self._play(request, sink))
+
+    async def _play(self, request: AdmittedRequest, sink: AnswerSink) -> None:
+        try:
+            async with aclosing(self.script(request)) as events:
+                async for event in events:
+                    sink(event)
+        except asyncio.CancelledError:
+            sink(EndEvent(self.abort_reasons[-1]))
+            raise
+        except Exception as error:
+            sink(FailEvent(f"the script broke: {error!r}"))
+        finally:
+            del self._playing[request.request_id]
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.aborted.append(request_id)
         self.abort_reasons.append(reason)
+        if (playing := self._playing.get(request_id)) is not None:
+            playing.cancel()
 
     def steps_while_queued(self, _request_id: str) -> int | None:
         self.times_asked_for_steps += 1

@@ -7,7 +7,6 @@ loop only.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
@@ -15,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from stageline_api.engine_http import ErrorCode, GenerateRequest
 from stageline_api.health import Phase
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineCorePort
+from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.event_stream import EventStream
 from stageline_runtime.engine.edge.http_errors import (
     body_too_large,
@@ -26,8 +25,8 @@ from stageline_runtime.engine.edge.http_errors import (
 from stageline_runtime.engine.edge.request_body import read_body
 from stageline_runtime.engine.edge.tokenize_routes import add_tokenize_routes
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
+from stageline_runtime.engine.text.output_text import OutputStart, start_output
 from stageline_runtime.engine.text.prompts import PromptReader, is_quick
-from stageline_runtime.engine.text.resume import OutputStart, start_output
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
 
 
-def build_app(core: EngineCorePort, reader: PromptReader, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+def build_app(core: EngineCoreApi, reader: PromptReader, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
     """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`."""
     app = FastAPI(title="stageline engine", openapi_url=None)
     _add_generation(app, _Generation(core, reader, max_body_bytes))
@@ -67,7 +66,7 @@ def _add_generation(app: FastAPI, generation: "_Generation") -> None:
         return await generation.answer(request)
 
 
-def _add_state(app: FastAPI, core: EngineCorePort) -> None:
+def _add_state(app: FastAPI, core: EngineCoreApi) -> None:
     @app.get("/status")
     async def status() -> Response:
         return _json(core.status())
@@ -102,7 +101,7 @@ def _add_state(app: FastAPI, core: EngineCorePort) -> None:
 class _Generation:
     """Answers `POST /v1/generate`."""
 
-    def __init__(self, core: EngineCorePort, reader: PromptReader, max_body_bytes: int) -> None:
+    def __init__(self, core: EngineCoreApi, reader: PromptReader, max_body_bytes: int) -> None:
         self._core = core
         self._reader = reader
         self._max_body_bytes = max_body_bytes
@@ -144,13 +143,13 @@ class _Generation:
         if request_id in self._live:
             message = f"A request with id {request_id!r} is being answered; ids must be unique."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="request_id")
-        events = self._core.submit(request) if start.ended is None else _only(EndEvent(start.ended))
+        stream = EventStream(self._core, start, request, on_close=lambda: self._live.discard(request_id))
+        if start.ended is None:
+            self._core.submit(request, stream.take)
+        else:
+            stream.take(EndEvent(start.ended))
         self._live.add(request_id)
-        return EventStream(self._core, start, request, events, on_close=lambda: self._live.discard(request_id))
-
-
-async def _only(event: CoreEvent) -> AsyncIterator[CoreEvent]:
-    yield event
+        return stream
 
 
 def _log_context(request: GenerateRequest) -> None:

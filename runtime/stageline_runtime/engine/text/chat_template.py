@@ -5,10 +5,12 @@ The template comes with the model, so it runs in Jinja's immutable sandbox (no a
 like the weights, it is chosen by whoever deploys the model.
 """
 
+import ctypes
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -18,9 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from stageline_api.engine_http import ChatMessage, ErrorCode, ToolCallFormat, ToolFunction
 from stageline_api.failures import FailureClass
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.text.time_limit import TimeLimitExceededError, run_with_time_limit
 from stageline_runtime.termination import RuntimeFailure
 
+T = TypeVar("T")
 MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
 RENDER_LIMIT_SECONDS = 5.0
 
@@ -79,10 +81,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return run_with_time_limit(lambda: self._generate(variables), self._limit_seconds)
+            return _run_with_time_limit(lambda: self._generate(variables), self._limit_seconds)
         except PromptError:
             raise
-        except TimeLimitExceededError as error:
+        except _TimeLimitExceededError as error:
             raise _refused(f"The model's chat template {error} on these messages.") from error
         except TemplateError as error:
             raise _refused(f"The model's chat template refuses these messages: {error.message}") from error
@@ -195,3 +197,55 @@ def _to_json(
 ) -> str:
     """Jinja's own filter would escape HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _TimeLimitExceededError(Exception):
+    """The code ran longer than it may."""
+
+
+class _Stop(SystemExit):
+    # A SystemExit: no `except Exception` of the code swallows it, and should it come just after the code has ended,
+    # the thread ends by it without a traceback.
+    pass
+
+
+def _run_with_time_limit(function: Callable[[], T], limit_seconds: float) -> T:
+    """Call `function` in a thread of its own and return its result or raise its exception.
+
+    Python can't end a thread from outside, but it can raise an exception in one at its next bytecode, which is enough
+    for a loop written in Jinja. The thread is made for the one call, so an exception that comes late hits nothing else.
+
+    Raises:
+        _TimeLimitExceededError: it did not end within `limit_seconds`; it is stopped at its next bytecode.
+    """
+    call = _Call(function)
+    thread = threading.Thread(target=call.run, name="time-limited", daemon=True)
+    thread.start()
+    thread.join(limit_seconds)
+    if thread.is_alive():
+        assert thread.ident is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Stop))
+        raise _TimeLimitExceededError(f"took longer than {limit_seconds:g} s")
+    return call.result()
+
+
+class _Call(Generic[T]):
+    """A call whose outcome crosses from one thread to another."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._values: list[T] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._values.append(self._function())
+        except _Stop:
+            return
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._values[0]

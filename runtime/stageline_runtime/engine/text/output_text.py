@@ -3,16 +3,19 @@
 Tokens are taken one at a time, so where the output ends does not depend on how they arrived. A stop token (end of
 sequence among them) counts as generated and is reported among the ids, but never shows in the text, nor among the log
 probabilities.
+
+An output that another engine began is made text again from its ids, one id at a time, so held-back text (half a
+character, a possible stop string) stands exactly where it stood, and only what the client lacks is sent.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stageline_api.engine_http import TokenLogprob
+from stageline_api.engine_http import ErrorCode, FinishReason, TokenLogprob
 from stageline_runtime.engine.core_api import AdmittedRequest
-from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer
-from stageline_runtime.engine.text.stop_strings import StopStrings
-from stageline_runtime.engine.text.token_logprobs import describe
+from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer, StopStrings
+from stageline_runtime.engine.text.token_bytes import describe
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.plan_bus.messages import TokenLogprobs
 
@@ -80,3 +83,41 @@ class OutputText:
         unseen = text[self._relayed_ahead :]
         self._relayed_ahead -= len(text) - len(unseen)
         return unseen
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStart:
+    """A request's output before its first new token."""
+
+    output: OutputText
+    text: str = ""
+    """Of the ids generated before, what the client lacks."""
+    ended: FinishReason | None = None
+    """The ids generated before are all there will be."""
+
+
+def start_output(tokenizer: EngineTokenizer, request: AdmittedRequest, relayed_characters: int | None) -> OutputStart:
+    """The request's output, brought to where `generated_token_ids` left it.
+
+    Raises:
+        PromptError: the ids go on after a stop string, or characters were relayed of no ids.
+    """
+    output = OutputText(tokenizer, request)
+    generated = request.generated_token_ids
+    if not generated:
+        if relayed_characters:
+            message = f"generated_characters is {relayed_characters}, but there are no generated_token_ids."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_characters")
+        return OutputStart(output)
+    piece = output.resume(generated, relayed_characters)
+    if len(piece.token_ids) < len(generated):
+        message = f"generated_token_ids go on after the stop string that ends at the {len(piece.token_ids)}th of them."
+        raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
+    return OutputStart(output, piece.text, _ended(request, stopped=piece.stopped))
+
+
+def _ended(request: AdmittedRequest, *, stopped: bool) -> FinishReason | None:
+    generated = request.generated_token_ids
+    if stopped or generated[-1] in request.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(generated) >= request.max_new_tokens else None

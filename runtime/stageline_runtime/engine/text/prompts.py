@@ -23,9 +23,7 @@ from stageline_api.engine_http import (
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.chat_template import ChatTemplate, no_chat_template, no_tool_format
-from stageline_runtime.engine.text.resume import check_generated
-from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode
-from stageline_runtime.engine.text.tokenizer_config import read_tokenizer_config
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
 from stageline_runtime.plan_bus.messages import RequestSampling
 
@@ -102,7 +100,7 @@ class PromptReader:
             tracestate=request.tracestate,
             began_nanoseconds=began,
         )
-        check_generated(admitted)
+        _check_generated(admitted)
         return admitted
 
     def render_prompt(self, prompt: Prompt) -> tuple[int, ...]:
@@ -196,6 +194,25 @@ class PromptReader:
             )
             raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
         return max_tokens
+
+
+def _check_generated(request: AdmittedRequest) -> None:
+    """Refuse output that can't have come from this request.
+
+    Raises:
+        PromptError: naming `generated_token_ids`: more of them than the answer may have, or one follows a stop token.
+    """
+    generated = request.generated_token_ids
+    if len(generated) > request.max_new_tokens:
+        message = (
+            f"{len(generated)} generated_token_ids are more than this answer may have: max_tokens, or what the "
+            f"context leaves, is {request.max_new_tokens}."
+        )
+        raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
+    for index in generated[:-1]:
+        if index in request.stop_token_ids:
+            message = f"generated_token_ids go on after {index}, which ends the answer."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
 
 
 def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> RequestSampling:

@@ -11,6 +11,9 @@ from functools import cache
 
 from tokenizers import Tokenizer
 
+from stageline_api.engine_http import TokenLogprob, TopLogprob
+from stageline_runtime.plan_bus.messages import TokenLogprobs
+
 _LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
 
@@ -38,6 +41,16 @@ class TokenBytes:
             lone = _LONE_BYTE.fullmatch(spelled)
             return bytes.fromhex(lone[1]) if lone else spelled.replace(_SPACE_MARK, " ").encode()
         return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
+
+
+def describe(token_id: int, logprobs: TokenLogprobs, token_bytes: TokenBytes) -> TokenLogprob:
+    """One sampled token with its likeliest alternatives, best first."""
+    top = tuple(
+        TopLogprob(token_id=other, bytes=tuple(token_bytes.of(other)), logprob=value) for other, value in logprobs.top
+    )
+    return TokenLogprob(
+        token_id=token_id, bytes=tuple(token_bytes.of(token_id)), logprob=logprobs.logprob, top_logprobs=top
+    )
 
 
 def _decoder_kinds(decoder: dict[str, object]) -> frozenset[str]:
