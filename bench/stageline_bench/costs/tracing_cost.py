@@ -27,7 +27,7 @@ from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.span_sender import OtelSpanSender
-from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
+from stageline_runtime.engine.telemetry.tracing import TracedRequests
 from stageline_runtime.plan_bus.bus import encode_frame
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, StepTimes, ToStage
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
@@ -78,7 +78,7 @@ class TimedSender(OtelSpanSender):
 class InstantStages:
     """Answer each plan in the next turn of the loop, and tell of it when asked."""
 
-    def __init__(self, tracing: NoTracing | TracedRequests) -> None:
+    def __init__(self, tracing: TracedRequests | None) -> None:
         self.plans = 0
         self.tracing = tracing
         info = ModelInfo(served_name="model", max_model_len=1024, vocab_size=99, eos_token_ids=())
@@ -94,9 +94,9 @@ class InstantStages:
             asyncio.get_running_loop().call_soon(self._finish, message)
 
     def _finish(self, plan: StepPlan) -> None:
-        if plan.told:
+        if self.tracing is not None and plan.report_times:
             for stage in range(STAGES):
-                self.tracing.step_told(stage, StepTimes(plan.seq, "decode", 1, 2, 1, 0))
+                self.tracing.step_reported(stage, StepTimes(plan.seq, "decode", 1, 2, 1, 0))
         self.core.step_done(StepDone(plan.seq, tuple(SampledRow(r.slot, r.generation, 7) for r in plan.sampled_rows)))
 
 
@@ -151,10 +151,10 @@ def main() -> None:
         for name in loops:
             exporter = EncodingExporter()
             sender = TimedSender(EncodedOnly(exporter), "model")
-            tracing = NoTracing() if name == "off" else TracedRequests(sender, STAGES, lambda _stage: 0)
+            tracing = None if name == "off" else TracedRequests(sender, STAGES, lambda _stage: 0)
             stages = InstantStages(tracing)
             loops[name].append(asyncio.run(load(stages, "01" if name == "sampled" else "00")))
-            (sender if name == "off" else tracing).close()
+            (sender if tracing is None else tracing).close()
             plans = stages.plans
             if name == "sampled":
                 threads.append(sender.cpu_nanoseconds / REQUESTS)
@@ -171,9 +171,6 @@ def main() -> None:
     print(f"the spans' threads: {median(threads):8.0f} ns a request to make them, {median(encoding):8.0f} to encode")  # noqa: T201
     told = record()
     print(f"a stage, to tell of a plan: {cpu(lambda: encode_frame(told.times())):6.0f} ns, and one send")  # noqa: T201
-    untraced = StepPlan(1, 0, (), (), 8, 1, True, False)
-    none = NoTracing()
-    print(f"a plan without tracing: {cpu(lambda: none.planned(untraced, lambda _slot, _generation: None)):6.0f} ns")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from stageline_bench.runtime.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
-from stageline_runtime.engine.group.forming import form_scheduler, warm_up_tokens
-from stageline_runtime.engine.group.stage_group import StageGroup
+from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler, warm_up_tokens
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.plan_bus.messages import RequestSampling, Shutdown

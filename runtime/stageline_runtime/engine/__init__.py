@@ -1,4 +1,4 @@
 """The engine process: requests in, plans out, tokens back. Free of torch, by contract.
 
-Pure inside (`scheduler`, `slots`, `sizing`), asyncio at the edge (`core`, `group`, `server`).
+Pure inside (`scheduling`, most of `text`), asyncio around it (`core`, `group`, `edge`).
 """

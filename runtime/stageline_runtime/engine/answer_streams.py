@@ -11,9 +11,9 @@ from stageline_api.engine_http import FinishReason
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.scheduling.row_selection import FirstRow
 from stageline_runtime.engine.scheduling.scheduler import NewToken
-from stageline_runtime.engine.telemetry.request_metrics import GROUP_LOST, GUIDE, RequestMetrics, RequestTimes
+from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, GUIDE, RequestMetrics, RequestTimes
 from stageline_runtime.engine.telemetry.request_trace import Outcome, RequestTrace
-from stageline_runtime.engine.telemetry.tracing import RequestTracing
+from stageline_runtime.engine.telemetry.tracing import TracedRequests
 
 ABORTED: Final = Outcome(FinishReason.ABORT, "aborted", "Whoever asked left before the end.")
 
@@ -30,7 +30,7 @@ class _Stream:
 class AnswerStreams:
     """Streams of all live requests, by their ids."""
 
-    def __init__(self, metrics: RequestMetrics, tracing: RequestTracing) -> None:
+    def __init__(self, metrics: RequestMetrics, tracing: TracedRequests | None) -> None:
         self._metrics = metrics
         self._tracing = tracing
         self._streams: dict[str, _Stream] = {}
@@ -42,9 +42,8 @@ class AnswerStreams:
         return request_id in self._streams
 
     def open(self, request: AdmittedRequest, sink: AnswerSink) -> None:
-        """Begin the stream of a new request."""
         times = self._metrics.arrived()
-        trace = self._tracing.submitted(request, times)
+        trace = self._tracing.submitted(request, times) if self._tracing is not None else None
         self._streams[request.request_id] = _Stream(sink, len(request.prompt_token_ids), times, trace)
 
     def show_waiting(self) -> None:
@@ -70,8 +69,8 @@ class AnswerStreams:
             return
         if token.failure is not None:
             sentence = "The answer can't be guided any further"
-            event = FailEvent(f"{sentence}: {token.failure}.", is_final=True)
-            self._fail(token.request_id, event, Outcome(None, GUIDE, f"{sentence}."))
+            failed = FailEvent(f"{sentence}: {token.failure}.", is_final=True)
+            self._fail(token.request_id, failed, Outcome(None, GUIDE, f"{sentence}."))
             return
         event = TokenEvent((token.token,), () if token.logprobs is None else (token.logprobs,), stream.cached_tokens)
         if not token.finished:
@@ -91,7 +90,6 @@ class AnswerStreams:
             stream.sink(EndEvent(reason))
 
     def fail_all(self, message: str) -> None:
-        """End every stream with a failure."""
         for request_id in list(self._streams):
             self._fail(request_id, FailEvent(message), Outcome(None, GROUP_LOST, message))
 
@@ -105,6 +103,6 @@ class AnswerStreams:
 
     def _close(self, request_id: str, outcome: Outcome) -> _Stream:
         stream = self._streams.pop(request_id)
-        if stream.trace is not None:
+        if self._tracing is not None and stream.trace is not None:
             self._tracing.ended(stream.trace, outcome)
         return stream

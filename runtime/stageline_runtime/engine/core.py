@@ -16,7 +16,7 @@ from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, Engin
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.engine.telemetry.tracing import NoTracing, RequestTracing
+from stageline_runtime.engine.telemetry.tracing import TracedRequests
 from stageline_runtime.plan_bus.messages import StepDone, StepPlan, ToStage, WorkOutstanding
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class EngineCore:
         self,
         info: ModelInfo,
         metrics: EngineMetrics,
-        tracing: RequestTracing | None = None,
+        tracing: TracedRequests | None = None,
         *,
         group: int | None = None,
         incarnation: int | None = None,
@@ -39,7 +39,7 @@ class EngineCore:
         """`group` and `incarnation` are what the engine calls itself to who asks."""
         self._info = info
         self._metrics = metrics
-        self._tracing = tracing or NoTracing()
+        self._tracing = tracing
         self._streams = AnswerStreams(metrics.requests, self._tracing)
         self._group, self._incarnation = group, incarnation
         self._scheduler: Scheduler | None = None
@@ -117,21 +117,18 @@ class EngineCore:
         self._want_pump()
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Forget a request; its stream ends with `reason`."""
         if self._scheduler is not None:
             self._scheduler.abort(request_id)
         self._streams.abort(request_id, reason)
         self._want_pump()
 
     def steps_while_queued(self, request_id: str) -> int | None:
-        """How many steps the group has begun so far, while a request has no slot; None once it has, or isn't known."""
         scheduler = self._scheduler
         if scheduler is None or request_id not in self._streams or scheduler.is_running(request_id):
             return None
         return scheduler.num_steps
 
     def status(self) -> EngineStatus:
-        """The engine's account of the group."""
         scheduler = self._scheduler
         return EngineStatus(
             phase=self._phase,
@@ -150,7 +147,6 @@ class EngineCore:
         )
 
     def info(self) -> ModelInfo:
-        """What is served."""
         return self._info
 
     def start_drain(self, asked_by: str = "POST /v1/drain") -> None:
@@ -193,7 +189,9 @@ class EngineCore:
         self._say_outstanding(scheduler.has_requests)
         while scheduler.num_plans_in_flight < self._run_ahead and (plan := scheduler.schedule()) is not None:
             self._observe(plan)
-            self._dispatch(self._tracing.planned(plan, scheduler.request_at))
+            if self._tracing is not None:
+                plan = self._tracing.planned(plan, scheduler.request_at)
+            self._dispatch(plan)
         self._check_drained()
 
     def _dispatch(self, plan: StepPlan) -> None:

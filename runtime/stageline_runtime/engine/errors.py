@@ -41,7 +41,6 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
         return HTTP_STATUS_OF_CODE[self.code]
 
     def body(self) -> EngineError:
-        """The answer's body."""
         return EngineError(
             code=self.code, message=self.message, param=self.param, retry_after_seconds=self.retry_after_seconds
         )

@@ -13,14 +13,11 @@ from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.edge.http_server import serving
-from stageline_runtime.engine.edge.routes import build_app
-from stageline_runtime.engine.edge.stage_routes import add_stage_routes
-from stageline_runtime.engine.group.forming import form_scheduler, warm_up_tokens
-from stageline_runtime.engine.group.stage_group import StageGroup
+from stageline_runtime.engine.edge.routes import add_stage_routes, build_app
+from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler, warm_up_tokens
 from stageline_runtime.engine.group.stage_probe import StageProbe
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
-from stageline_runtime.engine.telemetry.tracing_setup import open_tracing
+from stageline_runtime.engine.telemetry.tracing import TracedRequests, open_tracing
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.model_facts.model_config import (
     ModelConfig,
@@ -48,7 +45,7 @@ class EngineProcess:
 
     def __init__(self, contract: PodContract) -> None:
         self._contract = contract
-        self._tracing: NoTracing | TracedRequests = NoTracing()
+        self._tracing: TracedRequests | None = None
 
     async def run(self) -> ExitCode:
         """Serve until drained (0) or until something fails (the code of its class)."""
@@ -64,7 +61,8 @@ class EngineProcess:
             return write_last_words(_as_failure(error).message(None))
         finally:
             # Clients have had their answers; a collector that is down holds the end up for a bounded time only.
-            await asyncio.to_thread(self._tracing.close)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
         return write_drained(None, asked_by)
 
     async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader) -> str:
@@ -91,7 +89,7 @@ class EngineProcess:
             on_drain_requested=lambda stage: core.start_drain(f"SIGTERM to stage {stage}"),
             on_pong=probe.answered,
             on_cache_sized=metrics.cache_sized,
-            on_step_times=tracing.step_told,
+            on_step_times=None if tracing is None else tracing.step_reported,
         )
         app = build_app(core, prompts)
         add_stage_routes(app, group.connected_stages, probe.report)
@@ -166,7 +164,8 @@ class EngineProcess:
                 raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
             core.beat_if_idle()
             probe.ask(range(self._contract.stage_count), group.ping)
-            self._tracing.tick()
+            if self._tracing is not None:
+                self._tracing.tick()
 
     def _read_model(self) -> tuple[Path, ModelConfig]:
         config = self._contract.config

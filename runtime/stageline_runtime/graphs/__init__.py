@@ -1,1 +1,1 @@
-"""Captured steps: which plans run captured, and how a stage's layers are captured. `mode` is free of torch."""
+"""Captured steps: how a stage's layers are captured ahead of time and run in the mode that each plan names."""

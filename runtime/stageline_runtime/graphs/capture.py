@@ -9,10 +9,10 @@ from pathlib import Path
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.graphs.padding import decode_sizes, padded_size
 from stageline_runtime.graphs.protocol import CapturesGraphs, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import GraphMode, Welcome
+from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
 

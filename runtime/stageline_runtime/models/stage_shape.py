@@ -24,7 +24,7 @@ class StageShape:
     slot_tokens: int
     """Capacity of one slot in tokens."""
     num_blocks: int = 0
-    """Blocks (`kv_blocks`) that all slots together ever hold; 0: as many as they could. For caches that are paged."""
+    """Blocks that all slots together ever hold; 0: as many as they could. For caches that are paged."""
     max_step_tokens: int = 512
     """Most tokens of a plan, padding included; only devices with buffers of a fixed size ask."""
 

@@ -35,7 +35,6 @@ class BusProtocolError(Exception):
 
 
 def encode_frame(message: ToEngine | ToStage) -> bytes:
-    """One message as a length-prefixed frame."""
     payload = _encoder.encode(message)
     return _LENGTH.pack(len(payload)) + payload
 
@@ -161,7 +160,6 @@ class StageBus:
         return next((message for message in unread if isinstance(message, GroupFailed | Shutdown)), None)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 
@@ -181,7 +179,6 @@ class EngineBusConnection(asyncio.Protocol):
         """Set once the handshake has told which stage this is."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection stands."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         connection = transport.get_extra_info("socket")
@@ -200,7 +197,6 @@ class EngineBusConnection(asyncio.Protocol):
             self._on_message(self, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the other side is gone."""
         self._on_lost(self, str(exc) if exc else "closed the plan bus")
 
     def send_frame(self, frame: bytes) -> None:
@@ -209,6 +205,5 @@ class EngineBusConnection(asyncio.Protocol):
             self._transport.write(frame)
 
     def close(self) -> None:
-        """Close after what is queued has been written."""
         if self._transport is not None:
             self._transport.close()

@@ -144,7 +144,7 @@ class Welcome(Message, frozen=True):
     stages_on_host: int
     """Stages of this group that share the machine, and so its cores."""
     num_blocks: int = 0
-    """KV cache of all slots together, in blocks (`kv_blocks`) of the stage's layers."""
+    """KV cache of all slots together, in blocks (`BLOCK_TOKENS`) of the stage's layers."""
     transport: TransportKind = TransportKind.GLOO
     graphs: GraphMode = GraphMode.OFF
     """The most that plans of this group ask for."""

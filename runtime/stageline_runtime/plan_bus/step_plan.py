@@ -1,11 +1,18 @@
 """What one step of the pipeline is: everything a stage sends, receives or computes for it follows from its plan alone.
 
-Part of the messages on the plan bus (`messages`), which is where others import it from.
+Beside the messages stand the rules for a plan's shapes: padding, graph mode, and the unit that the KV cache is counted
+in. The engine makes plans by them, and stages provide for every shape that they allow. Others import the messages from
+`messages`.
 """
 
 import enum
+from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
+
+BLOCK_TOKENS = 16
+"""The unit that KV cache is counted in, in all layers of all stages, whatever a stage's memory looks like."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -110,14 +117,13 @@ class StepPlan(Message, frozen=True):
     dummy: bool
     """A warm-up step: `padded_tokens` rows of nothing run through all layers and touch no slot."""
     graph_mode: GraphMode = GraphMode.OFF
-    """Decided by the engine alone (`graphs.mode`), so that all stages run a plan alike."""
+    """Decided by the engine alone (`plan_graph_mode`), so that all stages run a plan alike."""
     trims: tuple[SlotTrim, ...] = ()
-    told: bool = False
+    report_times: bool = False
     """Each stage answers with `StepTimes` once it has run it: a request of this plan is being traced."""
 
     @property
     def num_tokens(self) -> int:
-        """Real tokens in the step."""
         return sum(row.num_tokens for row in self.rows)
 
     @property
@@ -129,3 +135,38 @@ class StepPlan(Message, frozen=True):
     def sampled_rows(self) -> tuple[PlanRow, ...]:
         """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
         return tuple(row for row in self.rows if row.need_sample)
+
+
+def plan_graph_mode(graphs: GraphMode, rows: Sequence[PlanRow], *, dummy: bool) -> GraphMode:
+    """The mode of a plan with these rows in a group that captures up to `graphs`.
+
+    Whole layers are captured for single-token rows alone, because only their attention has one shape for every
+    context; a plan that computes nothing (a heartbeat) runs nothing captured.
+    """
+    if not rows and not dummy:
+        return GraphMode.OFF
+    match graphs:
+        case GraphMode.OFF | GraphMode.PIECEWISE:
+            return graphs
+        case GraphMode.FULL:
+            return GraphMode.FULL if all(row.num_tokens == 1 for row in rows) else GraphMode.PIECEWISE
+        case _:
+            assert_never(graphs)
+
+
+def padded_size(num_tokens: int) -> int:
+    """Rows a plan is padded to: few distinct sizes, so that shapes (and rounding) repeat. 1, 2, 4, then eights."""
+    for size in (1, 2, 4):
+        if num_tokens <= size:
+            return size
+    return (num_tokens + 7) // 8 * 8
+
+
+def decode_sizes(slots_per_cohort: int) -> tuple[int, ...]:
+    """All sizes that plans of up to `slots_per_cohort` single-token rows are padded to."""
+    return tuple(sorted({padded_size(rows) for rows in range(1, slots_per_cohort + 1)}))
+
+
+def blocks_of(num_tokens: int) -> int:
+    """Blocks that hold `num_tokens` tokens of one slot."""
+    return -(-num_tokens // BLOCK_TOKENS)

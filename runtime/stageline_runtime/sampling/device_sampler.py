@@ -10,8 +10,8 @@ from torch import Tensor
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.adjustments import Placing
 from stageline_runtime.sampling.noise import gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import noise_keys, truncation_of
-from stageline_runtime.sampling.truncation import Truncation, kept_candidates, ordered_candidates
+from stageline_runtime.sampling.sampler import draw_sorted, noise_keys, truncation_of
+from stageline_runtime.sampling.truncation import Truncation
 
 
 @torch.inference_mode()
@@ -39,8 +39,4 @@ def _draw_free(logits: Tensor, keys: Tensor, truncation: Truncation) -> Tensor:
 
 
 def _draw_sorted(logits: Tensor, keys: Tensor, truncation: Truncation) -> Tensor:
-    values, ids = ordered_candidates(logits, logits.shape[1])
-    kept = kept_candidates(logits, values, truncation)
-    scores = values.to(torch.float64) / truncation.temperature[:, None] + gumbel_noise(keys, ids)
-    best = scores.masked_fill(~kept, float("-inf")).argmax(dim=-1, keepdim=True)
-    return ids.gather(1, best).squeeze(1)
+    return draw_sorted(logits, keys, truncation)[0]

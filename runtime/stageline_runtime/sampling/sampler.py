@@ -42,7 +42,7 @@ def _sample_rows(logits: Tensor, rows: list[RequestSampling], positions: list[in
     free, restricted = is_free.nonzero().squeeze(1), (~is_free).nonzero().squeeze(1)
     if len(free):
         tokens[free] = draw_free(logits[free], truncation.temperature[free], keys[free])
-    for attempt in (_draw_prefiltered, _draw_by_elimination, _draw_sorted):
+    for attempt in (_draw_prefiltered, _draw_by_elimination, draw_sorted):
         if not len(restricted):
             break
         drawn, settled = attempt(logits[restricted], keys[restricted], truncation.rows(restricted))
@@ -82,7 +82,8 @@ def _draw_by_elimination(logits: Tensor, keys: Tensor, truncation: Truncation) -
     return tokens, settled
 
 
-def _draw_sorted(logits: Tensor, keys: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+def draw_sorted(logits: Tensor, keys: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor]:
+    """Draw from the rows sorted in full, which settles all of them; waits for no value."""
     return _draw_among(logits, keys, truncation, logits.shape[1])
 
 
@@ -99,12 +100,10 @@ def _draw_among(logits: Tensor, keys: Tensor, truncation: Truncation, size: int)
 
 
 def noise_keys(rows: list[RequestSampling], positions: list[int]) -> list[NoiseKey]:
-    """What each row's draw is keyed by."""
     return [NoiseKey(row.seed, row.choice, position) for row, position in zip(rows, positions, strict=True)]
 
 
 def truncation_of(rows: list[RequestSampling], vocab_size: int) -> Truncation:
-    """The parameters of the rows as tensors."""
     return Truncation(
         temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float64),
         top_k=torch.tensor([min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]),

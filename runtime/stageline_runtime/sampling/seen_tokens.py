@@ -36,7 +36,6 @@ class SeenTokens:
             self._place_of(token)
 
     def add_output(self, token_ids: Iterable[int]) -> None:
-        """Take generated tokens."""
         for token in token_ids:
             place = self._place_of(token)  # may put larger tensors in place
             self._output_counts[place] += 1.0

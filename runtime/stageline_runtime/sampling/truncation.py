@@ -25,7 +25,6 @@ class Truncation:
     min_p: Tensor
 
     def rows(self, index: Tensor) -> "Truncation":
-        """The parameters of some rows."""
         return Truncation(self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index])
 
 

@@ -16,15 +16,14 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.graphs.capture import capture
-from stageline_runtime.graphs.padding import padded_size
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import ModelBuilder, StageModel
 from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
 from stageline_runtime.plan_bus.messages import Welcome
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, padded_size
 from stageline_runtime.stage.failures import allocation_failure
 from stageline_runtime.stage.own_shards import ensure_own_shards
 from stageline_runtime.stage.step.in_flight import InFlight

@@ -182,7 +182,7 @@ class StageProcess:
         if runner.is_last:
             bus.send(StepDone(plan.seq, rows))
         record = self._progress.count_step(plan, step_kind(plan))
-        if plan.told:
+        if plan.report_times:
             bus.send(record.times())
         if plan.dummy:
             self._progress.enter(Phase.READY)

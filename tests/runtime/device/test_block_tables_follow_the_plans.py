@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_runtime.models.device.block_tables import BlockTables
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
 NUM_SLOTS, SLOT_TOKENS, NUM_BLOCKS = 4, 100, 12
 steps = st.lists(

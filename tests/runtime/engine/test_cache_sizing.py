@@ -7,7 +7,7 @@ import pytest
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 MIB = 1 << 20
 CONFIG: ModelConfig = model_config_from_dict(

@@ -12,8 +12,7 @@ from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, EngineRefusal
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.engine.telemetry.request_metrics import GROUP_LOST, RequestMetrics
+from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, EngineMetrics, RequestMetrics
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, ToStage
 
 Value = Callable[..., float | None]

@@ -20,15 +20,17 @@ from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry import tracing as engine_tracing
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.engine.telemetry.request_spans import SpanData, attributes_at_end, moments, spans_within
 from stageline_runtime.engine.telemetry.request_trace import (
     MAX_PREFILL_PLANS,
     MAX_STAGE_SPANS,
     RequestTrace,
+    SpanData,
+    attributes_at_end,
+    moments,
     prefill_plans_of,
+    spans_within,
 )
-from stageline_runtime.engine.telemetry.tracing import NoTracing, TracedRequests
-from stageline_runtime.engine.telemetry.tracing_setup import open_tracing
+from stageline_runtime.engine.telemetry.tracing import TracedRequests, open_tracing
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, StepTimes, ToStage
 
 STAGES = 2
@@ -79,10 +81,10 @@ class TwoStages:
             asyncio.get_running_loop().call_soon(self._finish, message)
 
     def _finish(self, plan: StepPlan) -> None:
-        if plan.told and self._tells:
+        if plan.report_times and self._tells:
             for stage in range(STAGES):
                 begin = 1_000 * plan.seq + (CLOCK_AHEAD if stage else 0)
-                self.tracing.step_told(stage, StepTimes(plan.seq, "prefill", begin, begin + 500, 400, 100))
+                self.tracing.step_reported(stage, StepTimes(plan.seq, "prefill", begin, begin + 500, 400, 100))
         rows = tuple(SampledRow(row.slot, row.generation, 7) for row in plan.sampled_rows)
         self.core.step_done(StepDone(plan.seq, rows))
 
@@ -109,13 +111,15 @@ def test_only_plans_up_to_the_first_decode_of_a_traced_request_are_asked_about()
     async def run() -> TwoStages:
         stages = TwoStages()
         await stages.answer("untraced", 40)
-        assert not any(plan.told for plan in stages.plans)
+        assert not any(plan.report_times for plan in stages.plans)
         stages.plans.clear()
         await stages.answer("traced", 40, new_tokens=9)
         return stages
 
     stages = asyncio.run(run())
-    assert [plan.told for plan in stages.plans] == [True] * 4 + [False] * 7, "three chunks, the first decode, the rest"
+    assert [plan.report_times for plan in stages.plans] == [True] * 4 + [False] * 7, (
+        "three chunks, the first decode, the rest"
+    )
     (trace,) = stages.sink.sent
     steps = sorted((step.times.seq - stages.plans[0].seq, step.stage) for step in trace.steps)
     assert steps == [(seq, stage) for seq in range(4) for stage in range(STAGES)]
@@ -239,8 +243,9 @@ def test_the_standard_variables_decide(
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.INFO):
         tracing = open_tracing(contract(tmp_path), lambda _stage: 0)
-    tracing.close()
-    assert isinstance(tracing, TracedRequests if sends else NoTracing)
+    assert isinstance(tracing, TracedRequests if sends else type(None))
+    if tracing is not None:
+        tracing.close()
     assert ("'grpc' can't be used" in caplog.text) == ("grpc" in variables.values())
 
 
@@ -249,7 +254,7 @@ def test_an_engine_without_the_extra_says_what_to_install_and_serves(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert isinstance(open_tracing(contract(tmp_path), lambda _stage: 0), NoTracing)
+    assert open_tracing(contract(tmp_path), lambda _stage: 0) is None
     assert "stageline[tracing]" in caplog.text
 
 

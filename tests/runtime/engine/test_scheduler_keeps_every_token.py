@@ -8,9 +8,8 @@ from oracles.simulated_pipeline import SimulatedPipeline, expected_output, make_
 from stageline_runtime.engine.scheduling.request import MAX_DECODES_AHEAD, Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.graphs.padding import padded_size
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, padded_size
 
 SLOT_TOKENS = 72
 SHARED = tuple(index % 5 for index in range(64))

@@ -6,8 +6,8 @@ from oracles.simulated_pipeline import GREEDY, make_request
 from stageline_runtime.engine.scheduling.row_selection import FirstRow
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.graphs.padding import padded_size
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, SlotFill, StepPlan
+from stageline_runtime.plan_bus.step_plan import padded_size
 
 
 def make_scheduler(num_cohorts: int = 1, slots: int = 2, budget: int = 8) -> Scheduler:

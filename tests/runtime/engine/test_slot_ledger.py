@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
 from stageline_runtime.plan_bus.messages import SlotTrim
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
 
 def tokens(count: int, first: int = 0) -> tuple[int, ...]:

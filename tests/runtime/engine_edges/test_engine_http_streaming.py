@@ -139,7 +139,7 @@ def test_a_token_that_breaks_its_way_to_text_ends_its_own_stream_alone(tmp_path:
         yield TokenEvent(ids_of("!"))
         yield EndEvent(FinishReason.LENGTH)
 
-    async def run() -> list[list[Any]]:
+    async def run() -> tuple[list[Any], list[Any]]:
         async with serve(core, tmp_path) as client:
             return await asyncio.gather(collect(client, body("r1")), collect(client, body("r2")))
 

@@ -126,7 +126,7 @@ def test_stop_tokens_hold_end_of_sequence_unless_ignored(reader: PromptReader) -
 
 def test_the_sampler_is_told_everything_that_was_asked_of_it(reader: PromptReader) -> None:
     """Also where the prompt ends: penalties and grammars begin there, whatever was generated before."""
-    asked = {
+    asked: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.8, "top_k": 3, "seed": 11, "choice": 2, "min_p": 0.1, "repetition_penalty": 1.5,
         "frequency_penalty": 0.25, "presence_penalty": -0.5, "json_schema": '{"type":"integer"}',
     }  # fmt: skip

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageline_runtime.engine.group.welcome import resolve_graphs
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.graphs.mode import plan_graph_mode, resolve_graphs
-from stageline_runtime.graphs.padding import decode_sizes, padded_size
 from stageline_runtime.plan_bus.bus import encode_frame
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, StepPlan, ToStage
+from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size, plan_graph_mode
 
 
 def row(slot: int, num_tokens: int) -> PlanRow:

@@ -16,8 +16,8 @@ from chaos.local_core import LocalCore
 from chaos.local_group import run_group
 from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Timed, Workload, draw_workload
 from oracles.hash_model import VOCAB_SIZE
-from stageline_runtime.plan_bus.kv_blocks import blocks_of
 from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_runtime.plan_bus.step_plan import blocks_of
 
 RUNS = 200
 CORE_RUNS = 60

@@ -13,7 +13,7 @@ from oracles.tiny_models import VOCAB_SIZE
 from processes.running_group import RunningGroup, running_group
 from processes.small_machines import short_stage_command
 from stageline_api.engine_http import SamplingParams
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 MAX_MODEL_LEN = 128
 NUM_BLOCKS = 16

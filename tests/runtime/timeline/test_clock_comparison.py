@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.engine.group.link_latency import LinkLatency
-from stageline_runtime.engine.group.stage_clocks import (
+from stageline_runtime.engine.group.stage_probe import (
     KEPT_EXCHANGES,
     LOST_NANOSECONDS,
     PING_NANOSECONDS,
+    LinkLatency,
     StageClocks,
     exchange,
 )
@@ -115,22 +115,22 @@ def test_transfers_count_only_where_the_receiver_was_waiting(receiver_first: boo
     sender = (0, (moments(4, send=100), moments(5, send=300), moments(6, send=500)))
     receiver = (1, (moments(5, receive=(5_200, 5_350)), moments(6, receive=(5_900, 5_950))))
     for stage, told in (receiver, sender) if receiver_first else (sender, receiver):
-        found = links.told(stage, told, offsets.get)
+        found = links.observed(stage, told, offsets.get)
     assert found.transfers == ((1, 50e-9),)  # plan 6's tensor waited for the stage; plan 4 is known at one end only
-    assert links.told(1, receiver[1], offsets.get).transfers == ()  # each plan once
+    assert links.observed(1, receiver[1], offsets.get).transfers == ()  # each plan once
 
 
 def test_feedback_lasts_until_the_plan_that_takes_it() -> None:
     links = LinkLatency(3)
     offsets = {0: 0, 1: 0, 2: -40}
-    links.told(2, tuple(moments(seq, feedback_send=seq * 100 - 40) for seq in (1, 2, 3, 4)), offsets.get)
+    links.observed(2, tuple(moments(seq, feedback_send=seq * 100 - 40) for seq in (1, 2, 3, 4)), offsets.get)
     first = (moments(4, feedback=(1, 110)), moments(5, feedback=(3, 350)), moments(6), moments(7, feedback=(3, 800)))
-    assert links.told(0, first, offsets.get).feedback == pytest.approx((150e-9, 50e-9))
-    assert links.told(0, first, offsets.get).feedback == ()
+    assert links.observed(0, first, offsets.get).feedback == pytest.approx((150e-9, 50e-9))
+    assert links.observed(0, first, offsets.get).feedback == ()
 
 
 def test_nothing_is_measured_while_a_clock_is_unknown() -> None:
     links = LinkLatency(2)
-    links.told(0, (moments(1, send=10),), {0: 0}.get)
-    assert links.told(1, (moments(1, receive=(5, 20)),), {0: 0}.get).transfers == ()
-    assert links.told(1, (moments(1, receive=(5, 20)),), {0: 0, 1: 0}.get).transfers == ((1, 10e-9),)
+    links.observed(0, (moments(1, send=10),), {0: 0}.get)
+    assert links.observed(1, (moments(1, receive=(5, 20)),), {0: 0}.get).transfers == ()
+    assert links.observed(1, (moments(1, receive=(5, 20)),), {0: 0, 1: 0}.get).transfers == ((1, 10e-9),)

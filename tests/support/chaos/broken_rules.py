@@ -159,8 +159,8 @@ def take_tokens_twice(patch: Patch) -> None:
 
 def go_on_after_an_abort(patch: Patch) -> None:
     def ignore(self: Scheduler, request_id: str) -> bool:
-        waiting = self._holders.waiting._requests
-        return request_id in self._holders.running or any(request.request_id == request_id for request in waiting)
+        waiting = self._slots.waiting._requests
+        return request_id in self._slots.running or any(request.request_id == request_id for request in waiting)
 
     patch.setattr(Scheduler, "abort", ignore)
 
@@ -169,7 +169,7 @@ def give_a_late_token_to_the_next_holder(patch: Patch) -> None:
     complete = Scheduler.complete
 
     def complete_by_slot(self: Scheduler, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
-        newest = dict(sorted(self._holders._by_row))
+        newest = dict(sorted(self._slots._by_row))
         renamed = [msgspec.structs.replace(row, generation=newest.get(row.slot, 0)) for row in rows]
         return complete(self, seq, renamed)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from oracles.hash_model import VOCAB_SIZE
 from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.plan_bus.kv_blocks import blocks_of
 from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_runtime.plan_bus.step_plan import blocks_of
 from stageline_runtime.sampling.sampler import sample
 
 SLOT_TOKENS = 64

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.models.cpu.attention_batch import AttentionBatch
-from stageline_runtime.plan_bus.kv_blocks import blocks_of
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of
 
 VOCAB_SIZE = 31
 MODULUS = 2_147_483_629

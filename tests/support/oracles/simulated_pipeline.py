@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.plan_bus.kv_blocks import blocks_of
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of
 from stageline_runtime.stage.step.slot_tokens import SlotTokens
 
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)

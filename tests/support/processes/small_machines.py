@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.planning.memory import USABLE_SHARE, weight_bytes
 
 SHORT_STAGE = Path(__file__).with_name("short_stage.py")

@@ -38,7 +38,6 @@ def invalid_body(error: ValidationError) -> EngineRefusal:
 
 
 def body_too_large(max_body_bytes: int) -> EngineRefusal:
-    """The refusal of a body that is longer than the server reads."""
     return EngineRefusal(ErrorCode.INVALID_VALUE, f"The request body is larger than {max_body_bytes} bytes.")
 
 

@@ -7,13 +7,23 @@ loop only.
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from stageline_api.engine_http import ErrorCode, GenerateRequest
+from stageline_api.engine_http import (
+    Detokenized,
+    DetokenizeRequest,
+    ErrorCode,
+    GenerateRequest,
+    Tokenized,
+    TokenizeRequest,
+)
 from stageline_api.health import Phase
+from stageline_api.telemetry.timeline import GroupClocks, GroupStages
 from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.event_stream import EventStream
 from stageline_runtime.engine.edge.http_errors import (
@@ -22,13 +32,12 @@ from stageline_runtime.engine.edge.http_errors import (
     invalid_body,
     refusal_response,
 )
-from stageline_runtime.engine.edge.request_body import read_body
-from stageline_runtime.engine.edge.tokenize_routes import add_tokenize_routes
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.output_text import OutputStart, start_output
 from stageline_runtime.engine.text.prompts import PromptReader, is_quick
 
 logger = logging.getLogger(__name__)
+Asked = TypeVar("Asked", bound=BaseModel)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -39,7 +48,7 @@ def build_app(core: EngineCoreApi, reader: PromptReader, *, max_body_bytes: int 
     """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`."""
     app = FastAPI(title="stageline engine", openapi_url=None)
     _add_generation(app, _Generation(core, reader, max_body_bytes))
-    add_tokenize_routes(app, reader, max_body_bytes)
+    _add_tokenize_routes(app, reader, max_body_bytes)
     _add_state(app, core)
 
     @app.exception_handler(404)
@@ -64,6 +73,38 @@ def _add_generation(app: FastAPI, generation: "_Generation") -> None:
     @app.post("/v1/generate")
     async def generate(request: Request) -> Response:
         return await generation.answer(request)
+
+
+def _add_tokenize_routes(app: FastAPI, reader: PromptReader, max_body_bytes: int) -> None:
+    """A prompt as generation would read it, and ids as text; neither asks the core, so both work in any phase."""
+
+    def tokenize(asked: TokenizeRequest) -> Tokenized:
+        token_ids = reader.tokenize(asked.prompt, asked.add_special_tokens)
+        texts = tuple(reader.tokenizer.token_text(index) for index in token_ids) if asked.with_texts else None
+        return Tokenized(token_ids=token_ids, max_model_len=reader.max_model_len, texts=texts)
+
+    def detokenize(asked: DetokenizeRequest) -> Detokenized:
+        return Detokenized(text=reader.detokenize(asked.token_ids))
+
+    @app.post("/v1/tokenize")
+    async def answer_tokenize(request: Request) -> Response:
+        return await _answer_in_thread(request, TokenizeRequest, tokenize, max_body_bytes)
+
+    @app.post("/v1/detokenize")
+    async def answer_detokenize(request: Request) -> Response:
+        return await _answer_in_thread(request, DetokenizeRequest, detokenize, max_body_bytes)
+
+
+def add_stage_routes(app: FastAPI, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]) -> None:
+    """Add both; each answers with what is known at the moment, also while the group still forms."""
+
+    @app.get("/stages")
+    async def answer_stages() -> Response:
+        return _json(stages())
+
+    @app.get("/clock")
+    async def answer_clock() -> Response:
+        return _json(clocks())
 
 
 def _add_state(app: FastAPI, core: EngineCoreApi) -> None:
@@ -99,8 +140,6 @@ def _add_state(app: FastAPI, core: EngineCoreApi) -> None:
 
 
 class _Generation:
-    """Answers `POST /v1/generate`."""
-
     def __init__(self, core: EngineCoreApi, reader: PromptReader, max_body_bytes: int) -> None:
         self._core = core
         self._reader = reader
@@ -109,10 +148,9 @@ class _Generation:
         """Ids of admitted requests; a second one of the same id would be aborted with the first."""
 
     async def answer(self, http_request: Request) -> Response:
-        """The stream of the request, or the answer that refuses it."""
         request_id = http_request.headers.get(REQUEST_ID_HEADER)
         try:
-            body = await read_body(http_request, self._max_body_bytes)
+            body = await _read_body(http_request, self._max_body_bytes)
             if body is None:
                 response = refusal_response(body_too_large(self._max_body_bytes), 413)
             else:
@@ -171,3 +209,36 @@ def _json(model: BaseModel, status: int = 200) -> Response:
 def _is_plain(request_id: str) -> bool:
     """Whether an id may go into a header as it is: short, printable ASCII."""
     return len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()
+
+
+async def _answer_in_thread(
+    request: Request, asked: type[Asked], work: Callable[[Asked], BaseModel], max_body_bytes: int
+) -> Response:
+    try:
+        body = await _read_body(request, max_body_bytes)
+        if body is None:
+            return refusal_response(body_too_large(max_body_bytes), 413)
+        done = await asyncio.to_thread(work, asked.model_validate_json(body))
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except ValidationError as error:
+        return refusal_response(invalid_body(error))
+    except EngineRefusal as refusal:
+        return refusal_response(refusal)
+    return _json(done)
+
+
+async def _read_body(http_request: Request, max_body_bytes: int) -> bytes | None:
+    """The whole body, or None when it is larger than allowed (the rest isn't read).
+
+    Raises:
+        ClientDisconnect: starlette's; the client left while sending.
+    """
+    chunks: list[bytes] = []
+    size_bytes = 0
+    async for chunk in http_request.stream():
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        if size_bytes > max_body_bytes:
+            return None
+    return b"".join(chunks)

@@ -9,17 +9,19 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from stageline_api import ports
 from stageline_api.failures import FailureClass
+from stageline_api.runtime_config import RuntimeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.group.devices import choose_graphs
-from stageline_runtime.engine.group.welcome import refusal_of, welcome_stages
+from stageline_runtime.engine.group.welcome import choose_graphs, refusal_of, welcome_stages
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.bus import EngineBusConnection, encode_frame
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
 from stageline_runtime.plan_bus.messages import (
     DrainRequested,
     GraphMode,
@@ -33,9 +35,12 @@ from stageline_runtime.plan_bus.messages import (
     ToEngine,
     ToStage,
 )
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.termination import RuntimeFailure
 
 logger = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS: Final = 8
 
 
 class StageGroup:
@@ -51,7 +56,7 @@ class StageGroup:
         on_drain_requested: Callable[[int], None],
         on_pong: Callable[[int, Pong], None] = lambda _stage, _pong: None,
         on_cache_sized: Callable[[CacheSize], None] = lambda _size: None,
-        on_step_times: Callable[[int, StepTimes], None] = lambda _stage, _times: None,
+        on_step_times: Callable[[int, StepTimes], None] | None = None,
     ) -> None:
         self._contract = contract
         self._model = model
@@ -76,7 +81,6 @@ class StageGroup:
 
     @property
     def num_loaded(self) -> int:
-        """Stages that have loaded and met their peers."""
         return len(self._loaded)
 
     async def listen(self) -> None:
@@ -115,7 +119,6 @@ class StageGroup:
             connection.send_frame(frame)
 
     def ping(self, stage: int, message: Ping) -> None:
-        """Ask one stage for its clock."""
         self._connections[stage].send_frame(encode_frame(message))
 
     def connected_stages(self) -> GroupStages:
@@ -186,7 +189,8 @@ class StageGroup:
             case Pong():
                 self._on_pong(connection.stage, message)
             case StepTimes():
-                self._on_step_times(connection.stage, message)
+                if self._on_step_times is not None:
+                    self._on_step_times(connection.stage, message)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = refusal_of(hello, self._contract, self._hellos)
@@ -210,3 +214,22 @@ class StageGroup:
                 RuntimeFailure(FailureClass.PEER_LOST, detail, operation="plan bus", peer=connection.stage)
             )
         self._progress.set()
+
+
+async def form_scheduler(group: StageGroup, config: RuntimeConfig, max_waiting: int) -> Scheduler:
+    """Form the group and make the scheduler for what its stages hold.
+
+    Raises:
+        RuntimeFailure: the group could not be formed.
+    """
+    size = await group.form()
+    return Scheduler(
+        SlotLedger.of(size, prefix_cache=config.prefix_cache),
+        max_step_tokens=config.max_num_batched_tokens,
+        max_waiting=max_waiting,
+        graphs=group.graphs,
+    )
+
+
+def warm_up_tokens(config: RuntimeConfig) -> int:
+    return min(_WARM_UP_TOKENS, config.max_num_batched_tokens)

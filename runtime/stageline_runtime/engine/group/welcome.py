@@ -1,13 +1,15 @@
-"""What the engine answers to the stages' hellos: a refusal, or the cut and the sizes for all of them at once. Pure."""
+"""What the engine answers to the stages' hellos: a refusal, or the cut and the sizes for all of them at once. Pure.
+
+How tensors cross and what is captured is decided here too, once for all stages, so that no two of them can disagree.
+"""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.group.devices import choose_graphs, choose_transport, memory_owner
 from stageline_runtime.engine.scheduling.cache_sizing import (
     CacheSize,
     MemoryShortageError,
@@ -16,7 +18,7 @@ from stageline_runtime.engine.scheduling.cache_sizing import (
     weight_bytes,
 )
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, Hello, Welcome
+from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind, Welcome
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, StageRoom
 from stageline_runtime.planning.predict import ELEMENT_BYTES
@@ -148,3 +150,36 @@ def _memory(
         )
         for stage, hello in sorted(hellos.items())
     )
+
+
+def choose_transport(hellos: Iterable[Hello]) -> TransportKind:
+    """`nccl` between stages that have a device each; it refuses two ranks on one, so then tensors are staged."""
+    devices = [hello.device for hello in hellos]
+    if not any(devices):
+        return TransportKind.GLOO
+    if all(devices) and len(set(devices)) == len(devices):
+        return TransportKind.NCCL
+    return TransportKind.STAGED
+
+
+def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:
+    """The most a group captures. `asked` is `spec.engine.graphs`, `auto` what the word `auto` means for the group.
+
+    On the CPU that is `off`: compiled layers were measured no faster than the decode kernel that runs without them, and
+    compiling takes longer than a cold start may.
+
+    Raises:
+        ValueError: `asked` is none of `auto`, `off`, `piecewise` and `full`.
+    """
+    return auto if asked == "auto" else GraphMode(asked)
+
+
+def choose_graphs(asked: str, hellos: Iterable[Hello], model: ModelConfig) -> GraphMode:
+    """The most that the group captures; a mixture of experts can't be captured, so `auto` doesn't ask for it."""
+    capturable = all(hello.device for hello in hellos) and model.mixture is None
+    return resolve_graphs(asked, auto=GraphMode.FULL if capturable else GraphMode.OFF)
+
+
+def memory_owner(hello: Hello) -> str:
+    """Whose memory the stage's `available_bytes` is: stages with the same owner share it."""
+    return hello.device or hello.host

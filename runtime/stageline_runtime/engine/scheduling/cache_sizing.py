@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 from stageline_runtime.planning.memory import mebibytes, usable_bytes, weight_bytes
 
 __all__ = ["CacheSize", "MemoryShortageError", "StageMemory", "size_cache", "weight_bytes"]
@@ -45,7 +45,6 @@ class CacheSize:
 
     @property
     def num_slots(self) -> int:
-        """Sequences at once."""
         return self.num_cohorts * self.slots_per_cohort
 
     @property

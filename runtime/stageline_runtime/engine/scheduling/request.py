@@ -5,6 +5,7 @@ as its input. A request that loses its slot starts again from all tokens known b
 one.
 """
 
+from bisect import insort
 from dataclasses import dataclass, field
 
 from stageline_runtime.plan_bus.messages import RequestSampling
@@ -72,12 +73,10 @@ class Request:
 
     @property
     def samples_in_flight(self) -> int:
-        """Samples issued whose tokens are not known yet."""
         return self.samples_issued - len(self.output)
 
     @property
     def prefill_pending(self) -> int:
-        """Inputs not yet in a plan."""
         return len(self.inputs) - self.scheduled_inputs
 
     @property
@@ -95,7 +94,6 @@ class Request:
 
     @property
     def decode_position(self) -> int:
-        """Position of the next decode row's input token."""
         return len(self.prompt) + self.samples_issued - 1
 
     @property
@@ -110,3 +108,34 @@ class Request:
         if stop <= border:
             return self.prompt[start:stop]
         return (*self.prompt[start:], *self.output[max(0, start - border) : stop - border])
+
+
+class WaitingQueue:
+    """Requests without a slot, in the order in which they get one: by priority, then by arrival.
+
+    The first one is never passed over for one that would fit sooner, so a long prompt is not starved by short ones. A
+    request that lost its slot comes back to its old place, before all of its priority that came after it.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def first(self) -> Request | None:
+        return self._requests[0] if self._requests else None
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=lambda each: each.seniority)
+
+    def take_first(self) -> Request:
+        return self._requests.pop(0)
+
+    def remove(self, request_id: str) -> bool:
+        for index, request in enumerate(self._requests):
+            if request.request_id == request_id:
+                del self._requests[index]
+                return True
+        return False

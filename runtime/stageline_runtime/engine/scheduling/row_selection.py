@@ -9,15 +9,13 @@ fills its slot: what is known of its beginning is kept there or copied from anot
 from dataclasses import dataclass, field
 
 from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.engine.scheduling.slot_assignment import Holders
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRow:
-    """A request whose first row has been planned."""
-
     request_id: str
     num_inputs: int
     cached_tokens: int
@@ -25,7 +23,7 @@ class FirstRow:
 
 
 @dataclass(slots=True)
-class RowsOfPlan:
+class SelectedRows:
     """The rows and fills of plan `seq` as they come together."""
 
     seq: int
@@ -63,43 +61,43 @@ class RowsOfPlan:
         self.budget -= row.num_tokens
 
 
-def rows_of(holders: Holders, cohort: int, seq: int, budget: int) -> RowsOfPlan:
+def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int) -> SelectedRows:
     """Choose rows of at most `budget` tokens for plan `seq`, whose turn is `cohort`'s; there may be none."""
-    plan = RowsOfPlan(seq, budget)
-    members = holders.cohorts.members(cohort)
+    plan = SelectedRows(seq, budget)
+    members = slots.cohorts.members(cohort)
     for request in members:
-        if plan.budget and request.can_decode and holders.grow(request, request.decode_position + 1):
+        if plan.budget and request.can_decode and slots.grow(request, request.decode_position + 1):
             plan.add_decode(request)
     for request in members:
         # A member may just have lost its slot to one before it.
-        if plan.budget and request.request_id in holders.running and request.prefill_pending:
+        if plan.budget and request.request_id in slots.running and request.prefill_pending:
             if not request.fill_sent:
-                _fill(holders, request, plan)
+                _fill(slots, request, plan)
             plan.add_chunk(request)
-    for request in _long_prompts_of_others(holders, cohort) if plan.budget else ():
+    for request in _long_prompts_of_others(slots, cohort) if plan.budget else ():
         if plan.budget:
             plan.add_chunk(request)
             request.out_of_turn = True
     return plan
 
 
-def _long_prompts_of_others(holders: Holders, cohort: int) -> list[Request]:
+def _long_prompts_of_others(slots: SlotAssignment, cohort: int) -> list[Request]:
     begun = [
         request
-        for request in holders.running.values()
+        for request in slots.running.values()
         if request.cohort != cohort and request.fill_sent and request.prefill_pending
     ]
     return sorted(begun, key=lambda request: request.seniority)
 
 
-def _fill(holders: Holders, request: Request, plan: RowsOfPlan) -> None:
+def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
     """Begin with the longest beginning of the request that plans before this one leave in any slot."""
     copy_from = None
-    index = holders.ledger.prefixes
+    index = slots.ledger.prefixes
     if index is not None:
-        blocks, slots = index.match(request.inputs)
+        blocks, holding = index.match(request.inputs)
         if blocks * BLOCK_TOKENS > request.scheduled_inputs:
-            copy_from, request.scheduled_inputs = slots[0], blocks * BLOCK_TOKENS
+            copy_from, request.scheduled_inputs = holding[0], blocks * BLOCK_TOKENS
     request.fill_sent = True
     cached = request.scheduled_inputs
     ids = request.inputs[:cached] if request.sampling.depends_on_history else ()

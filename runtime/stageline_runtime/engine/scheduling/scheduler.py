@@ -1,7 +1,8 @@
 """The scheduler: the sequence of plans, and what comes of them. Pure: no clock, no socket, no torch.
 
-Who holds a slot is `holders`' matter, who steps together `cohorts`', and which rows a plan carries `rows`'. At most one
-decode of a request is in flight and one more waits for its feedback, in every mode, because rows are made nowhere else.
+Which requests hold a slot and which of them step together is `slot_assignment`'s matter, which rows a plan carries
+`row_selection`'s. At most one decode of a request is in flight and one more waits for its feedback, in every mode,
+because rows are made nowhere else.
 """
 
 from collections import deque
@@ -9,12 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.engine.scheduling.row_selection import FirstRow, RowsOfPlan, rows_of
-from stageline_runtime.engine.scheduling.slot_assignment import Holders
+from stageline_runtime.engine.scheduling.row_selection import FirstRow, SelectedRows, select_rows
+from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.graphs.mode import plan_graph_mode
-from stageline_runtime.graphs.padding import padded_size
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, SampledRow, StepPlan, TokenLogprobs
+from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_waiting = max_waiting
         self._graphs = graphs
-        self._holders = Holders(ledger)
+        self._slots = SlotAssignment(ledger)
         self._arrivals = 0
         self._next_seq = 0
         self.num_steps = 0
@@ -52,18 +52,15 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no slot."""
-        return len(self._holders.waiting)
+        return len(self._slots.waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return len(self._holders.running)
+        return len(self._slots.running)
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request has lost its slot to another, since the beginning."""
-        return self._holders.num_preemptions
+        return self._slots.num_preemptions
 
     @property
     def num_plans_in_flight(self) -> int:
@@ -72,12 +69,10 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is unfinished."""
         return bool(self.num_waiting or self.num_running)
 
     def cohort_sizes(self) -> tuple[int, ...]:
-        """Running requests of each cohort."""
-        return self._holders.cohorts.sizes
+        return self._slots.cohorts.sizes
 
     @property
     def queue_room(self) -> int:
@@ -86,41 +81,39 @@ class Scheduler:
 
     @property
     def can_add(self) -> bool:
-        """Whether the waiting queue takes one more request."""
         return self.queue_room > 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Its id must be new."""
         assert self.can_add, "the waiting queue is full"
-        assert request.request_id not in self._holders.running, request.request_id
+        assert request.request_id not in self._slots.running, request.request_id
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._holders.waiting.add(request)
+        self._slots.waiting.add(request)
 
     def is_running(self, request_id: str) -> bool:
-        """Whether a request holds a slot."""
-        return request_id in self._holders.running
+        return request_id in self._slots.running
 
     def abort(self, request_id: str) -> bool:
         """Forget a request at once; rows of it that are in flight run dead. False when it isn't known."""
-        running = self._holders.running.get(request_id)
+        running = self._slots.running.get(request_id)
         if running is not None:
-            self._holders.release(running)
+            self._slots.release(running)
             return True
-        return self._holders.waiting.remove(request_id)
+        return self._slots.waiting.remove(request_id)
 
     def request_at(self, slot: int, generation: int) -> str | None:
         """Id of the request whose rows these are; None when they run dead."""
-        request = self._holders.holder(slot, generation)
+        request = self._slots.request_in(slot, generation)
         return None if request is None else request.request_id
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None when nothing can run before more tokens are known."""
-        cohorts = self._holders.cohorts
-        self._holders.admit()
+        cohorts = self._slots.cohorts
+        self._slots.admit()
         cohorts.even_out()
         for cohort in cohorts.turns():
-            rows = rows_of(self._holders, cohort, self._next_seq, self.max_step_tokens)
+            rows = select_rows(self._slots, cohort, self._next_seq, self.max_step_tokens)
             if rows.rows:
                 cohorts.took_turn(cohort)
                 return self._plan_of(cohort, rows)
@@ -133,11 +126,11 @@ class Scheduler:
 
     def heartbeat(self) -> StepPlan:
         """A rowless plan that crosses all stages and computes nothing."""
-        return self._plan(0, RowsOfPlan(self._next_seq, 0), 1)
+        return self._plan(0, SelectedRows(self._next_seq, 0), 1)
 
     def warm_up(self, num_tokens: int) -> StepPlan:
         """A dummy plan: `num_tokens` rows of nothing through all layers."""
-        return self._plan(0, RowsOfPlan(self._next_seq, 0), num_tokens, dummy=True)
+        return self._plan(0, SelectedRows(self._next_seq, 0), num_tokens, dummy=True)
 
     def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
         """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.
@@ -148,7 +141,7 @@ class Scheduler:
         assert seq == expected, f"plan {seq} finished, {expected} was next"
         tokens = []
         for row in rows:
-            request = self._holders.holder(row.slot, row.generation)
+            request = self._slots.request_in(row.slot, row.generation)
             if request is not None:
                 tokens.append(self._accept(request, row))
         return tokens
@@ -156,24 +149,24 @@ class Scheduler:
     def _accept(self, request: Request, row: SampledRow) -> NewToken:
         token = row.token
         request.output.append(token)
-        self._holders.note_computed(request)
+        self._slots.note_computed(request)
         stopped = token in request.stop_token_ids
         finished = stopped or row.failure is not None or len(request.output) >= request.max_new_tokens
         if finished:
-            self._holders.release(request)
+            self._slots.release(request)
         return NewToken(request.request_id, token, finished, stopped, row.logprobs, row.failure)
 
-    def _plan_of(self, cohort: int, rows: RowsOfPlan) -> StepPlan:
+    def _plan_of(self, cohort: int, rows: SelectedRows) -> StepPlan:
         self.num_steps += 1
         self._first_rows += rows.first_rows
         self._feedback_through = max(self._feedback_through, rows.feedback_through)
         plan = self._plan(cohort, rows, padded_size(sum(row.num_tokens for row in rows.rows)))
         # Only now: what a plan's rows write can be copied by the fills of later plans alone.
         for request in rows.requests:
-            self._holders.note_computed(request)
+            self._slots.note_computed(request)
         return plan
 
-    def _plan(self, cohort: int, rows: RowsOfPlan, padded_tokens: int, *, dummy: bool = False) -> StepPlan:
+    def _plan(self, cohort: int, rows: SelectedRows, padded_tokens: int, *, dummy: bool = False) -> StepPlan:
         ordered = tuple(sorted(rows.rows, key=lambda row: row.slot))
         self._next_seq += 1
         self._unfinished.append(rows.seq)
@@ -194,6 +187,6 @@ class Scheduler:
         """Whether a later plan may take this row's token as input: not after the last token of a request."""
         if not row.need_sample:
             return False
-        request = self._holders.holder(row.slot, row.generation)
-        assert request is not None, f"a row of nobody: {row}"
+        request = self._slots.request_in(row.slot, row.generation)
+        assert request is not None, f"a row of no request: {row}"
         return request.samples_issued < request.max_new_tokens

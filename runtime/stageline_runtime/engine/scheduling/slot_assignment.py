@@ -1,4 +1,4 @@
-"""Who runs: gives slots to waiting requests, and takes them from the least senior when cache runs out. Pure.
+"""Which requests run: slots are given to waiting requests, and taken from the least senior when cache runs out. Pure.
 
 Preemption is by recompute: a request that loses its slot queues again at its old place and later starts from all tokens
 it has; rows of it that are in flight run dead, because the slot's next holder has a new generation. Rules, in which
@@ -13,14 +13,67 @@ senior means a lower priority number, then an earlier arrival:
 So the most senior running request always gets on, whatever the load: there is always room for one of any length.
 """
 
-from stageline_runtime.engine.scheduling.cohorts import Cohorts
-from stageline_runtime.engine.scheduling.request import Request
+from collections.abc import Iterator
+
+from stageline_runtime.engine.scheduling.request import Request, WaitingQueue
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.engine.scheduling.waiting_queue import WaitingQueue
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
 
-class Holders:
+class Cohorts:
+    """Which requests step together. Invariant: a running request is in exactly one cohort, the one it names.
+
+    There are as many cohorts as stages; one plan carries decode rows of one cohort. A request joins the lightest one;
+    when ends leave them uneven, requests change over, so that no plan carries more than `ceil(running / cohorts)`
+    decode rows (an uneven pipeline waits for its largest cohort). Cohorts take turns; one with nothing to run is passed
+    over.
+    """
+
+    def __init__(self, num_cohorts: int) -> None:
+        self._members: list[list[Request]] = [[] for _ in range(num_cohorts)]
+        self._next = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(map(len, self._members))
+
+    def members(self, cohort: int) -> list[Request]:
+        """The cohort's requests, the most senior first."""
+        return sorted(self._members[cohort], key=lambda request: request.seniority)
+
+    def lightest(self) -> int:
+        return self._members.index(min(self._members, key=len))
+
+    def join(self, request: Request, cohort: int) -> None:
+        request.cohort = cohort
+        self._members[cohort].append(request)
+
+    def leave(self, request: Request) -> None:
+        self._members[request.cohort].remove(request)
+
+    def even_out(self) -> None:
+        """Move requests from the largest cohort to the smallest until their sizes differ by one at most.
+
+        A request keeps its slot: a cohort is who runs together, a slot is where its cache lies.
+        """
+        while True:
+            largest, smallest = max(self._members, key=len), min(self._members, key=len)
+            if len(largest) - len(smallest) < 2:
+                return
+            request = largest.pop()
+            request.out_of_turn = True
+            self.join(request, self._members.index(smallest))
+
+    def turns(self) -> Iterator[int]:
+        """All cohorts, whose turn it is first."""
+        for offset in range(len(self._members)):
+            yield (self._next + offset) % len(self._members)
+
+    def took_turn(self, cohort: int) -> None:
+        self._next = (cohort + 1) % len(self._members)
+
+
+class SlotAssignment:
     """Requests that hold a slot, those that wait for one, and what each slot is known to contain."""
 
     def __init__(self, ledger: SlotLedger) -> None:
@@ -31,8 +84,8 @@ class Holders:
         self.num_preemptions = 0
         self._by_row: dict[tuple[int, int], Request] = {}
 
-    def holder(self, slot: int, generation: int) -> Request | None:
-        """Whose rows these are; None when they run dead."""
+    def request_in(self, slot: int, generation: int) -> Request | None:
+        """Whose rows these are; None when the slot has passed on and they run dead."""
         return self._by_row.get((slot, generation))
 
     def admit(self) -> None:

@@ -14,15 +14,15 @@ from opentelemetry.trace import StatusCode
 
 from stageline_api.telemetry.span_export import CLOSE_SECONDS, SpanExport
 from stageline_runtime.engine.core_api import AdmittedRequest
-from stageline_runtime.engine.telemetry.request_spans import (
+from stageline_runtime.engine.telemetry.request_trace import (
     REQUEST,
+    RequestTrace,
     SpanData,
     attributes_at_begin,
     attributes_at_end,
     moments,
     spans_within,
 )
-from stageline_runtime.engine.telemetry.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 

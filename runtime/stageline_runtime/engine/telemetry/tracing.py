@@ -4,14 +4,18 @@ A request is noted when it comes, gets a slot and ends. Plans are looked into on
 first decode, and tokens never. Stages tell of a plan after they ran it, so an ended request is held until they have.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
 
+from stageline_api.errors import UserError
+from stageline_api.telemetry.span_export import SpanExport, is_collector_named
+from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core_api import AdmittedRequest
-from stageline_runtime.engine.telemetry.request_metrics import RequestTimes
+from stageline_runtime.engine.telemetry.metrics import RequestTimes
 from stageline_runtime.engine.telemetry.request_trace import (
     ClockAnchor,
     Outcome,
@@ -22,47 +26,13 @@ from stageline_runtime.engine.telemetry.request_trace import (
 )
 from stageline_runtime.plan_bus.messages import StepPlan, StepTimes
 
+logger = logging.getLogger(__name__)
+
+SERVICE: Final = "stageline-engine"
 SETTLE_NANOSECONDS: Final = 1_000_000_000
 """How long an ended request is held for stages that have not told of its steps."""
 RequestAt = Callable[[int, int], str | None]
 """Id of the request that holds a slot in a generation."""
-
-
-class RequestTracing(Protocol):
-    """What the core tells of requests."""
-
-    def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:
-        """A request was taken; returns what is to be given back when it ends, None where its trace isn't kept."""
-
-    def planned(self, plan: StepPlan, request_at: RequestAt) -> StepPlan:
-        """A plan was made; returns it as it is to be sent."""
-
-    def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
-        """A traced request has ended."""
-
-
-class NoTracing:
-    """Notes nothing."""
-
-    def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:  # noqa: ARG002 - the protocol's signature
-        """No trace is kept."""
-        return None
-
-    def planned(self, plan: StepPlan, request_at: RequestAt) -> StepPlan:  # noqa: ARG002 - the protocol's signature
-        """The same plan."""
-        return plan
-
-    def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
-        """Never called: there is no trace."""
-
-    def step_told(self, stage: int, times: StepTimes) -> None:
-        """Never called: no plan asks for it."""
-
-    def tick(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing waits."""
 
 
 class SpanSink(Protocol):
@@ -91,7 +61,7 @@ class TracedRequests:
         """By slot and generation: those whose first decode is not planned yet."""
         self._asked: dict[int, list[tuple[RequestTrace, bool]]] = {}
         """By plan that not every stage has told of: whose rows it has, and whether they are decodes."""
-        self._stages_told: dict[int, int] = {}
+        self._reports: dict[int, int] = {}
         self._settling: list[RequestTrace] = []
 
     def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:
@@ -129,19 +99,19 @@ class TracedRequests:
             if is_decode:
                 self._unwatch(trace)
         self._asked[plan.seq] = rows
-        return msgspec.structs.replace(plan, told=True)
+        return msgspec.structs.replace(plan, report_times=True)
 
-    def step_told(self, stage: int, times: StepTimes) -> None:
+    def step_reported(self, stage: int, times: StepTimes) -> None:
         """A stage has run a plan that it was asked about."""
         offset = self._clock_offset(stage)
         for trace, is_decode in self._asked.get(times.seq, ()):
             trace.awaited -= 1
             if offset is not None:
                 trace.steps.append(StageStep(stage, offset, is_decode, times))
-        told = self._stages_told[times.seq] = self._stages_told.get(times.seq, 0) + 1
-        if told == self._stage_count:
+        reports = self._reports[times.seq] = self._reports.get(times.seq, 0) + 1
+        if reports == self._stage_count:
             self._asked.pop(times.seq, None)
-            del self._stages_told[times.seq]
+            del self._reports[times.seq]
 
     def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
         """Hand the request on, now or when its stages have told all."""
@@ -185,3 +155,31 @@ class TracedRequests:
         if trace.holder is not None:
             self._watched.pop(trace.holder, None)
             trace.holder = None
+
+
+def open_tracing(contract: PodContract, clock_offset: Callable[[int], int | None]) -> TracedRequests | None:
+    """Tracing to the collector that the standard OTEL_* variables name, or none.
+
+    A setting that can't be used is no reason not to serve: the log says so, and no span is sent. `clock_offset` gives
+    a stage's clock minus `time.perf_counter_ns` here, None while that isn't known.
+    """
+    if not is_collector_named():
+        return None
+    config = contract.config
+    identity = {
+        "service.namespace": config.namespace,
+        "service.instance.id": f"{config.model_name}-{contract.group}-{contract.incarnation}",
+        "stageline.model": config.model_name,
+        "stageline.group": str(contract.group),
+        "stageline.incarnation": str(contract.incarnation),
+        "stageline.stages": str(contract.stage_count),
+    }
+    try:
+        export = SpanExport(SERVICE, identity)
+    except UserError as error:
+        logger.warning("no spans are sent: %s", error.message)
+        return None
+    from stageline_runtime.engine.telemetry.span_sender import OtelSpanSender
+
+    logger.info("spans of traced requests are sent to an OpenTelemetry collector")
+    return TracedRequests(OtelSpanSender(export, config.served_name), contract.stage_count, clock_offset)

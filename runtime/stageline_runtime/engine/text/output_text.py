@@ -32,8 +32,6 @@ class Piece:
 
 
 class OutputText:
-    """Text of one request's output."""
-
     def __init__(self, tokenizer: EngineTokenizer, request: AdmittedRequest) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._detokenizer = IncrementalDetokenizer(tokenizer)

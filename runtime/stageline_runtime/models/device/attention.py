@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 DECODE_BLOCK_TOKENS = 64
 """Positions that one step of a decode program reads."""

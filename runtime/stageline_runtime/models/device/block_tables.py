@@ -5,7 +5,7 @@ the blocks of all slots together never exceed what the engine counts. All stages
 so none can run out before another. Blocks given back are used again by later plans only, which the device runs later.
 """
 
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
 
 class BlockTables:

@@ -24,8 +24,8 @@ from stageline_runtime.models.device.step_table import StepTable
 from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.models.stage_shape import StageShape
 from stageline_runtime.models.weights.stage_weights import Progress, StageWeights
-from stageline_runtime.plan_bus.kv_blocks import BLOCK_TOKENS, blocks_of
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
 
 class DeviceStage:

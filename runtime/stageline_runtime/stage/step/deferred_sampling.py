@@ -91,7 +91,6 @@ class DeferredRows:
         self._rows: tuple[SampledRow, ...] | None = None
 
     def copy_out(self) -> None:
-        """Queue the copy to the host."""
         if self._copied is None:
             for tensor in self._on_device:
                 target = self._accelerator.pinned(tuple(tensor.shape), tensor.dtype)

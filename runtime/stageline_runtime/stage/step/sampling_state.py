@@ -47,7 +47,6 @@ class SlotSampling:
             self.guide.mask(logits, place)
 
     def take_output(self, token: int) -> None:
-        """Take the token just sampled."""
         if self.seen is not None:
             self.seen.add_output((token,))
         if self.guide is not None:
@@ -55,7 +54,6 @@ class SlotSampling:
 
     @property
     def failure(self) -> str | None:
-        """Why the request can't go on."""
         return None if self.guide is None else self.guide.failure
 
 
