@@ -28,8 +28,6 @@ class _Stream:
 
 
 class AnswerStreams:
-    """Streams of all live requests, by their ids."""
-
     def __init__(self, metrics: RequestMetrics, tracing: TracedRequests | None) -> None:
         self._metrics = metrics
         self._tracing = tracing
@@ -83,7 +81,6 @@ class AnswerStreams:
         stream.sink(EndEvent(reason))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a stream that nobody wants any more, if there is one."""
         stream = self._streams.get(request_id)
         if stream is not None:
             self._count_end(request_id, reason)

@@ -79,7 +79,6 @@ class EngineCore:
         await self._warm.wait()
 
     def seconds_without_progress(self) -> float:
-        """How long plans have been out without one finishing; 0 when none is out."""
         return 0.0 if self._plans_since is None else time.monotonic() - self._plans_since
 
     def beat_if_idle(self) -> None:

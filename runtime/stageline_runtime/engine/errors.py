@@ -22,12 +22,7 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
     """A request that is not admitted; `message` is a sentence its sender can act on."""
 
     def __init__(
-        self,
-        code: ErrorCode,
-        message: str,
-        retry_after_seconds: float | None = None,
-        *,
-        param: str | None = None,
+        self, code: ErrorCode, message: str, retry_after_seconds: float | None = None, *, param: str | None = None
     ) -> None:
         super().__init__(message)
         self.code = code

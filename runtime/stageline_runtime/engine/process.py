@@ -66,7 +66,6 @@ class EngineProcess:
         return write_drained(None, asked_by)
 
     async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader) -> str:
-        """Serve until drained; returns who asked for that."""
         served_name = self._contract.config.served_name
         info = ModelInfo(
             served_name=served_name,

@@ -98,7 +98,7 @@ class PlanMoments(Message, frozen=True):
 
 
 class StepTimes(Message, frozen=True):
-    """Stage to engine: when it ran a plan that is to be told of, in nanoseconds of the stage's clock."""
+    """Stage to engine: when it ran a plan with `report_times`, in nanoseconds of the stage's clock."""
 
     seq: int
     kind: str

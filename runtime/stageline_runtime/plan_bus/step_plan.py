@@ -168,5 +168,4 @@ def decode_sizes(slots_per_cohort: int) -> tuple[int, ...]:
 
 
 def blocks_of(num_tokens: int) -> int:
-    """Blocks that hold `num_tokens` tokens of one slot."""
     return -(-num_tokens // BLOCK_TOKENS)

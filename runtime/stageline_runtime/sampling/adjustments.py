@@ -5,14 +5,14 @@ multiplies a negative one. Frequency and presence penalty follow OpenAI's defini
 `logit - count * frequency - (count > 0) * presence`. All of it happens before temperature, so greedy rows feel it too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import RequestSampling
-from stageline_runtime.sampling.seen_tokens import SeenTokens
 
+_FIRST_CAPACITY = 64
 Placing = Callable[[Tensor], Tensor]
 """Brings a small tensor from the host to where the logits are."""
 
@@ -20,6 +20,50 @@ Placing = Callable[[Tensor], Tensor]
 def stay(tensor: Tensor) -> Tensor:
     """For logits on the host: nothing to bring."""
     return tensor
+
+
+class SeenTokens:
+    """Which tokens a request holds already, and how often it has generated each: what penalties are computed from.
+
+    Kept as the distinct ids and their counts, so that a penalty touches those ids only and never the whole vocabulary;
+    adding a token takes constant time. The border between prompt and output is the caller's: a token counts as output
+    only through `add_output`.
+    """
+
+    def __init__(self) -> None:
+        self._place: dict[int, int] = {}
+        self._ids = torch.zeros(_FIRST_CAPACITY, dtype=torch.int64)
+        self._output_counts = torch.zeros(_FIRST_CAPACITY, dtype=torch.float32)
+
+    @property
+    def ids(self) -> Tensor:
+        """Distinct token ids of prompt and output `[num_distinct]` int64, in order of appearance."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def output_counts(self) -> Tensor:
+        """How often each of `ids` has been generated `[num_distinct]` float32; 0 for prompt tokens."""
+        return self._output_counts[: len(self._place)]
+
+    def add_prompt(self, token_ids: Iterable[int]) -> None:
+        """Take prompt tokens, which repetition penalty counts and the others don't."""
+        for token in token_ids:
+            self._place_of(token)
+
+    def add_output(self, token_ids: Iterable[int]) -> None:
+        for token in token_ids:
+            place = self._place_of(token)  # may put larger tensors in place
+            self._output_counts[place] += 1.0
+
+    def _place_of(self, token: int) -> int:
+        place = self._place.get(token)
+        if place is None:
+            place = self._place[token] = len(self._place)
+            if place == len(self._ids):
+                self._ids = torch.cat((self._ids, torch.zeros_like(self._ids)))
+                self._output_counts = torch.cat((self._output_counts, torch.zeros_like(self._output_counts)))
+            self._ids[place] = token
+        return place
 
 
 def adjust(logits: Tensor, sampling: RequestSampling, seen: SeenTokens | None, place: Placing = stay) -> None:

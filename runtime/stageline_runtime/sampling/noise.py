@@ -34,7 +34,6 @@ class NoiseKey:
 
 
 def mixed_keys(keys: list[NoiseKey]) -> Tensor:
-    """Keys as the other functions take them: `[num_rows]` int64."""
     return torch.tensor([_signed(_mix_key(key)) for key in keys], dtype=torch.int64)
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import RequestSampling
-from stageline_runtime.sampling.free_draw import draw_free
-from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
+from stageline_runtime.sampling.noise import BLOCK_SIZE, NoiseKey, block_noise_bound, gumbel_noise, mixed_keys
 from stageline_runtime.sampling.truncation import Truncation, judge_tokens, kept_candidates, ordered_candidates
 
 PREFILTER_SIZE = 256
 MAX_ELIMINATIONS = 8
+FIRST_BLOCKS = 8
 
 
 @torch.inference_mode()
@@ -41,7 +41,7 @@ def _sample_rows(logits: Tensor, rows: list[RequestSampling], positions: list[in
     is_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
     free, restricted = is_free.nonzero().squeeze(1), (~is_free).nonzero().squeeze(1)
     if len(free):
-        tokens[free] = draw_free(logits[free], truncation.temperature[free], keys[free])
+        tokens[free] = _draw_free(logits[free], truncation.temperature[free], keys[free])
     for attempt in (_draw_prefiltered, _draw_by_elimination, draw_sorted):
         if not len(restricted):
             break
@@ -71,7 +71,7 @@ def _draw_by_elimination(logits: Tensor, keys: Tensor, truncation: Truncation) -
     for _ in range(MAX_ELIMINATIONS):
         if not len(pending):
             break
-        drawn = draw_free(candidates[pending], truncation.temperature[pending], keys[pending])
+        drawn = _draw_free(candidates[pending], truncation.temperature[pending], keys[pending])
         keeps, drops = judge_tokens(logits[pending], drawn, truncation.rows(pending))
         tokens[pending], settled[pending] = drawn, keeps
         pending, drawn = pending[drops], drawn[drops]
@@ -110,3 +110,44 @@ def truncation_of(rows: list[RequestSampling], vocab_size: int) -> Truncation:
         top_p=torch.tensor([row.top_p for row in rows], dtype=torch.float64),
         min_p=torch.tensor([row.min_p for row in rows], dtype=torch.float64),
     )
+
+
+def _draw_free(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """Tokens `[num_rows]` of the whole vocabulary: argmax of logit / temperature + noise, without computing it for all.
+
+    A block of 32 tokens can't beat its largest scaled logit plus its largest noise, and both are cheap to know. The
+    blocks of the highest bounds are evaluated; when the best score found is not below the next bound, no other token
+    can win. Otherwise four times as many blocks are looked at, in the end all: the result is always that of the full
+    argmax. `logits` is `[num_rows, vocab_size]`; `temperatures` `[num_rows]` float64, above 0.
+    """
+    logits = _padded(logits)
+    highest = logits.view(len(logits), -1, BLOCK_SIZE).amax(dim=-1)
+    bounds = highest.to(torch.float64) / temperatures[:, None] + block_noise_bound(keys, highest.shape[1])
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    pending = torch.arange(len(logits))
+    num_blocks = FIRST_BLOCKS
+    while len(pending):
+        num_blocks = min(num_blocks, bounds.shape[1])
+        drawn, scores = _best_of(logits[pending], temperatures[pending], keys[pending], bounds[pending], num_blocks)
+        tokens[pending] = drawn
+        open_blocks = (bounds[pending] >= scores[:, None]).sum(dim=-1)
+        pending = pending[open_blocks > num_blocks]
+        num_blocks *= 4
+    return tokens
+
+
+def _best_of(
+    logits: Tensor, temperatures: Tensor, keys: Tensor, bounds: Tensor, num_blocks: int
+) -> tuple[Tensor, Tensor]:
+    """Best token of the `num_blocks` blocks with the highest bounds, and its score: both `[num_rows]`."""
+    blocks = bounds.topk(num_blocks, dim=-1).indices.sort(dim=-1).values
+    ids = (blocks[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
+    scores = logits.gather(1, ids).to(torch.float64) / temperatures[:, None] + gumbel_noise(keys, ids)
+    best, place = scores.max(dim=-1)
+    return ids.gather(1, place[:, None]).squeeze(1), best
+
+
+def _padded(logits: Tensor) -> Tensor:
+    """Whole blocks: what is added can't be drawn."""
+    missing = -logits.shape[1] % BLOCK_SIZE
+    return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits

@@ -37,6 +37,7 @@ def test_bias_and_temperature_change_the_token_but_not_its_log_probability() -> 
 
 
 def test_an_impossible_token_has_a_finite_log_probability() -> None:
-    logprobs = RawLogprobs(torch.tensor([[0.0, float("-inf")]]), [2]).of(0, 0)
+    raw = RawLogprobs(torch.tensor([[0.0, float("-inf")]]), [2])
+    logprobs = raw.of(0, raw.read(torch.tensor([0])))
     assert logprobs is not None
     assert logprobs.top == ((0, 0.0), (1, LOWEST))

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from stageline_runtime.plan_bus.messages import RequestSampling
-from stageline_runtime.sampling.adjustments import adjust
+from stageline_runtime.sampling.adjustments import SeenTokens, adjust
 from stageline_runtime.sampling.noise import NoiseKey, gumbel_noise, mixed_keys
 from stageline_runtime.sampling.sampler import sample
-from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 VOCAB_SIZE = 40
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)

@@ -15,7 +15,7 @@ from oracles.hash_model import HashModel
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
-from stageline_runtime.sampling.seen_tokens import SeenTokens
+from stageline_runtime.sampling.adjustments import SeenTokens
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.step.slot_tokens import SlotTokens

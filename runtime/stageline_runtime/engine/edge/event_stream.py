@@ -17,14 +17,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Failed, Finished, FinishReason, TokenLogprob
-from stageline_runtime.engine.core_api import (
-    AdmittedRequest,
-    CoreEvent,
-    EndEvent,
-    EngineCoreApi,
-    FailEvent,
-    TokenEvent,
-)
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineCoreApi, FailEvent, TokenEvent
 from stageline_runtime.engine.text.output_text import OutputStart, Piece
 
 logger = logging.getLogger(__name__)
@@ -119,7 +112,7 @@ class EventStream(Response):
         self._unwritten.end(Failed(message=message, is_final=is_final))
 
     def _say_if_queued_later(self, steps_said: int | None) -> None:
-        """A word from time to time; none when the group began no step since the last, so that a hang is still seen."""
+        """Write a blank line now and then, but none when the group began no step since: a hang is still to be seen."""
 
         def say() -> None:
             steps = self._core.steps_while_queued(self._request.request_id)

@@ -76,7 +76,6 @@ class StageGroup:
 
     @property
     def num_connected(self) -> int:
-        """Stages that have said hello and are still there."""
         return len(self._connections)
 
     @property

@@ -23,7 +23,7 @@ LOST_NANOSECONDS: Final = 10_000_000_000
 
 
 class StageProbe:
-    """One group's. Used on the engine's event loop."""
+    """Clocks and link latencies of one group. Used on the engine's event loop."""
 
     def __init__(
         self, stage_count: int, metrics: EngineMetrics, now_nanoseconds: Callable[[], int] = time.perf_counter_ns
@@ -132,7 +132,7 @@ class StageClocks:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Newly matched plans."""
+    """What the plans that were newly matched took."""
 
     transfers: tuple[tuple[int, float], ...]
     """(receiving stage, seconds from the start of the send to the end of a receive that was already waited on)."""

@@ -10,17 +10,11 @@ from pathlib import Path
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.scheduling.cache_sizing import (
-    CacheSize,
-    MemoryShortageError,
-    StageMemory,
-    size_cache,
-    weight_bytes,
-)
+from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind, Welcome
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
-from stageline_runtime.planning.memory import CutMemory, StageRoom
+from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
 from stageline_runtime.termination import RuntimeFailure
 
@@ -53,38 +47,27 @@ def welcome_stages(
     Raises:
         RuntimeFailure: class BadConfig (the cut can't be made) or OutOfMemory (naming how much is missing).
     """
-    dtype = resolve_dtype(contract.config, model)
+    config, dtype = contract.config, resolve_dtype(contract.config, model)
     layers = _cut(hellos, contract, model, ELEMENT_BYTES[dtype])
-    size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), contract.config, model, dtype)
-    return size, {
-        stage: _welcome(stage, layers[stage], size, hellos, contract.config, model, model_dir) for stage in hellos
-    }
-
-
-def _welcome(
-    stage: int,
-    layers: LayerRange,
-    size: CacheSize,
-    hellos: Mapping[int, Hello],
-    config: RuntimeConfig,
-    model: ModelConfig,
-    model_dir: Path,
-) -> Welcome:
+    size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), config, model, dtype)
     hosts = [hello.host for hello in hellos.values()]
-    return Welcome(
-        first_layer=layers.first,
-        last_layer=layers.last,
-        model_dir=str(model_dir),
-        dtype=resolve_dtype(config, model),
-        num_cohorts=size.num_cohorts,
-        slots_per_cohort=size.slots_per_cohort,
-        slot_tokens=size.slot_tokens,
-        max_step_tokens=config.max_num_batched_tokens,
-        stages_on_host=hosts.count(hellos[stage].host),
-        transport=choose_transport(hellos.values()),
-        graphs=choose_graphs(config.graphs, hellos.values(), model),
-        num_blocks=size.num_blocks,
-    )
+    return size, {
+        stage: Welcome(
+            first_layer=layers[stage].first,
+            last_layer=layers[stage].last,
+            model_dir=str(model_dir),
+            dtype=dtype,
+            num_cohorts=size.num_cohorts,
+            slots_per_cohort=size.slots_per_cohort,
+            slot_tokens=size.slot_tokens,
+            max_step_tokens=config.max_num_batched_tokens,
+            stages_on_host=hosts.count(hello.host),
+            transport=choose_transport(hellos.values()),
+            graphs=choose_graphs(config.graphs, hellos.values(), model),
+            num_blocks=size.num_blocks,
+        )
+        for stage, hello in hellos.items()
+    }
 
 
 def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
@@ -113,10 +96,7 @@ def _cut(
         for _, hello in sorted(hellos.items())
     )
     memory = CutMemory(
-        config=model,
-        rooms=rooms,
-        max_model_len=_max_model_len(contract.config, model),
-        element_bytes=element_bytes,
+        config=model, rooms=rooms, max_model_len=_max_model_len(contract.config, model), element_bytes=element_bytes
     )
     try:
         return cut_layers(

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.planning.memory import mebibytes, usable_bytes, weight_bytes
-
-__all__ = ["CacheSize", "MemoryShortageError", "StageMemory", "size_cache", "weight_bytes"]
+from stageline_runtime.planning.memory import mebibytes, usable_bytes
 
 
 class MemoryShortageError(Exception):
@@ -54,12 +52,7 @@ class CacheSize:
 
 
 def size_cache(
-    stages: tuple[StageMemory, ...],
-    config: ModelConfig,
-    *,
-    max_num_seqs: int,
-    max_model_len: int,
-    element_bytes: int,
+    stages: tuple[StageMemory, ...], config: ModelConfig, *, max_num_seqs: int, max_model_len: int, element_bytes: int
 ) -> CacheSize:
     """Slots for `max_num_seqs` sequences of `max_model_len` tokens, and as many blocks for them as fit every machine.
 

@@ -91,7 +91,7 @@ def _long_prompts_of_others(slots: SlotAssignment, cohort: int) -> list[Request]
 
 
 def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
-    """Begin with the longest beginning of the request that plans before this one leave in any slot."""
+    """Fill the request's slot, with the longest beginning of it that earlier plans leave in any slot."""
     copy_from = None
     index = slots.ledger.prefixes
     if index is not None:

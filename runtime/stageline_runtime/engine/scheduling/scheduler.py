@@ -64,7 +64,6 @@ class Scheduler:
 
     @property
     def num_plans_in_flight(self) -> int:
-        """Plans made whose completion is not known yet."""
         return len(self._unfinished)
 
     @property
@@ -120,7 +119,6 @@ class Scheduler:
         return None
 
     def first_rows(self) -> list[FirstRow]:
-        """Requests whose first row was planned since the last call."""
         first_rows, self._first_rows = self._first_rows, []
         return first_rows
 

@@ -139,7 +139,7 @@ class SlotAssignment:
         self.num_preemptions += 1
 
     def _victims_for(self, request: Request) -> list[Request] | None:
-        """Who must lose its slot for `request` to fit: the least senior of lower priorities; None when it can't fit."""
+        """Whom to preempt for `request` to fit: the least senior of lower priorities; None when it can't fit."""
         lower = [each for each in self.running.values() if each.priority > request.priority]
         has_slot = self.ledger.has_free_slot
         if not has_slot and not lower:

@@ -50,13 +50,8 @@ class SlotLedger:
 
     @classmethod
     def of(cls, size: CacheSize, *, prefix_cache: bool) -> "SlotLedger":
-        """The ledger of a cache of this size, all slots free."""
         return cls(
-            size.num_cohorts,
-            size.slots_per_cohort,
-            size.slot_tokens,
-            size.num_blocks,
-            prefix_cache=prefix_cache,
+            size.num_cohorts, size.slots_per_cohort, size.slot_tokens, size.num_blocks, prefix_cache=prefix_cache
         )
 
     @property
@@ -183,11 +178,9 @@ class PrefixIndex:
         self._paths: dict[int, list[_Node]] = {}
 
     def num_blocks(self, slot: int) -> int:
-        """Blocks that `slot` is known to hold."""
         return len(self._paths.get(slot, ()))
 
     def extend(self, slot: int, block: Block) -> None:
-        """`slot` holds one block more."""
         assert len(block) == BLOCK_TOKENS, block
         path = self._paths.setdefault(slot, [])
         parent = path[-1] if path else self._root
@@ -198,7 +191,6 @@ class PrefixIndex:
         path.append(node)
 
     def truncate(self, slot: int, num_blocks: int) -> None:
-        """`slot` holds no more than its first `num_blocks` blocks."""
         path = self._paths.get(slot, [])
         while len(path) > num_blocks:
             node = path.pop()

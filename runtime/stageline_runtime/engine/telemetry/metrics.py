@@ -144,12 +144,10 @@ class RequestMetrics:
         self._oldest.set(max((now - times.arrived for times in all_times if not times.scheduled), default=0.0))
 
     def looked_up(self, num_tokens: int, num_cached: int) -> None:
-        """Tokens to compute were looked for in the cache."""
         self._cache_queries.inc(num_tokens)
         self._cache_hits.inc(num_cached)
 
     def scheduled(self, times: RequestTimes, prompt_tokens: int) -> None:
-        """A request's first row was planned."""
         times.scheduled = self._now()
         self._queue.observe(times.scheduled - times.arrived)
         self._prompt_lengths.observe(prompt_tokens)
@@ -167,7 +165,6 @@ class RequestMetrics:
             self._prefill.observe(times.first_token - times.scheduled)
 
     def ended(self, times: RequestTimes, reason: FinishReason) -> None:
-        """A request has ended as it should, or its sender left."""
         self._ends[reason].inc()
         if reason is FinishReason.ABORT or not times.tokens:
             return

@@ -34,7 +34,7 @@ MAX_STAGE_SPANS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockAnchor:
-    """Readings of three clocks at one moment: what the engine times with, told as wall time."""
+    """Readings of three clocks at one moment, by which the engine's times become wall time."""
 
     wall_nanoseconds: int
     performance_nanoseconds: int
@@ -43,11 +43,9 @@ class ClockAnchor:
     """Of `time.monotonic`, with which requests are timed."""
 
     def of_performance(self, nanoseconds: int) -> int:
-        """Wall time in nanoseconds."""
         return self.wall_nanoseconds + nanoseconds - self.performance_nanoseconds
 
     def of_monotonic(self, seconds: float) -> int:
-        """Wall time in nanoseconds."""
         return self.wall_nanoseconds + round((seconds - self.monotonic_seconds) * 1e9)
 
 
@@ -65,8 +63,6 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StageStep:
-    """One plan on one stage."""
-
     stage: int
     offset_nanoseconds: int
     """The stage's clock minus the engine's `time.perf_counter_ns`."""
@@ -86,8 +82,6 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class RequestTrace:
-    """One request's."""
-
     span: object
     """OpenTelemetry's, begun when the request was submitted."""
     request: AdmittedRequest
@@ -163,7 +157,6 @@ def attributes_at_begin(request: AdmittedRequest, model: str) -> dict[str, Attri
 
 
 def attributes_at_end(trace: RequestTrace) -> dict[str, Attribute]:
-    """What came of it."""
     outcome, times = trace.outcome, trace.times
     assert outcome is not None, "the request has not ended"
     found: dict[str, Attribute] = {

@@ -42,14 +42,12 @@ class OtelSpanSender:
         self._thread.start()
 
     def begin(self, request: AdmittedRequest, began_nanoseconds: int) -> object | None:
-        """The span of a request, under whoever asks."""
         named = {"traceparent": request.traceparent, "tracestate": request.tracestate}
         headers = {name: value for name, value in named.items() if value is not None}
         span = self._export.server(REQUEST, headers, attributes_at_begin(request, self._model), began_nanoseconds)
         return span if span.is_recording() else None
 
     def send(self, trace: RequestTrace) -> None:
-        """Hand a request that has ended to the thread."""
         try:
             self._waiting.put_nowait(trace)
         except queue.Full:

@@ -65,7 +65,6 @@ class TracedRequests:
         self._settling: list[RequestTrace] = []
 
     def submitted(self, request: AdmittedRequest, times: RequestTimes) -> RequestTrace | None:
-        """Begin the request's span, if its trace is kept."""
         anchor = ClockAnchor(
             wall_nanoseconds=time.time_ns(),
             performance_nanoseconds=time.perf_counter_ns(),

@@ -9,8 +9,9 @@ import ctypes
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -62,10 +63,7 @@ class ChatTemplate:
         self._max_characters = max_characters
 
     def render(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolFunction] = (),
-        add_generation_prompt: bool = True,
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolFunction] = (), add_generation_prompt: bool = True
     ) -> str:
         """The prompt text of `messages`, ending where the assistant's answer begins.
 
@@ -131,7 +129,6 @@ def _tool_call_format(source: str) -> ToolCallFormat | None:
 
 
 def no_chat_template() -> PromptError:
-    """The refusal of a chat for a model that has no template."""
     return PromptError(
         ErrorCode.NO_CHAT_TEMPLATE,
         "This model has no chat template, so it can't take messages; send a prompt to /v1/completions instead.",
@@ -218,34 +215,21 @@ def _run_with_time_limit(function: Callable[[], T], limit_seconds: float) -> T:
     Raises:
         _TimeLimitExceededError: it did not end within `limit_seconds`; it is stopped at its next bytecode.
     """
-    call = _Call(function)
-    thread = threading.Thread(target=call.run, name="time-limited", daemon=True)
+    outcome: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function())
+        except _Stop:
+            return
+        except Exception as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=call, name="time-limited", daemon=True)
     thread.start()
     thread.join(limit_seconds)
     if thread.is_alive():
         assert thread.ident is not None
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Stop))
         raise _TimeLimitExceededError(f"took longer than {limit_seconds:g} s")
-    return call.result()
-
-
-class _Call(Generic[T]):
-    """A call whose outcome crosses from one thread to another."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._values: list[T] = []
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self._values.append(self._function())
-        except _Stop:
-            return
-        except Exception as error:
-            self._error = error
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._values[0]
+    return outcome.result()

@@ -19,8 +19,6 @@ _SPACE_MARK = "\u2581"
 
 
 class TokenBytes:
-    """Bytes by token id, of one tokenizer."""
-
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
         self._kinds = _decoder_kinds(json.loads(backend.decoder.__getstate__())) if backend.decoder else frozenset()

@@ -100,10 +100,7 @@ def read_tokenizer_config(model_dir: Path) -> TokenizerConfig:
     """
     config = _read_object(model_dir / "tokenizer_config.json")
     special_tokens = _special_tokens(_read_object(model_dir / "special_tokens_map.json")) | _special_tokens(config)
-    return TokenizerConfig(
-        special_tokens=special_tokens,
-        chat_template=_find_chat_template(model_dir, config),
-    )
+    return TokenizerConfig(special_tokens=special_tokens, chat_template=_find_chat_template(model_dir, config))
 
 
 def _find_chat_template(model_dir: Path, config: dict[str, Any]) -> str | None:
@@ -175,9 +172,9 @@ def check_unicode(text: str, param: str) -> None:
         raise PromptError(ErrorCode.INVALID_VALUE, message, param=param) from error
 
 
-def _broken(detail: str) -> RuntimeFailure:
-    return RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="load tokenizer")
+def _broken(detail: str, operation: str = "load tokenizer") -> RuntimeFailure:
+    return RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation=operation)
 
 
 def _broken_settings(detail: str) -> RuntimeFailure:
-    return RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="read tokenizer settings")
+    return _broken(detail, "read tokenizer settings")

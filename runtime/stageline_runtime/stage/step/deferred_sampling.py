@@ -9,10 +9,10 @@ from torch import Tensor
 
 from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan, TokenLogprobs
+from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
 from stageline_runtime.sampling.device_sampler import sample_on_device
-from stageline_runtime.sampling.logprobs import LOWEST
-from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draws_of
+from stageline_runtime.sampling.logprobs import RawLogprobs
+from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draws_of, top_counts
 from stageline_runtime.stage.step.step_results import PendingRows
 
 
@@ -36,7 +36,7 @@ class DeferredSampling(SamplingState):
             if slot is not None and slot.needs_history and (earlier := self._newest.pop(row.slot, None)):
                 earlier.rows()
         place = self._accelerator.place
-        logprobs = _DeviceLogprobs(logits, slots, self._accelerator)
+        logprobs = RawLogprobs(logits, top_counts(slots), place)
         for index, slot in enumerate(slots):
             if slot is not None:
                 slot.change(logits[index], place)
@@ -49,27 +49,6 @@ class DeferredSampling(SamplingState):
         return pending, torch.cat((known, tokens[:, None]), dim=1)
 
 
-class _DeviceLogprobs:
-    """Log-softmax of the rows that ask for it, before anything changes the logits; read after the draw."""
-
-    def __init__(self, logits: Tensor, slots: list[SlotSampling | None], accelerator: Accelerator) -> None:
-        counts = [None if slot is None else slot.sampling.num_top_logprobs for slot in slots]
-        asking = [index for index, count in enumerate(counts) if count is not None]
-        self.place_of = {index: place for place, index in enumerate(asking)}
-        self.counts = counts
-        if asking:
-            self._asking = accelerator.place(torch.tensor(asking))
-            self._values = torch.log_softmax(logits[self._asking].float(), dim=-1).clamp_(min=LOWEST)
-
-    def read(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """Values of the tokens `[num_asking, 1]`, then the best values and ids `[num_asking, most]`; or nothing."""
-        if not self.place_of:
-            return ()
-        most = min(max(count for count in self.counts if count is not None), self._values.shape[1])
-        best = self._values.topk(most, dim=-1)
-        return self._values.gather(1, tokens[self._asking][:, None]), best.values, best.indices
-
-
 class DeferredRows:
     """One plan's rows on their way to the host."""
 
@@ -79,7 +58,7 @@ class DeferredRows:
         rows: tuple[PlanRow, ...],
         slots: list[SlotSampling | None],
         tokens: Tensor,
-        logprobs: _DeviceLogprobs,
+        logprobs: RawLogprobs,
     ) -> None:
         self._accelerator = accelerator
         self._plan_rows = rows
@@ -115,12 +94,4 @@ class DeferredRows:
     def _row(self, index: int, token: int) -> SampledRow:
         planned, slot = self._plan_rows[index], self._slots[index]
         failure = slot.failure if slot is not None else None
-        return SampledRow(planned.slot, planned.generation, token, self._logprobs_of(index), failure)
-
-    def _logprobs_of(self, index: int) -> TokenLogprobs | None:
-        count, place = self._logprobs.counts[index], self._logprobs.place_of.get(index)
-        if count is None or place is None:
-            return None
-        own, values, ids = (tensor[place] for tensor in self._on_host[1:])
-        best = zip(ids.tolist()[:count], values.tolist()[:count], strict=True)
-        return TokenLogprobs(own.item(), tuple(best))
+        return SampledRow(planned.slot, planned.generation, token, self._logprobs.of(index, self._on_host[1:]), failure)

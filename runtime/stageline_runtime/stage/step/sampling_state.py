@@ -11,10 +11,9 @@ from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
-from stageline_runtime.sampling.adjustments import Placing, adjust, stay
+from stageline_runtime.sampling.adjustments import Placing, SeenTokens, adjust, stay
 from stageline_runtime.sampling.logprobs import RawLogprobs
 from stageline_runtime.sampling.sampler import sample
-from stageline_runtime.sampling.seen_tokens import SeenTokens
 
 
 @dataclass(slots=True)
@@ -80,16 +79,17 @@ class SamplingState:
         """
         rows = plan.sampled_rows
         slots = [self.live(row) for row in rows]
-        logprobs = RawLogprobs(logits, [slot.sampling.num_top_logprobs if slot else None for slot in slots])
+        logprobs = RawLogprobs(logits, top_counts(slots))
         for index, slot in enumerate(slots):
             if slot is not None:
                 slot.change(logits[index])
-        tokens = sample(logits, *draws_of(slots, rows)).tolist()
+        drawn = sample(logits, *draws_of(slots, rows))
+        tokens, read = drawn.tolist(), logprobs.read(drawn)
         for slot, token in zip(slots, tokens, strict=True):
             if slot is not None:
                 slot.take_output(token)
         sampled = tuple(
-            SampledRow(row.slot, row.generation, token, logprobs.of(index, token), slot.failure if slot else None)
+            SampledRow(row.slot, row.generation, token, logprobs.of(index, read), slot.failure if slot else None)
             for index, (row, slot, token) in enumerate(zip(rows, slots, tokens, strict=True))
         )
         feedback = torch.tensor([[row.generation, 1, row.token] for row in sampled], dtype=torch.int64)
@@ -109,6 +109,11 @@ class SamplingState:
         """The state of a row's request; None for a row that runs dead."""
         slot = self._by_slot.get(row.slot)
         return slot if slot is not None and slot.generation == row.generation else None
+
+
+def top_counts(slots: list[SlotSampling | None]) -> list[int | None]:
+    """How many tokens to list with each row's, None where nobody asks."""
+    return [None if slot is None else slot.sampling.num_top_logprobs for slot in slots]
 
 
 def draws_of(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> tuple[list[RequestSampling], list[int]]:
