@@ -83,7 +83,7 @@ class DeviceStage(LocalStage):
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 100_000))
 def test_every_order_gives_the_same_tokens(seed: int) -> None:
-    with mock.patch("local_group.LocalStage", DeviceStage):
+    with mock.patch("chaos.local_group.LocalStage", DeviceStage):
         run_group(draw_workload(random.Random(seed)), seed)
 
 
