@@ -17,8 +17,7 @@ from stageline_api.resource.pipeline_model import PipelineModel, model_problems
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
-from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset
-from stageline_runtime.planning.devices_file import read_hardware
+from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset, read_hardware
 from stageline_runtime.planning.group_plan import plan_group
 from stageline_runtime.planning.predict import Workload
 from stageline_runtime.planning.this_machine import this_machine

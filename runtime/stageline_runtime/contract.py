@@ -29,11 +29,7 @@ class PodContract:
 
 
 def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
-    """Read and check the contract.
-
-    Raises:
-        RuntimeFailure: class BadConfig, naming the variable and its value.
-    """
+    """Read and check the contract; raises RuntimeFailure (BadConfig), naming the variable and its value."""
     config = read_config(environ)
     stage = _integer(environ, env.STAGE_INDEX)
     stage_count = _integer(environ, env.STAGE_COUNT)

@@ -1,4 +1,4 @@
-"""Last words: how an engine or a stage ends so that whoever finds the body knows why.
+"""How an engine or a stage ends: a termination message and an exit code that tell the cause to the operator.
 
 The message goes to the termination path first and the log second; then the process exits with the code of its class.
 """
@@ -38,7 +38,6 @@ class RuntimeFailure(Exception):  # noqa: N818 - it is a failure, told by its cl
         self.peer = peer
 
     def message(self, stage: int | None) -> TerminationMessage:
-        """The termination message of this failure as told by `stage` (None: the engine)."""
         return TerminationMessage(
             failure_class=self.failure_class,
             stage=stage,
@@ -64,7 +63,7 @@ def write_last_words(message: TerminationMessage) -> ExitCode:
 def write_drained(stage: int | None, asked_by: str) -> ExitCode:
     """Write that `stage` (None: the engine) ends because it was told to: an exit status of 0 alone doesn't say so.
 
-    Where a failure was written before, the exit code is the failure's: `write_last_words` promises it.
+    Where a failure was written before, the exit code is the failure's: that is what `write_last_words` guarantees.
     """
     path, detail = os.environ.get(env.TERMINATION_PATH), f"told to drain by {asked_by}"
     message = TerminationMessage(failure_class=FailureClass.EVICTED, stage=stage, operation="drain", detail=detail)
@@ -80,7 +79,6 @@ def _exit_code(told: TerminationMessage) -> ExitCode:
 
 
 def _write_once(path: str, message: TerminationMessage) -> TerminationMessage:
-    """What stands there in the end."""
     with _one_at_a_time:
         if path not in _first_words:
             _first_words[path] = message

@@ -12,7 +12,7 @@ from stageline_api.errors import UserError
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import measure, quantiles
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import BEGIN, END, added_ms, result_of, update_page
+from stageline_bench.gateway.report import added_ms, result_of, update_page
 
 LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0, "seconds": 4.0}
 
@@ -53,7 +53,7 @@ def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tm
     result = result_of(paced, saturated, 0.1)
     assert [target["met"] for target in result["targets"]] == [False, True]
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
+    page.write_text("before\n<!-- begin gateway -->\nold\n<!-- end gateway -->\nafter\n")
     update_page(page, result)
     text = page.read_text()
     assert "| 64 | gateway | 4.00 / 12.00 | 3.00 / 9.00 |" in text
@@ -63,8 +63,10 @@ def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tm
     assert text.endswith("after\n")
     assert "old" not in text
     page.write_text("no section")
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="has no section"):
         update_page(page, result)
+    with pytest.raises(UserError, match=r"missing\.md: No such file"):
+        update_page(tmp_path / "missing.md", result)
 
 
 def test_quantiles_are_of_the_ordered_values() -> None:

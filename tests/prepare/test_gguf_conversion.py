@@ -19,8 +19,7 @@ from oracles.tiny_gguf import write_tiny_gguf
 from oracles.tiny_models import write_tiny_llama, write_tiny_qwen3
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.prepare.errors import BadConfigError
-from stageline_runtime.prepare.gguf.convert import convert_gguf
-from stageline_runtime.prepare.gguf.tensors import to_bfloat16
+from stageline_runtime.prepare.gguf.convert import convert_gguf, to_bfloat16
 from stageline_runtime.prepare.progress import PlainReporter
 
 WRITERS = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3}

@@ -18,17 +18,16 @@ from stageline_api.health import Phase
 from stageline_api.resource.model_source import parse_source
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.models.coverage.load import load_cut
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.coverage.cut import load_cut
+from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
 from stageline_runtime.stage.failures import as_failure
-from stageline_runtime.stage.own_shards import ensure_own_shards
+from stageline_runtime.stage.load_stage import ensure_own_shards
 from stageline_runtime.stage.telemetry.progress import StageProgress
-from stageline_runtime.stage.telemetry.state_clock import StateClock
-from stageline_runtime.stage.telemetry.timeline import Timeline
+from stageline_runtime.stage.telemetry.state_clock import StateClock, Timeline
 
 REPO = "tiny/sharded"
 SOURCE = f"hf://{REPO}"

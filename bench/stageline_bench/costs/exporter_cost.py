@@ -22,8 +22,7 @@ from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
-from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, WaitReason
-from stageline_runtime.stage.telemetry.timeline import Timeline
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, Timeline, WaitReason
 
 STEPS, REPETITIONS, ROWS = 5000, 15, 8
 MODELS = 500

@@ -12,8 +12,7 @@ from statistics import median
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
-from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, WaitReason
-from stageline_runtime.stage.telemetry.timeline import Timeline
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, Timeline, WaitReason
 
 STEPS = 5000
 REPETITIONS = 15

@@ -30,8 +30,7 @@ from stageline_runtime.engine.telemetry.span_sender import OtelSpanSender
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
 from stageline_runtime.plan_bus.bus import encode_frame
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, StepDone, StepPlan, StepTimes, ToStage
-from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
-from stageline_runtime.stage.telemetry.timeline import StepRecord
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, StepRecord, WaitReason
 
 STAGES, AT_ONCE, REQUESTS, TOKENS, REPETITIONS = 2, 8, 64, 100, 9
 STEP_SECONDS = 0.008

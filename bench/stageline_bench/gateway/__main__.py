@@ -19,6 +19,7 @@ from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import CLIENT_CORE, measure
 from stageline_bench.gateway.processes import python_module, started
 from stageline_bench.gateway.report import result_of, update_page, write_result
+from stageline_bench.page_section import EXISTING_PAGE
 
 PACED: Final[dict[str, Any]] = {"tokens": 25, "tokens_per_second": 25.0}
 SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per_second": 1000.0}
@@ -67,7 +68,7 @@ def _say(figures: dict[str, Any]) -> dict[str, Any]:
 @click.option("--concurrent", multiple=True, type=click.IntRange(1), default=(1, 64, 512), show_default=True)
 @click.option("--seconds", type=click.FloatRange(2), default=16.0, show_default=True, help="Of each load.")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("bench/results"), show_default=True)
-@click.option("--page", type=click.Path(path_type=Path), help="Markdown page whose table is replaced.")
+@click.option("--page", type=EXISTING_PAGE, help="Markdown page whose table is replaced.")
 def bench(concurrent: tuple[int, ...], seconds: float, results: Path, page: Path | None) -> None:
     """Measure the gateway on this machine. Nothing else should run on it meanwhile."""
     if len(os.sched_getaffinity(0)) < 2:

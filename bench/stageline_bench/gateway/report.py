@@ -8,10 +8,9 @@ import platform
 from pathlib import Path
 from typing import Any, Final
 
-from stageline_api.errors import UserError
+from stageline_bench.page_section import cpu_name, replace_section
 
-BEGIN: Final = "<!-- begin gateway -->\n"
-END: Final = "<!-- end gateway -->"
+PROGRAM: Final = "gateway"
 TARGET_P50_MS: Final = 2.0
 TARGET_P99_MS: Final = 10.0
 TARGET_CONCURRENT: Final = 64
@@ -21,10 +20,10 @@ def result_of(paced: list[dict[str, Any]], saturated: list[dict[str, Any]], load
     """Everything measured, and the targets."""
     added = {quantile: added_ms(paced, TARGET_CONCURRENT, quantile) for quantile in ("p50", "p99")}
     return {
-        "program": "gateway",
+        "program": PROGRAM,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "cores": len(os.sched_getaffinity(0)),
             "python": platform.python_version(),
             "uvicorn": importlib.metadata.version("uvicorn"),
@@ -52,19 +51,14 @@ def _target(name: str, measured: float, at_most: float) -> dict[str, Any]:
 def write_result(result: dict[str, Any], directory: Path) -> Path:
     """Write `<date>-gateway.json`; a later run of the same day replaces it."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{result['date']}-gateway.json"
+    path = directory / f"{result['date']}-{PROGRAM}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return path
 
 
 def update_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the page's section; raises UserError when it has none."""
-    text = page.read_text(encoding="utf-8")
-    before, found, rest = text.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not found or not closed:
-        raise UserError(f"{page} has no section {BEGIN.strip()} … {END}")
-    page.write_text(before + BEGIN + render(result) + END + after, encoding="utf-8")
+    """Replace the page's section. As `replace_section`."""
+    replace_section(page, PROGRAM, render(result))
 
 
 def render(result: dict[str, Any]) -> str:
@@ -111,10 +105,3 @@ def _saturated_row(one: dict[str, Any]) -> str:
         f"| {one['relay']} | {one['streams_per_second']:.0f} | {tokens:.0f} | {one['cpu_ms_per_stream']:.2f} | "
         f"{one['cpu_share']:.0%} |"
     )
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return " ".join(line.partition(":")[2].split())
-    return platform.machine()

@@ -13,8 +13,9 @@ from datetime import date
 from pathlib import Path
 
 from stageline_api.errors import UserError
-from stageline_bench.gpu_check.page import render, update_page
+from stageline_bench.gpu_check.page import render
 from stageline_bench.gpu_check.sections import Section, exit_code, run_sections
+from stageline_bench.page_section import replace_section
 
 HOW_TO_GET_ONE = (
     "run it on a machine or in a pod with an NVIDIA GPU (resources nvidia.com/gpu: 1); where torch with CUDA is "
@@ -71,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(table)
     if options.page is not None:
         try:
-            update_page(options.page, table)
-        except (UserError, OSError) as error:
+            replace_section(options.page, "gpu-check", table)
+        except UserError as error:
             _say(f"gpu-check: {error}")
             return 1
     return exit_code(outcomes)

@@ -14,7 +14,7 @@ import torch
 
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceRows, PlainAttention, TritonAttention
 from stageline_runtime.models.device.step_rows import CacheBounds, StepRows, build_step_rows
-from stageline_runtime.models.stage_shape import CPU
+from stageline_runtime.models.protocol import CPU
 from stageline_runtime.plan_bus.messages import PlanRow
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 

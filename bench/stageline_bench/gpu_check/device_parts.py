@@ -13,11 +13,11 @@ from stageline_bench.gpu_check.random_model import SMALL, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures
 from stageline_runtime.accelerator.cuda import CudaAccelerator
 from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.graphs.protocol import CaptureSizes
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.cpu.decoder import build_stage_model
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
-from stageline_runtime.models.device.families import device_builder
+from stageline_runtime.models.families import device_builder
+from stageline_runtime.models.protocol import CaptureSizes
 from stageline_runtime.plan_bus.messages import GraphMode
 from stageline_runtime.plan_bus.step_plan import decode_sizes
 from stageline_runtime.stage.failures import device_memory_failure

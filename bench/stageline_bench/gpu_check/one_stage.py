@@ -7,8 +7,7 @@ import torch
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.protocol import StageModel, StageShape
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, StepPlan
 from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
 

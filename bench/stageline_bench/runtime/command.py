@@ -12,6 +12,7 @@ import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.resource.model_source import SourceError, parse_source
+from stageline_bench.page_section import EXISTING_PAGE
 from stageline_bench.runtime.arrivals import ArrivalLoad
 from stageline_bench.runtime.bench_group import MAX_MODEL_LEN, GroupShape
 from stageline_bench.runtime.offline import run_offline
@@ -59,7 +60,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
     """Options of every program."""
     for option in (
         click.option("--results", type=click.Path(path_type=Path), default=Path("bench/results"), show_default=True),
-        click.option("--page", type=click.Path(path_type=Path), help="Markdown page whose table is replaced."),
+        click.option("--page", type=EXISTING_PAGE, help="Markdown page whose table is replaced."),
     ):
         command = option(command)
     return command

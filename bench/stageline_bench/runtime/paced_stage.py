@@ -14,10 +14,8 @@ import torch
 
 from stageline_runtime.contract import read_contract
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
-from stageline_runtime.models.protocol import ModelBuilder, StageModel
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights.stage_weights import Progress
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch, CacheShape, build_attention_batch
+from stageline_runtime.models.protocol import LoadProgress, ModelBuilder, StageModel, StageShape
 from stageline_runtime.plan_bus.messages import StepPlan
 from stageline_runtime.stage.process import StageProcess
 from stageline_runtime.termination import RuntimeFailure, write_last_words
@@ -68,7 +66,7 @@ def paced_model_builder(seconds_per_step: float, seconds_per_token: float) -> Mo
         model_dir: Path,  # noqa: ARG001 - the builder's signature
         config: ModelConfig,
         shape: StageShape,
-        progress: Progress,  # noqa: ARG001
+        progress: LoadProgress,  # noqa: ARG001
     ) -> StageModel:
         cache_shape = CacheShape(
             num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype

@@ -1,28 +1,19 @@
-"""Turns results into the tables of docs/benchmarks.md, in place, between markers; the prose around stays a person's."""
+"""Turns results into the tables of docs/benchmarks.md."""
 
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stageline_api.errors import UserError
-from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
+from stageline_bench.page_section import replace_section
+from stageline_bench.runtime.peer_environment import VLLM
+from stageline_bench.runtime.peers import STAGELINE, start_medians
 from stageline_bench.runtime.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
 
 
 def update_page(page: Path, result: Result) -> None:
-    """Replace the section of the result's program.
-
-    Raises:
-        UserError: the page has no such section.
-    """
-    begin, end = f"<!-- begin {result.program} -->\n", f"<!-- end {result.program} -->"
-    text = page.read_text(encoding="utf-8")
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise UserError(f"{page} has no section {begin.strip()} … {end}")
-    page.write_text(before + begin + render(result) + end + after, encoding="utf-8")
+    """Replace the section of the result's program. As `replace_section`."""
+    replace_section(page, result.program, render(result))
 
 
 def render(result: Result) -> str:

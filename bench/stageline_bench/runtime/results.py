@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from stageline_bench.page_section import cpu_name
 from stageline_bench.runtime.figures import RoundReport
 from stageline_bench.runtime.stage_clock import StageSeconds, pipeline_figures
 
@@ -65,7 +66,7 @@ class Result(BaseModel):
 def this_machine() -> Machine:
     """The machine as it is now."""
     return Machine(
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         torch=importlib.metadata.version("torch"),
         python=platform.python_version(),
@@ -150,10 +151,3 @@ def _at(figures: Any, path: tuple[str, ...]) -> Any:
             return None
         figures = figures.get(name)
     return figures
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"

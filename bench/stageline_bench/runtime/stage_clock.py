@@ -7,20 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel, ConfigDict
 
 from stageline_runtime import metric_names as names
-from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
+from stageline_runtime.stage.telemetry.state_clock import WaitReason
+from stageline_runtime.trace.summary import StateSeconds, bottleneck_share, bubble_ratio, imbalance
 
 
-class StageSeconds(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds(StateSeconds):
     """Seconds by state, and steps, of one stage: since its start, or in a window."""
 
-    model_config = ConfigDict(frozen=True)
-
-    busy: dict[str, float]
-    wait: dict[str, float]
-    idle: float
     wall: float
     steps: float
 
@@ -33,21 +29,6 @@ class StageSeconds(BaseModel):
             wall=self.wall - before.wall,
             steps=self.steps - before.steps,
         )
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds of compute, dummy plans included."""
-        return sum(self.busy.values())
-
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds of waiting while work was outstanding."""
-        return sum(self.wait.values())
-
-    @property
-    def active_seconds(self) -> float:
-        """Seconds in which work was outstanding."""
-        return self.busy_seconds + self.wait_seconds
 
 
 def parse_stage_seconds(exposition: str) -> StageSeconds:
@@ -84,13 +65,12 @@ class PipelineFigures:
 
 def pipeline_figures(windows: Sequence[StageSeconds]) -> PipelineFigures:
     """Figures of one window, measured on every stage. Each stage's window must hold some work."""
-    busy = [window.busy_seconds for window in windows]
-    dummy = sum(window.busy.get(BusyKind.DUMMY, 0.0) for window in windows)
-    waits = sum(window.wait_seconds for window in windows)
+    ratios = bubble_ratio(windows), bottleneck_share(windows), imbalance(windows)
+    bubble, share, balance = (ratio for ratio in ratios if ratio is not None)
     return PipelineFigures(
-        bubble_ratio=(waits + dummy) / (sum(busy) + waits),
-        bottleneck_share=max(busy) / max(window.active_seconds for window in windows),
-        imbalance=max(busy) * len(busy) / sum(busy),
+        bubble_ratio=bubble,
+        bottleneck_share=share,
+        imbalance=balance,
         host_seconds_per_step=max(window.wait.get(WaitReason.HOST, 0.0) / window.steps for window in windows),
         clock_error=max(abs(one.active_seconds + one.idle - one.wall) / one.wall for one in windows),
     )

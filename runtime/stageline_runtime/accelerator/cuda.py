@@ -1,12 +1,17 @@
-"""A CUDA device behind `protocol.Accelerator`. No GPU has run this yet (docs/gpu.md)."""
+"""A CUDA device behind `protocol.Accelerator`, and the choice between one and the CPU. No GPU has run this yet
+(docs/gpu.md).
+"""
 
-from collections.abc import Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from stageline_runtime.accelerator.graph import CudaGraphRecorder, GraphRecorder
-from stageline_runtime.accelerator.protocol import Event, Stream
+from stageline_api.failures import FailureClass
+from stageline_runtime.accelerator.protocol import Accelerator, Event, Graph, GraphRecorder, Made, Stream
+from stageline_runtime.termination import RuntimeFailure
 
 
 class CudaEvent:
@@ -17,39 +22,50 @@ class CudaEvent:
         self.event.record(stream)
 
     def is_done(self) -> bool:
-        """Whether the work before it is done."""
         return self.event.query()
 
     def wait(self) -> None:
-        """Block this thread until it is."""
         self.event.synchronize()
 
     def seconds_since(self, earlier: Event) -> float:
-        """Seconds on the device's clock."""
         assert isinstance(earlier, CudaEvent), earlier
         return earlier.event.elapsed_time(self.event) / 1000
 
 
 class CudaStream:
-    """A CUDA stream."""
-
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
     def record(self, *, timed: bool = False) -> Event:
-        """Mark the end of what is queued now."""
         return CudaEvent(self._stream, timed=timed)
 
     def wait_for(self, event: Event) -> None:
-        """Let what is queued from now on begin after `event`."""
         assert isinstance(event, CudaEvent), event
         self._stream.wait_event(event.event)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Queue what the block does here."""
         with torch.cuda.stream(self._stream):
             yield
+
+
+class CudaGraphRecorder:
+    WARM_UP_RUNS = 2
+    """Kernels are compiled and library workspaces made by runs that aren't recorded."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Made]) -> tuple[Graph, Made]:
+        # On the stream that is active, which may not be the default one.
+        stream = torch.cuda.current_stream()
+        for _ in range(self.WARM_UP_RUNS):
+            work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            made = work()
+        return graph, made
 
 
 class CudaAccelerator:
@@ -71,11 +87,9 @@ class CudaAccelerator:
         return CudaStream(torch.cuda.Stream(self.device, priority=-1))
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that the device reads and writes by itself."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy on the active stream."""
         target.copy_(source, non_blocking=True)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -83,15 +97,12 @@ class CudaAccelerator:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def graph_recorder(self) -> GraphRecorder:
-        """Records CUDA graphs."""
         return CudaGraphRecorder()
 
     def available_bytes(self) -> int:
-        """Memory of the device that is free now."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def allocated_bytes(self) -> int:
-        """Memory of the device that torch holds for this process, graphs' pools included."""
         return int(torch.cuda.memory_reserved(self.device))
 
     def identity(self) -> str:
@@ -99,5 +110,39 @@ class CudaAccelerator:
         return self._identity
 
     def synchronize(self) -> None:
-        """Block until all queued work is done."""
         torch.cuda.synchronize(self.device)
+
+
+logger = logging.getLogger(__name__)
+
+
+def choose_accelerator(asked: str) -> Accelerator | None:
+    """The accelerator to compute on, None for the CPU. `asked` is `spec.engine.device`.
+
+    Raises:
+        RuntimeFailure: class BadConfig: a device was asked for that this container doesn't have.
+    """
+    if asked == "cpu":
+        return None
+    # Loading a kernel waits for running ones; one that waits for a peer, which waits for us, would never end.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    if torch.cuda.is_available():
+        from stageline_runtime.accelerator.cuda import CudaAccelerator
+
+        accelerator = CudaAccelerator()
+        logger.info("computing on %s", accelerator.identity())
+        return accelerator
+    if asked == "auto":
+        return None
+    raise RuntimeFailure(
+        FailureClass.BAD_CONFIG,
+        f"spec.engine.device is {asked}, but {_why_not()}; give the stage a GPU (resources nvidia.com/gpu) or set it "
+        "to auto or cpu",
+        operation="choose the device",
+    )
+
+
+def _why_not() -> str:
+    if torch.version.cuda is None:
+        return "this image's torch is built without CUDA"
+    return f"no CUDA device is visible to torch {torch.__version__}"

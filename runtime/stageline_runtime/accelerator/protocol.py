@@ -4,12 +4,13 @@ Work queued on one stream runs in order; streams are ordered against each other 
 the host but `Event.wait` and `Accelerator.synchronize`: neither belongs between a plan's inputs and its outputs.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
-from stageline_runtime.accelerator.graph import GraphRecorder
+Made = TypeVar("Made")
 
 
 class Event(Protocol):
@@ -36,6 +37,20 @@ class Stream(Protocol):
 
     def active(self) -> AbstractContextManager[None]:
         """Queue what the block does here."""
+
+
+class Graph(Protocol):
+    """Device work recorded once: the same operations on the same memory, whatever lies in it by then."""
+
+    def replay(self) -> None:
+        """Queue all of it again on the active stream."""
+
+
+class GraphRecorder(Protocol):
+    """Records for one device; all graphs share one pool of memory, since none runs beside another."""
+
+    def record(self, work: Callable[[], Made]) -> tuple[Graph, Made]:
+        """Run `work` to warm it up, then record it; what it returned is written anew by each replay."""
 
 
 class Accelerator(Protocol):

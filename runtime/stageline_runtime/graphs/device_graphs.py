@@ -12,13 +12,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from stageline_runtime.accelerator.graph import Graph, GraphRecorder
-from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes
+from stageline_runtime.accelerator.protocol import Accelerator, Graph, GraphRecorder
 from stageline_runtime.models.device.attention import DeviceRows
 from stageline_runtime.models.device.layers import DeviceLayers, Heads, Rotary
-from stageline_runtime.models.device.step_rows import StepRows
-from stageline_runtime.models.device.step_table import StepTable
+from stageline_runtime.models.device.step_rows import StepRows, StepTable
+from stageline_runtime.models.protocol import CaptureProgress, CaptureReport, CaptureSizes
 from stageline_runtime.plan_bus.messages import GraphMode
 
 SMALLEST_STEP = 16
@@ -26,8 +24,6 @@ SMALLEST_STEP = 16
 
 
 class _Captured(Protocol):
-    """The layers at one size."""
-
     num_graphs: int
 
     def run(self, rows: DeviceRows) -> torch.Tensor:
@@ -35,8 +31,6 @@ class _Captured(Protocol):
 
 
 class DeviceGraphs:
-    """A stage's captured layers."""
-
     def __init__(
         self,
         accelerator: Accelerator,
@@ -56,7 +50,6 @@ class DeviceGraphs:
         self._captured: dict[GraphMode, dict[int, _Captured]] = {GraphMode.FULL: {}, GraphMode.PIECEWISE: {}}
 
     def run(self, hidden: torch.Tensor, rows: StepRows) -> torch.Tensor:
-        """All layers of a plan in its mode: hidden `[padded_tokens, hidden_size]` to the same shape."""
         num_tokens = rows.padded_tokens
         captured = self._captured[rows.graph_mode] if rows.graph_mode is not GraphMode.OFF else {}
         size = min((size for size in captured if size >= num_tokens), default=None)
@@ -130,7 +123,6 @@ class _Whole:
         self._output = output
 
     def run(self, _rows: DeviceRows) -> torch.Tensor:
-        """As `_Captured` says."""
         self._graph.replay()
         return self._output
 
@@ -156,7 +148,6 @@ class _Pieces:
         self.num_graphs = len(pieces)
 
     def run(self, rows: DeviceRows) -> torch.Tensor:
-        """As `_Captured` says."""
         self._first.graph.replay()
         heads = self._first.heads
         for layer, piece in enumerate(self._others):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 
-from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch
+from stageline_runtime.models.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.plan_bus.messages import GraphMode
 
@@ -131,7 +131,6 @@ def _keep_compiled_code(cache_dir: Path) -> None:
 
 
 def _padding(num_tokens: int, mode: GraphMode) -> AttentionBatch:
-    """A plan's batch of nothing but padding."""
     rows = torch.tensor([(token, -1, 0) for token in range(num_tokens)], dtype=torch.int64)
     empty = torch.zeros(0, dtype=torch.int64)
     return AttentionBatch(

@@ -37,7 +37,7 @@ class Guide:
         logits.masked_fill_(place(torch.from_numpy(admitted == 0)), float("-inf"))
 
     def take(self, token_ids: tuple[int, ...]) -> None:
-        """Follow the output by `token_ids`. After the end nothing is taken: such rows run dead."""
+        """Follow the output by `token_ids`. After the end nothing is taken: later rows are not used."""
         matcher = self._ready()
         for token in token_ids:
             if matcher is None or matcher.is_stopped():
@@ -65,5 +65,4 @@ class GuideMaker:
         self._thread.submit(grammars.load)
 
     def start(self, schema: str) -> Guide:
-        """A guide whose grammar is being compiled."""
         return Guide(self._thread.submit(self._grammars.matcher, schema))

@@ -79,7 +79,6 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """Query heads per key/value head."""
         return self.num_heads // self.num_kv_heads
 
     def kv_bytes_per_token(self, num_layers: int, element_bytes: int) -> int:

@@ -43,8 +43,6 @@ TENSORS_FILE = "stageline-tensors.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredParameters:
-    """Elements of a checkpoint's tensors."""
-
     layers: tuple[int, ...]
     front: int
     """What only the first stage holds."""
@@ -114,7 +112,6 @@ def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | 
 
 
 def _all_elements(model_dir: Path) -> dict[str, int] | None:
-    """Elements of each tensor of the model."""
     told = model_dir / TENSORS_FILE
     if told.is_file():
         shapes: dict[str, list[int]] = json.loads(told.read_text(encoding="utf-8"))

@@ -20,11 +20,7 @@ class UnsupportedModelError(Exception):
 
 
 def read_json(path: Path) -> Fields:
-    """The JSON object in `path`.
-
-    Raises:
-        UnsupportedModelError: it can't be read or holds something else.
-    """
+    """The JSON object in `path`; raises UnsupportedModelError where it can't be read or holds something else."""
     try:
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -106,7 +102,6 @@ def refuse_unbuilt(fields: Fields) -> None:
 
 
 def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
-    """Rotary base and scaling."""
     parameters = rope_parameters(fields)
     theta = number(fields, "rope_theta", number(parameters, "rope_theta", default_theta))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"

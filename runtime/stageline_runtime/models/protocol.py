@@ -1,18 +1,47 @@
-"""What a stage's compute offers to the stage loop, whatever the model family or device.
+"""What a stage's compute is built from and what it offers to the stage loop, whatever the model family or device.
 
-One hidden tensor goes in and one comes out: the residual stream, already summed. Nothing here knows about transports,
-plans in flight or sampling.
+One hidden tensor goes in and one comes out: the residual stream, already summed. A model may offer to run its layers
+captured as graphs. Nothing here knows about transports, plans in flight or sampling.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights.stage_weights import Progress
-from stageline_runtime.plan_bus.messages import StepPlan
+from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """What one stage holds and how large its buffers are: decided once by the engine, the same for all that load."""
+
+    layers: LayerRange
+    is_first: bool
+    is_last: bool
+    dtype: torch.dtype
+    num_cohorts: int
+    slots_per_cohort: int
+    slot_tokens: int
+    """Capacity of one slot in tokens."""
+    num_blocks: int = 0
+    """Blocks (`kv_blocks`) that all slots together ever hold; 0: as many as they could. For caches that are paged."""
+    max_step_tokens: int = 512
+    """Most tokens of a plan, padding included; only devices with buffers of a fixed size ask."""
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_cohorts * self.slots_per_cohort
+
+
+LoadProgress = Callable[[int, int], None]
+"""Told the bytes of weights read so far, and those of all that the stage reads."""
 
 Indices = TypeVar("Indices")
 """What a model derives from a plan for its layers; opaque to the stage loop."""
@@ -49,5 +78,45 @@ StageModel = StageCompute[Any]
 class ModelBuilder(Protocol):
     """Makes a stage's model; the pipeline benchmark gives a stage one that only takes time."""
 
-    def __call__(self, model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> StageModel:
+    def __call__(self, model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> StageModel:
         """Load what the stage holds and reserve its KV cache."""
+
+
+CaptureProgress = Callable[[str], None]
+"""Called with a sentence before each part of the capture."""
+
+
+class GraphsUnavailableError(Exception):
+    """The graphs asked for can't be had for this model on this machine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSizes:
+    """Token counts of plans that capturing must provide for."""
+
+    decode: tuple[int, ...]
+    """Padded sizes of plans of single-token rows."""
+    step: tuple[int, ...]
+    """Padded sizes of other plans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    graphs: int
+    seconds: float
+    memory_bytes: int
+    """Growth of the process's resident memory, or of the device's."""
+
+
+@runtime_checkable
+class CapturesGraphs(Protocol):
+    """A stage's model whose `layers` can run captured, in the mode that a plan names."""
+
+    def capture_graphs(
+        self, graphs: GraphMode, sizes: CaptureSizes, cache_dir: Path, progress: CaptureProgress
+    ) -> CaptureReport:
+        """Capture what plans up to `graphs` need, before the stage says that it has loaded; touches no slot.
+
+        Raises:
+            GraphsUnavailableError: this model or machine can't.
+        """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.stage_shape import CPU
+from stageline_runtime.models.protocol import CPU
 
 
 class RotaryTable:

@@ -1,1 +1,1 @@
-"""How a model is divided among stages. Pure: no torch, no I/O."""
+"""How a model is divided among stages, and what the machine offers them. Free of torch."""

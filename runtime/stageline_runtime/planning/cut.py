@@ -6,6 +6,8 @@ for the head and for sampling. Where the memory of the stages' hosts is known, o
 win over costs and memory and are only checked. Pure: no torch, no I/O.
 """
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,8 +16,7 @@ from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import active_parameters, read_parameters
-from stageline_runtime.planning.memory import CutMemory, mebibytes
-from stageline_runtime.planning.partition import LinearCost, partition
+from stageline_runtime.planning.memory import CutMemory, HostRoom, mebibytes
 
 SAMPLING_COST_PER_ENTRY = 64.0
 """Multiply-adds of a projection that take as long as one vocabulary entry of one row in greedy sampling. Measured on
@@ -64,6 +65,17 @@ def _layer_cost(config: ModelConfig, layer: int) -> int:
     """A token's own projections, and the experts that the step's other rows add to them."""
     others = read_parameters(config, layer, DECODE_ROWS) - read_parameters(config, layer, 1)
     return active_parameters(config, layer) + others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCost:
+    """Cost of one stage: `fixed` plus `per_layer` for each of its layers."""
+
+    fixed: float
+    per_layer: float
+
+    def of(self, num_layers: int) -> float:
+        return self.fixed + num_layers * self.per_layer
 
 
 def cut_layers(
@@ -183,3 +195,34 @@ def _check_explicit(explicit: tuple[LayerRange, ...], num_layers: int, stage_cou
 
 def _text(layers: LayerRange) -> str:
     return f"{layers.first}-{layers.last}"
+
+
+def partition(num_layers: int, costs: Sequence[LinearCost], rooms: Sequence[HostRoom] = ()) -> tuple[int, ...] | None:
+    """Layers per stage, at least one each, in the order of `costs`; None when no division fits the rooms.
+
+    A stage that no room names has no limit. Among equals, layers go to the later stage. Needs as many layers as stages.
+
+    Greedy: every stage starts with one layer, and each further layer goes to the stage that is cheapest with it and
+    whose host has room. That is exact: the divisions that hosts can hold are the bases of a polymatroid (limits on
+    disjoint sets of stages), where the greedy choice gives the lexicographically best one (Fujishige,
+    "Lexicographically optimal base of a polymatroid with respect to a weight vector", Mathematics of Operations
+    Research 5(2), 1980).
+    """
+    counts = [1] * len(costs)
+    left = [room.most_layers - len(room.stages) for room in rooms]
+    if any(layers < 0 for layers in left):
+        return None
+    room_of = {stage: index for index, room in enumerate(rooms) for stage in room.stages}
+    queue = [(cost.of(2), -stage) for stage, cost in enumerate(costs)]
+    heapq.heapify(queue)
+    for _ in range(num_layers - len(costs)):
+        while queue and (room := room_of.get(-queue[0][1])) is not None and left[room] == 0:
+            heapq.heappop(queue)
+        if not queue:
+            return None
+        stage = -queue[0][1]
+        counts[stage] += 1
+        if stage in room_of:
+            left[room_of[stage]] -= 1
+        heapq.heapreplace(queue, (costs[stage].of(counts[stage] + 1), -stage))
+    return tuple(counts)

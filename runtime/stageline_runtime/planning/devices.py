@@ -1,11 +1,24 @@
-"""What stages run on: memory, bandwidth, compute rate and the link between stages, and presets of known devices. Pure.
+"""What stages run on: memory, bandwidth, compute rate and the link between stages; presets, and devices files.
 
 Presets hold vendors' published peaks, so what is predicted from them is a bound that real kernels stay under;
-`docs/planning.md` says where each figure comes from.
+`docs/planning.md` says where each figure comes from. A devices file has `stages`, one entry for all stages alike or one
+for each, and `link`. An entry may start from a preset and change fields of it. Everything unknown, missing or out of
+range is refused by file, field, value and rule.
 """
 
-from dataclasses import dataclass
-from typing import Final
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.manifests.manifest_loader import refuse
+from stageline_api.manifests.strict_yaml import UnreadableYamlError, read_documents
+from stageline_api.manifests.validation_problems import problems_of
+from stageline_api.resource.base import ShortText, SpecBase
+from stageline_api.resource.field_problem import FieldProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +31,6 @@ class ComputeRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one stage runs on."""
-
     name: str
     memory_bytes: int
     memory_bandwidth_bytes_per_second: float
@@ -32,8 +43,6 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way from one stage to the next."""
-
     bandwidth_bytes_per_second: float
     latency_seconds: float
 
@@ -91,3 +100,149 @@ PRESETS: Final[dict[str, Device]] = {
 def hardware_from_preset(name: str, stage_count: int) -> Hardware:
     """Every stage on a device of its own; `name` is a key of `PRESETS`."""
     return Hardware(devices=(PRESETS[name],) * stage_count, link=TEN_GIGABIT if name == CPU_CORE.name else GPU_LINK)
+
+
+_FACTORS: Final = {"": 1.0} | {
+    letter + binary: (1024.0 if binary else 1000.0) ** power
+    for power, letter in enumerate("KMGTP", start=1)
+    for binary in ("", "i")
+}
+_AMOUNT: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([KMGTP]i?)?", re.ASCII)
+_LARGEST: Final = 1e18
+_LONGEST_SECONDS: Final = 60
+
+
+def _amount(value: Any) -> float:
+    """`80Gi`, `3.35T` or a plain number, between one and 1e18."""
+    amount = 0.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        amount = float(value) if abs(value) < _LARGEST else 0.0
+    elif isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) is not None:
+        amount = float(match[1]) * _FACTORS[match[2] or ""]
+    if not 1.0 <= amount <= _LARGEST:
+        raise ValueError('must be a number from 1 to 1e18, or one with a suffix such as "80Gi" or "3.35T"')
+    return amount
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_SECONDS:
+        raise ValueError(f"must be a number of seconds from 0 to {_LONGEST_SECONDS}")
+    return float(value)
+
+
+def _known_preset(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"must be one of {', '.join(PRESETS)}")
+    return name
+
+
+Amount = Annotated[float, BeforeValidator(_amount)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+
+
+class ComputeRateEntry(SpecBase):
+    float32: Amount = Field(description="Operations per second in float32. Required.")
+    bfloat16: Amount = Field(description="Operations per second in bfloat16. Required.")
+
+
+class DeviceEntry(SpecBase):
+    """One entry of `stages`: a whole device, or a preset and what differs from it."""
+
+    preset: Annotated[str, AfterValidator(_known_preset)] | None = Field(
+        default=None, description="Name of a preset whose figures hold where this entry gives none."
+    )
+    name: ShortText | None = Field(default=None, description="What the plan calls the device.")
+    memory_bytes: Amount | None = Field(default=None, description="Memory that is free for the stage.")
+    memory_bandwidth_bytes_per_second: Amount | None = Field(default=None, description="How fast it reads memory.")
+    flops_per_second: ComputeRateEntry | None = Field(
+        default=None, description="Floating-point operations per second of dense products, by dtype."
+    )
+    step_overhead_seconds: Seconds | None = Field(
+        default=None, description="What a step takes however small it is, at most 60 s."
+    )
+    host: ShortText | None = Field(default=None, description="Stages that name the same host share its memory.")
+
+    def missing_fields(self) -> list[str]:
+        """Fields that are neither given nor in a preset, as a file spells them."""
+        needed = {
+            "memoryBytes": self.memory_bytes,
+            "memoryBandwidthBytesPerSecond": self.memory_bandwidth_bytes_per_second,
+            "flopsPerSecond": self.flops_per_second,
+        }
+        return [] if self.preset is not None else [name for name, value in needed.items() if value is None]
+
+    def device(self) -> Device:
+        """The device, the preset's fields filled in; none may be missing."""
+        rate = self.flops_per_second
+        fields: dict[str, Any] = {
+            "name": self.name or self.preset or "custom",
+            "memory_bytes": None if self.memory_bytes is None else int(self.memory_bytes),
+            "memory_bandwidth_bytes_per_second": self.memory_bandwidth_bytes_per_second,
+            "flops_per_second": None if rate is None else ComputeRate(float32=rate.float32, bfloat16=rate.bfloat16),
+            "step_overhead_seconds": self.step_overhead_seconds,
+            "host": self.host,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        if self.preset is not None:
+            return replace(PRESETS[self.preset], **given)
+        return Device(**({"step_overhead_seconds": GPU_STEP_OVERHEAD_SECONDS} | given))
+
+
+class LinkEntry(SpecBase):
+    bandwidth_bytes_per_second: Amount = Field(
+        default=TEN_GIGABIT.bandwidth_bytes_per_second, description="Bytes per second. Default: 10 Gbit/s."
+    )
+    latency_seconds: Seconds = Field(
+        default=TEN_GIGABIT.latency_seconds, description="Time of an empty message. Default: 0.1 ms."
+    )
+
+
+class DevicesFile(SpecBase):
+    stages: Annotated[tuple[DeviceEntry, ...], Field(strict=False)] = Field(
+        max_length=64, description="One entry for all stages, or one for each in stage order. Required."
+    )
+    link: LinkEntry = Field(default=LinkEntry(), description="The way from one stage to the next.")
+
+
+def read_hardware(path: Path, stage_count: int) -> Hardware:
+    """The devices of a file, one for each stage.
+
+    Raises:
+        UserError: exit status 2, one line for each problem: file, field, value and rule.
+    """
+    parsed = _parse(path)
+    refuse([problem.placed(str(path), None) for problem in _problems(parsed, stage_count)])
+    devices = tuple(entry.device() for entry in parsed.stages)
+    return Hardware(
+        devices=devices * (stage_count // len(devices)),
+        link=Link(
+            bandwidth_bytes_per_second=parsed.link.bandwidth_bytes_per_second,
+            latency_seconds=parsed.link.latency_seconds,
+        ),
+    )
+
+
+def _parse(path: Path) -> DevicesFile:
+    try:
+        documents = [document for _, document in read_documents(path)]
+    except UnreadableYamlError as error:
+        raise UserError(f"{path}: {error}", USAGE_EXIT_CODE) from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise UserError(f"{path}: must hold one mapping, with stages and link", USAGE_EXIT_CODE)
+    try:
+        return DevicesFile.model_validate(documents[0])
+    except ValidationError as error:
+        lines = [str(problem.placed(str(path), None)) for problem in problems_of(error, DevicesFile)]
+        raise UserError("\n".join(lines), USAGE_EXIT_CODE) from None
+
+
+def _problems(parsed: DevicesFile, stage_count: int) -> list[FieldProblem]:
+    count = len(parsed.stages)
+    if count not in (1, stage_count):
+        entries = "1 entry" if stage_count == 1 else f"1 entry or {stage_count}, one for each stage of the pipeline"
+        return [FieldProblem(path="stages", value=f"a list of {count}", rule=f"must have {entries}")]
+    return [
+        FieldProblem(path=f"stages[{index}].{name}", rule="is required where there is no preset")
+        for index, entry in enumerate(parsed.stages)
+        for name in entry.missing_fields()
+    ]

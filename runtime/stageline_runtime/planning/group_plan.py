@@ -1,6 +1,6 @@
 """The plan of one group: the cut that its engine will make, what it will do, and a cut that would be faster. Pure.
 
-The cut comes from the very code that the engine runs, so that a plan never promises another one. The engine takes its
+The cut comes from the very code that the engine runs, so that a plan never shows another one. The engine takes its
 stages for equally fast; where the described devices say otherwise, the faster cut is for a person to write down.
 """
 
@@ -19,8 +19,6 @@ WORTH_WRITING = 1.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """What `stageline plan` shows."""
-
     cut: tuple[LayerRange, ...]
     is_explicit: bool
     prediction: Prediction
@@ -33,11 +31,7 @@ class GroupPlan:
 def plan_group(
     config: ModelConfig, hardware: Hardware, workload: Workload, explicit: tuple[LayerRange, ...] | None
 ) -> GroupPlan:
-    """Cut and predict.
-
-    Raises:
-        CutError: the stages or the explicit ranges don't fit the model's layers.
-    """
+    """Cut and predict; raises CutError where the stages or the explicit ranges don't fit the model's layers."""
     no_room = None
     try:
         cut = _engine_cut(config, len(hardware.devices), explicit, cut_memory(config, hardware, workload))

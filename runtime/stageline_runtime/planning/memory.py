@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import end_parameters, layer_parameters
-from stageline_runtime.planning.partition import HostRoom
 
 USABLE_SHARE = 0.9
 """The rest is for activations, the allocator's slack and the process itself."""
@@ -24,6 +23,14 @@ class StageRoom:
 
     host: str
     available_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRoom:
+    """Stages that share a host, and the most layers that fit there together (negative when not even the ends fit)."""
+
+    stages: tuple[int, ...]
+    most_layers: int
 
 
 def usable_bytes(available_bytes: Iterable[int]) -> int:
@@ -69,7 +76,6 @@ class CutMemory:
         return stages
 
     def usable_bytes_of(self, stages: Sequence[int]) -> int:
-        """What stages of one host may take together."""
         return usable_bytes(self.rooms[stage].available_bytes for stage in stages)
 
     def shortages(self, counts: Sequence[int]) -> list[tuple[list[int], int]]:

@@ -20,8 +20,6 @@ _TOKEN_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked of the group."""
-
     dtype: str
     """`float32` or `bfloat16`."""
     max_model_len: int
@@ -32,14 +30,11 @@ class Workload:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one number."""
         return ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """One stage of the cut."""
-
     stage: int
     device: str
     layers: LayerRange
@@ -57,8 +52,6 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The whole group."""
-
     stages: tuple[StagePrediction, ...]
     admitted_sequences: int
     """At most `num_sequences`; 0 when a stage can't hold its part."""
@@ -165,7 +158,6 @@ def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int,
 
 
 def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
-    """Tokens that each stage's host holds in the cache, in stage order."""
     capacities = [0] * len(cut)
     for stages in memory.stages_of_hosts().values():
         num_layers = sum(cut[stage].count for stage in stages)

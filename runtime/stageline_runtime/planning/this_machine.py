@@ -1,14 +1,64 @@
-"""This machine as the hardware of a plan: its memory as the stages would measure it, its speed as a rough estimate.
+"""This machine (Linux): the memory that a process may still take, and the machine as hardware of a plan.
 
 Memory is read from the operating system. Bandwidth and compute are the `cpu-core` preset times the cores that each
-stage gets, which no one measured here.
+stage gets: a rough estimate, not a measurement.
 """
 
 import os
+import socket
+from pathlib import Path
 from typing import Final
 
 from stageline_runtime.planning.devices import CPU_CORE, ComputeRate, Device, Hardware, Link
-from stageline_runtime.stage.memory import available_bytes
+
+_MEMINFO = Path("/proc/meminfo")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """The smaller of what the machine has available and what the control group leaves."""
+    machine = _machine_available_bytes()
+    limit = _read_number(_CGROUP / "memory.max")
+    used = _read_number(_CGROUP / "memory.current")
+    if limit is None or used is None:
+        return machine
+    return min(machine, max(0, limit - used + _reclaimable_bytes()))
+
+
+def host_identity() -> str:
+    """Equal for processes that share a machine's memory under the same limit."""
+    boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
+    # Two containers of one machine with limits of their own don't share memory; their cgroup namespaces differ.
+    limited = _read_number(_CGROUP / "memory.max") is not None
+    return f"{boot}/{socket.gethostname()}" if limited else boot
+
+
+def _machine_available_bytes() -> int:
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    raise OSError(f"{_MEMINFO} names no MemAvailable")
+
+
+def _reclaimable_bytes() -> int:
+    """File pages the kernel drops when memory is short; a freshly read checkpoint must not count as memory in use."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+
+
+def _read_number(path: Path) -> int | None:
+    """The number in a control file; None where the file is missing or says `max`."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
 
 NAME: Final = "this machine"
 

@@ -1,7 +1,7 @@
 """The model cache on disk: where an entry lives, what makes it complete. Reads only; `publish` writes.
 
 An entry is `<cache_dir>/<key>/`, a Hugging Face directory plus a manifest. Where weights come in shards, the entry is
-complete without them: its manifest promises them, and each is there once a stage that needs it has fetched it. The key
+complete without them: its manifest lists them, and each is there once a stage that needs it has fetched it. The key
 follows from the canonical source and the converter's version, so an engine finds the directory without asking anyone,
 and a new converter never reads what an older one wrote. A `file://` source is used where it is and never copied.
 """
@@ -19,7 +19,7 @@ CONVERTER_VERSION = 1
 MANIFEST_NAME = "stageline-manifest.json"
 
 
-class PromisedFile(BaseModel):
+class ExpectedFile(BaseModel):
     """What a file will be once it is fetched, as far as its source tells."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,7 +40,7 @@ class Manifest(BaseModel):
     converter_version: int
     files: dict[str, int]
     """Size in bytes of every file that the entry was published with, by path relative to the entry."""
-    shards: dict[str, PromisedFile] = {}
+    shards: dict[str, ExpectedFile] = {}
     """Weight files that are fetched one by one, by name; each has a size."""
 
 
@@ -82,7 +82,7 @@ def entry_problem(entry: Path) -> str | None:
 
 
 def missing_shards(entry: Path, names: Iterable[str] | None = None) -> list[str]:
-    """Those of the shards `names` (None: of all) that are promised and not there with their size; asks nobody."""
+    """Those of the shards `names` (None: of all) that the manifest lists and that are missing or of another size."""
     manifest = read_manifest(entry)
     if manifest is None:
         return []

@@ -79,7 +79,7 @@ def _group_config() -> RuntimeConfig:
 
 @contextmanager
 def _last_words() -> Iterator[None]:
-    """Leave a termination message for a failure; the failure itself goes on to whoever prints it."""
+    """Write a termination message for a failure, and raise the failure on."""
     try:
         yield
     except UserError as error:
@@ -102,10 +102,7 @@ def _write_termination(failure_class: FailureClass, detail: str) -> None:
         return
     stage = os.environ.get(env.STAGE_INDEX, "")
     message = TerminationMessage(
-        failure_class=failure_class,
-        stage=int(stage) if stage.isdigit() else None,
-        operation="prepare",
-        detail=detail,
+        failure_class=failure_class, stage=int(stage) if stage.isdigit() else None, operation="prepare", detail=detail
     )
     try:
         Path(path).write_text(message.model_dump_json(), encoding="utf-8")

@@ -13,11 +13,7 @@ INDEX_NAME = "model.safetensors.index.json"
 
 
 def read_supported_config(model_dir: Path, source: str) -> ModelConfig:
-    """The model's config.
-
-    Raises:
-        BadConfigError: it can't be read, or this runtime can't run it.
-    """
+    """The model's config; raises BadConfigError where it can't be read, or this runtime can't run it."""
     try:
         return read_model_config(model_dir)
     except UnsupportedModelError as error:

@@ -14,15 +14,11 @@ MIB = 1 << 20
 
 
 class AdvanceTo(Protocol):
-    """Says how far a task is."""
-
     def __call__(self, done_bytes: int, total_bytes: int | None = None, /) -> None:
         """`done_bytes` so far; `total_bytes` when it became known only now."""
 
 
 class Reporter(Protocol):
-    """Where preparation reports to."""
-
     def note(self, line: str) -> None:
         """Say one line."""
 
@@ -31,20 +27,18 @@ class Reporter(Protocol):
 
 
 class PlainReporter:
-    """Plain lines for logs. `clock` is monotonic, in seconds."""
+    """Plain lines for logs, at most one every two seconds of a task. `clock` is monotonic, in seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
 
     def note(self, line: str) -> None:
-        """Write the line at once."""
         self._stream.write(line + "\n")
         self._stream.flush()
 
     @contextmanager
     def task(self, title: str, total_bytes: int | None) -> Iterator[AdvanceTo]:
-        """Say when the work starts and ends, and at most every two seconds how far it is."""
         self.note(f"{title} ({total_bytes / MIB:.1f} MiB)" if total_bytes else title)
         last_line_at = self._clock()
         done, total = 0, total_bytes
@@ -67,12 +61,10 @@ class BarReporter:
         self._console = console
 
     def note(self, line: str) -> None:
-        """Print the line above any bar."""
         self._console.print(line, markup=False, highlight=False)
 
     @contextmanager
     def task(self, title: str, total_bytes: int | None) -> Iterator[AdvanceTo]:
-        """Show one bar, which stays on screen when done."""
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=self._console) as progress:
             bar = progress.add_task(title, total=total_bytes)

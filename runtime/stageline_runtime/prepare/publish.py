@@ -18,8 +18,8 @@ from pathlib import Path
 from stageline_runtime.prepare.cache import (
     CONVERTER_VERSION,
     MANIFEST_NAME,
+    ExpectedFile,
     Manifest,
-    PromisedFile,
     cache_key,
     entry_problem,
     files_with_sizes,
@@ -36,7 +36,7 @@ class Filled:
 
     resolved: str
     """What the source stood for: a commit, a file's SHA-256."""
-    shards: dict[str, PromisedFile] = field(default_factory=dict)
+    shards: dict[str, ExpectedFile] = field(default_factory=dict)
     """Weight files left for later, by name."""
 
 

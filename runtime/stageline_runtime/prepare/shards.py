@@ -1,8 +1,8 @@
 """Weight files that are fetched one by one into a published entry, each once however many stages need it.
 
 Every shard has a lock and a hidden directory of its own beside the entry, under the rules of `publish`, and joins the
-entry by one rename. It comes from the commit that the entry's manifest names, and must be what was promised there. When
-nothing is missing, nobody is asked.
+entry by one rename. It comes from the commit that the entry's manifest names, and must be what that says. When
+nothing is missing, no request is made.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from stageline_runtime.prepare.publish import PARTIAL_MARK, locked, remove_lefto
 
 
 def fetch_shards(entry: Path, names: Iterable[str] | None, reporter: Reporter) -> None:
-    """Fetch those of the shards `names` (None: of all) that `entry` promises and lacks.
+    """Fetch those of the shards `names` (None: of all) that `entry` lists and lacks.
 
     Raises:
         PrepareError: one can't be fetched or stored; the message names it.
@@ -27,12 +27,12 @@ def fetch_shards(entry: Path, names: Iterable[str] | None, reporter: Reporter) -
     if not missing:
         return
     manifest = read_manifest(entry)
-    assert manifest is not None, "an entry that promises shards has a manifest"
+    assert manifest is not None, "an entry that lists shards has a manifest"
     for name in missing:
         try:
             _fetch(entry, manifest, name, reporter)
         except PrepareError as error:
-            # Whatever became of the repository: that the entry could be made at all says that trying again may help.
+            # The entry could be made from this repository once, so trying again may help.
             raise PrepareError(f"cannot fetch {name}: {error.message}") from error
         except OSError as error:
             raise storage_error(error, f"store {name} in the model cache {entry.parent}") from error

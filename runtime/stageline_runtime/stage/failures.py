@@ -14,7 +14,7 @@ from stageline_runtime.transport.protocol import PeerLostError
 
 
 def as_failure(error: Exception) -> RuntimeFailure:
-    """The failure that ends the stage; an exception nobody planned for is class Internal."""
+    """The failure that ends the stage; an unforeseen exception is class Internal."""
     match error:
         case RuntimeFailure():
             return error

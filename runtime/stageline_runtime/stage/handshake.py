@@ -13,8 +13,8 @@ from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.bus import StageBus
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GroupFailed, Hello, Refused, Shutdown, Welcome
+from stageline_runtime.planning.this_machine import available_bytes, host_identity
 from stageline_runtime.stage.failures import group_failure
-from stageline_runtime.stage.memory import available_bytes, host_identity
 from stageline_runtime.stage.telemetry.health import health_url
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
@@ -36,7 +36,6 @@ def connect(contract: PodContract, progress: StageProgress) -> StageBus:
 
 
 def say_hello(bus: StageBus, contract: PodContract, accelerator: Accelerator | None) -> None:
-    """Tell the engine which stage this is and what it has."""
     bus.send(
         Hello(
             protocol=PROTOCOL_VERSION,

@@ -1,55 +1,152 @@
-"""Makes a stage's runner from the engine's welcome: load, capture, meet the peers, in this order.
+"""Makes a stage's runner from the engine's welcome: fetch its own weight files, load, capture graphs, meet the peers.
 
-No receive is outstanding while loading or capturing. On a device the runner's marks go through events, and a plan is in
+The cut is known with the welcome, so fetching is a part of loading where preparation left the weights to the stages: it
+is told in the status of phase `Loading`. A stage whose files are in the cache makes no request. No receive is
+outstanding while loading or capturing. On a device the runner's state changes are recorded as events, and a plan is in
 flight until the device has done it; on the CPU a plan is done when it returns.
 """
 
+import logging
 import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_api.runtime_config import LayerRange
+from stageline_api.resource.model_source import HubSource, parse_source
+from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
-from stageline_runtime.graphs.capture import capture
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.models.protocol import ModelBuilder, StageModel
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.plan_bus.messages import Welcome
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, padded_size
+from stageline_runtime.models.protocol import (
+    CapturesGraphs,
+    CaptureSizes,
+    GraphsUnavailableError,
+    ModelBuilder,
+    StageModel,
+    StageShape,
+)
+from stageline_runtime.models.weights.checkpoint import files_of_tensors
+from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensor_shapes
+from stageline_runtime.plan_bus.messages import GraphMode, Welcome
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
+from stageline_runtime.planning.memory import mebibytes
+from stageline_runtime.prepare.cache import missing_shards
 from stageline_runtime.stage.failures import allocation_failure
-from stageline_runtime.stage.own_shards import ensure_own_shards
-from stageline_runtime.stage.step.in_flight import InFlight
+from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
-from stageline_runtime.stage.telemetry.device_clock import DeviceMarks
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
-from stageline_runtime.transport.loopback import LoopbackTransport
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport, WireSizes
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, LoopbackTransport, Transport, WireSizes
+
+if TYPE_CHECKING:
+    from stageline_runtime.prepare.progress import AdvanceTo
+
+logger = logging.getLogger(__name__)
+
+
+def ensure_own_shards(
+    source: str, model_dir: Path, config: ModelConfig, shape: StageShape, progress: StageProgress
+) -> None:
+    """Have every file in `model_dir` that holds a tensor of the stage of `shape`; `source` is the model's.
+
+    Raises:
+        PrepareError: a file can't be fetched or stored; the message names it.
+        WeightsError: the index lacks a tensor of the stage.
+        CoverageError: the model can't be built or cut.
+    """
+    if not isinstance(parse_source(source), HubSource) or not missing_shards(model_dir):
+        return
+    names = [path.name for path in files_of_tensors(model_dir, _own_tensors(model_dir, config, shape))]
+    if missing_shards(model_dir, names):
+        from stageline_runtime.prepare.shards import fetch_shards  # a stage that fetches nothing needs no Hub client
+
+        fetch_shards(model_dir, names, LoadReporter(progress))
+        progress.enter(Phase.LOADING)
+
+
+def _own_tensors(model_dir: Path, config: ModelConfig, shape: StageShape) -> Collection[str]:
+    if config.is_covered:
+        from stageline_runtime.models.coverage.cut import held_tensors  # the coverage path is an extra
+
+        return held_tensors(model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last)
+    form = checkpoint_form(model_dir)
+    return stage_tensor_shapes(config, shape.layers, form, has_embedding=shape.is_first, has_head=shape.is_last)
+
+
+class LoadReporter:
+    """A `Reporter` into the stage's status; the log gets a line where something begins or ends."""
+
+    def __init__(self, progress: StageProgress) -> None:
+        self._progress = progress
+
+    def note(self, line: str) -> None:
+        logger.info(line)
+        self._progress.enter(Phase.LOADING, line)
+
+    @contextmanager
+    def task(self, title: str, total_bytes: int | None) -> Iterator["AdvanceTo"]:
+        self.note(title)
+
+        def advance_to(done_bytes: int, new_total_bytes: int | None = None, /) -> None:
+            total = new_total_bytes or total_bytes
+            of_total = "" if total is None else f" of {mebibytes(total)}"
+            self._progress.enter(Phase.LOADING, f"{title}: {done_bytes >> 20}{of_total} MiB")
+
+        yield advance_to
+        logger.info("%s: done", title)
+
+
+def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress: StageProgress) -> str:
+    """Capture what the group's plans will need; returns a sentence that says what runs captured.
+
+    Raises:
+        RuntimeFailure: class BadConfig, when graphs were asked for that this model or machine can't have.
+    """
+    graphs = welcome.graphs
+    if graphs is GraphMode.OFF:
+        account = f"graphs are off (spec.engine.graphs {config.graphs})"
+        logger.info(account)
+        return account
+    sizes = CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
+    try:
+        if not isinstance(model, CapturesGraphs):
+            raise GraphsUnavailableError("this model's layers can't be captured")
+        report = model.capture_graphs(
+            graphs, sizes, Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
+        )
+    except GraphsUnavailableError as error:
+        detail = f"spec.engine.graphs {config.graphs} can't be had: {error}; set it to off or auto"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="capture graphs") from error
+    progress.memory_bytes += report.memory_bytes
+    mebibytes = report.memory_bytes >> 20
+    account = f"{report.graphs} graphs captured ({graphs}) in {report.seconds:.1f} s, {mebibytes} MiB"
+    logger.info(account)
+    return account
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssembledStage:
-    """All that runs plans."""
-
+class LoadedStage:
     runner: StageRunner
     transport: Transport
     in_flight: InFlight | None
     """On a device: the plans it still works on."""
 
 
-class StageAssembly:
-    """Puts one stage together. `build_model` None takes what the device asks for."""
+class StageLoader:
+    """Loads one stage and connects it. `build_model` None takes what the device asks for."""
 
     def __init__(
         self,
@@ -65,17 +162,13 @@ class StageAssembly:
         self._accelerator = accelerator
         self._build_model = build_model
 
-    def assemble(self, welcome: Welcome) -> AssembledStage:
-        """Load, capture, then meet the peers.
-
-        Raises:
-            RuntimeFailure: what prevents it, by its class.
-        """
+    def load(self, welcome: Welcome) -> LoadedStage:
+        """Load, capture, then meet the peers; raises RuntimeFailure of the class of what prevents it."""
         contract = self._contract
         config = self._read_config(welcome)
         dtype = DTYPES[welcome.dtype]
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // welcome.stages_on_host))
-        model = self._load(welcome, config, dtype)
+        model = self._load_model(welcome, config, dtype)
         self._describe(welcome, config, dtype)
         captured = capture(model, contract.config, welcome, self._progress)
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
@@ -95,7 +188,7 @@ class StageAssembly:
             guides=self._guides(Path(welcome.model_dir), config),
             accelerator=self._accelerator,
         )
-        return AssembledStage(runner=runner, transport=transport, in_flight=in_flight)
+        return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 
     def _read_config(self, welcome: Welcome) -> ModelConfig:
         try:
@@ -121,7 +214,7 @@ class StageAssembly:
             return None
         return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
 
-    def _load(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
+    def _load_model(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
         layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         self._progress.layers = layers
         self._progress.enter(Phase.LOADING)
@@ -154,7 +247,7 @@ class StageAssembly:
             return self._build_model
         if self._accelerator is None:
             return build_any_stage_model
-        from stageline_runtime.models.device.families import device_builder  # a CPU stage needs none of it
+        from stageline_runtime.models.families import device_builder  # a CPU stage needs none of it
 
         return device_builder(self._accelerator)
 

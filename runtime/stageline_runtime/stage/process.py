@@ -14,7 +14,7 @@ from typing import NoReturn
 from stageline_api import ports
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
-from stageline_runtime.accelerator.choice import choose_accelerator
+from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
@@ -36,14 +36,13 @@ from stageline_runtime.plan_bus.messages import (
 )
 from stageline_runtime.stage.failures import as_failure, group_failure
 from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
-from stageline_runtime.stage.load_stage import AssembledStage, StageAssembly
+from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
 from stageline_runtime.stage.step.in_flight import POLL_SECONDS
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
 from stageline_runtime.stage.telemetry.health import HealthServer
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
-from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, WaitReason
-from stageline_runtime.stage.telemetry.timeline import Timeline
+from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, Timeline, WaitReason
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
@@ -68,7 +67,7 @@ class StageProcess:
         self._build_model = build_model
         self._choose = choose
         self._accelerator: Accelerator | None = None
-        self._stage: AssembledStage | None = None
+        self._stage: LoadedStage | None = None
         self._timeline = Timeline()
         self._clock = StateClock(listener=self._timeline.mark)
         self._progress = StageProgress(
@@ -130,16 +129,16 @@ class StageProcess:
         if isinstance(welcome, Shutdown):
             self._shutdown = welcome
             return
-        assembly = StageAssembly(self._contract, self._progress, self._watchdog, self._accelerator, self._build_model)
-        stage = assembly.assemble(welcome)
+        loader = StageLoader(self._contract, self._progress, self._watchdog, self._accelerator, self._build_model)
+        stage = loader.load(welcome)
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
         logger.info("loaded layers %d-%d, waiting for the first plan", welcome.first_layer, welcome.last_layer)
         self._stage = stage
         while not self._shutdown:
             self._serve(bus, stage)
 
-    def _serve(self, bus: StageBus, stage: AssembledStage) -> None:
-        """Take in what has come, run one plan."""
+    def _serve(self, bus: StageBus, stage: LoadedStage) -> None:
+        """Handle the messages that have arrived, then run one plan."""
         self._tell_drain(bus)
         self._take(bus.receive(0), stage.runner)
         while not self._plans and not self._shutdown:
@@ -162,8 +161,8 @@ class StageProcess:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             self._finish(bus, stage.runner, plan, sampled)
 
-    def _await_message(self, bus: StageBus, stage: AssembledStage) -> None:
-        """Take the next message; while the device works, look at both by turns."""
+    def _await_message(self, bus: StageBus, stage: LoadedStage) -> None:
+        """Handle the next message; while the device works, poll the bus and the device by turns."""
         if not stage.in_flight:
             self._take(bus.receive(MESSAGE_POLL_SECONDS), stage.runner)
             return
@@ -172,7 +171,7 @@ class StageProcess:
         if stage.in_flight and not self._plans:
             time.sleep(POLL_SECONDS)
 
-    def _finish_done(self, bus: StageBus, stage: AssembledStage) -> None:
+    def _finish_done(self, bus: StageBus, stage: LoadedStage) -> None:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
         for plan, rows in stage.in_flight.finished():
             self._finish(bus, stage.runner, plan, rows)
@@ -240,7 +239,7 @@ class StageProcess:
         return write_last_words(failure.message(self._contract.stage))
 
     def _let_device_go(self, code: ExitCode) -> None:
-        """A device that waits for a lost peer would keep the process from ending; so it ends without, if need be."""
+        """Release the device; after `RELEASE_SECONDS` end without, as work that waits for a lost peer never ends."""
         if self._stage is None or self._stage.in_flight is None:
             return
         overdue = threading.Timer(RELEASE_SECONDS, os._exit, args=(code,))

@@ -55,7 +55,6 @@ class StageReader:
                 return self._now
 
     def timeline(self, offset_nanoseconds: int, error_nanoseconds: int) -> StageTimeline:
-        """All of it, with what is known of the stage's clock."""
         return StageTimeline(
             stage=self._endpoint.stage,
             steps=tuple(self._steps),

@@ -40,7 +40,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return (self.end - self.begin) / 1e9
 
 

@@ -16,7 +16,6 @@ _PROCESS: Final = 1
 
 
 def perfetto_document(timelines: Sequence[StageTimeline], window: Window, *, title: str) -> dict[str, Any]:
-    """The whole document; events of a track are in time order, none has a negative duration."""
     ordered = sorted(timelines, key=lambda one: one.stage)
     events = [_metadata("process_name", 0, {"name": title})]
     for timeline in ordered:
@@ -37,7 +36,6 @@ def perfetto_document(timelines: Sequence[StageTimeline], window: Window, *, tit
 
 
 def perfetto_json(timelines: Sequence[StageTimeline], window: Window, *, title: str) -> str:
-    """The document as text."""
     return json.dumps(perfetto_document(timelines, window, title=title), separators=(",", ":"))
 
 

@@ -40,7 +40,6 @@ ARROW_COLORS: Final = {ArrowKind.HIDDEN: "#55606e", ArrowKind.FEEDBACK: "#b0413e
 
 
 def draw_timeline(timelines: Sequence[StageTimeline], window: Window, *, title: str) -> str:
-    """The window of all stages as an SVG document."""
     ordered = sorted(timelines, key=lambda one: one.stage)
     height = TOP + len(ordered) * (LANE_HEIGHT + LANE_GAP) + BOTTOM
     per_lane = [merged(slices(one, window), window) for one in ordered]

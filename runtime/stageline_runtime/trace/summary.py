@@ -14,17 +14,15 @@ DUMMY = "dummy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageSummary:
-    """One stage's window, in seconds."""
+class StateSeconds:
+    """What one stage did with a stretch of time, in seconds by state."""
 
-    stage: int
-    steps: int
-    """Plans that computed something and ended in the window."""
     busy: dict[str, float]
     """By kind."""
     wait: dict[str, float]
     """By reason."""
     idle: float
+    """No request was unfinished anywhere: part of no ratio."""
 
     @property
     def busy_seconds(self) -> float:
@@ -41,48 +39,57 @@ class StageSummary:
         """Time in which work was outstanding."""
         return self.busy_seconds + self.wait_seconds
 
-    @property
-    def bubble_ratio(self) -> float | None:
-        """None when no work was outstanding."""
-        return _ratio(self.wait_seconds + self.busy.get(DUMMY, 0.0), self.active_seconds)
+
+def bubble_ratio(stages: Sequence[StateSeconds]) -> float | None:
+    """(wait + dummy) / (busy + wait) over all `stages`; None when no work was outstanding."""
+    lost = sum(one.wait_seconds + one.busy.get(DUMMY, 0.0) for one in stages)
+    return _ratio(lost, sum(one.active_seconds for one in stages))
+
+
+def bottleneck_share(stages: Sequence[StateSeconds]) -> float | None:
+    """Busy time of the busiest stage over the time in which work was outstanding; None when there was none."""
+    return _ratio(max(one.busy_seconds for one in stages), max(one.active_seconds for one in stages))
+
+
+def imbalance(stages: Sequence[StateSeconds]) -> float | None:
+    """Busy time of the busiest stage over the mean of the stages; 1 is perfect balance. None when none was busy."""
+    busy = [one.busy_seconds for one in stages]
+    return _ratio(max(busy) * len(busy), sum(busy))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary(StateSeconds):
+    stage: int
+    steps: int
+    """Plans that computed something and ended in the window."""
 
     @property
-    def busy_share(self) -> float | None:
-        """Busy time over the time in which work was outstanding; None when there was none."""
-        return _ratio(self.busy_seconds, self.active_seconds)
+    def bubble_ratio(self) -> float | None:
+        return bubble_ratio([self])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """All stages of a window."""
-
     stages: tuple[StageSummary, ...]
 
     @property
     def bubble_ratio(self) -> float | None:
-        """Over all stages; None when no work was outstanding."""
-        lost = sum(one.wait_seconds + one.busy.get(DUMMY, 0.0) for one in self.stages)
-        return _ratio(lost, sum(one.active_seconds for one in self.stages))
+        return bubble_ratio(self.stages)
 
     @property
     def bottleneck(self) -> StageSummary:
-        """The stage with the most busy time."""
         return max(self.stages, key=lambda one: one.busy_seconds)
 
     @property
     def bottleneck_share(self) -> float | None:
-        """Busy time of the busiest stage over the time in which work was outstanding."""
-        return _ratio(self.bottleneck.busy_seconds, max(one.active_seconds for one in self.stages))
+        return bottleneck_share(self.stages)
 
     @property
     def imbalance(self) -> float | None:
-        """Busy time of the busiest stage over the mean of the stages; 1 is perfect balance."""
-        busy = [one.busy_seconds for one in self.stages]
-        return _ratio(max(busy) * len(busy), sum(busy))
+        return imbalance(self.stages)
 
 
 def summarize(timelines: Sequence[StageTimeline], window: Window) -> GroupSummary:
-    """The window on every stage, in stage order."""
     ordered = sorted(timelines, key=lambda one: one.stage)
     return GroupSummary(stages=tuple(_stage_summary(one, window) for one in ordered))
 

@@ -105,7 +105,6 @@ class NcclTransport:
         return tensor
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
-        """Queue sampled rows for the first stage."""
         assert self._feedback is not None, "a middle stage sends no feedback"
         self._check(self._feedback, seq, "send feedback", self._peer["feedback"])
         self._feedback.send(rows)

@@ -26,11 +26,8 @@ MAX_TAG = 1 << 30
 
 
 class Work(Protocol):
-    """The handle of one operation under way."""
-
     def wait(self, timeout: timedelta) -> bool:
         """Block until done; raises RuntimeError on a lost peer or when the time is up."""
-        ...
 
 
 class PointToPointGroup(Protocol):
@@ -38,20 +35,15 @@ class PointToPointGroup(Protocol):
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """Begin to send."""
-        ...
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """Begin to receive."""
-        ...
 
     def abort(self) -> None:
         """Give up everything outstanding."""
-        ...
 
 
 class PointToPointTransport:
-    """One stage's connections to its neighbours."""
-
     def __init__(
         self,
         hidden_group: PointToPointGroup,
@@ -77,14 +69,12 @@ class PointToPointTransport:
         self._feedback_sends: deque[tuple[int, Work, Tensor]] = deque()
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
-        """Post the receive of plan `seq`'s hidden tensor."""
         buffer = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype)
         peer = self._stage - 1
         with _named(seq, peer, "post receive"):
             self._hidden_posted[seq] = (buffer, self._hidden_group.recv([buffer], peer, seq % MAX_TAG))
 
     def wait_hidden(self, seq: int) -> Tensor:
-        """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`."""
         buffer, work = self._hidden_posted.pop(seq)
         with _named(seq, self._stage - 1, "receive hidden"):
             work.wait(self._timeout)
@@ -106,13 +96,11 @@ class PointToPointTransport:
         return len(self._hidden_sends) >= SEND_RING
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
-        """Post the receive of plan `seq`'s sampled rows."""
         buffer = torch.empty(num_rows, FEEDBACK_WIDTH, dtype=torch.int64)
         with _named(seq, self._last, "post feedback"):
             self._feedback_posted[seq] = (buffer, self._feedback_group.recv([buffer], self._last, seq % MAX_TAG))
 
     def wait_feedback(self, seq: int) -> Tensor:
-        """Sampled rows `[num_rows, FEEDBACK_WIDTH]` of plan `seq`."""
         buffer, work = self._feedback_posted.pop(seq)
         with _named(seq, self._last, "receive feedback"):
             work.wait(self._timeout)
@@ -129,7 +117,6 @@ class PointToPointTransport:
             self._feedback_sends.append((seq, self._feedback_group.send([rows], 0, seq % MAX_TAG), rows))
 
     def close(self) -> None:
-        """Let go of the process groups; outstanding operations fail."""
         for group in (self._hidden_group, self._feedback_group):
             group.abort()
 

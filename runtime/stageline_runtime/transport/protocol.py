@@ -1,4 +1,4 @@
-"""What the stage's runner needs of a transport.
+"""What the stage's runner needs of a transport, and the transport of a pipeline with a single stage.
 
 Every call is a pure function of a plan: both ends derive shape and order from it, so no metadata crosses with a tensor.
 Receives may be posted before they are needed; sends return once the tensor is queued and wait only when the ring of
@@ -47,32 +47,55 @@ class Transport(Protocol):
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         """Be ready for plan `seq`'s hidden tensor from the stage before."""
-        ...
 
     def wait_hidden(self, seq: int) -> Tensor:
         """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`; raises PeerLostError."""
-        ...
 
     def send_hidden(self, seq: int, hidden: Tensor) -> None:
         """Send `[num_tokens, hidden_size]` to the stage after; raises PeerLostError."""
-        ...
 
     def would_block(self) -> bool:
         """Whether the next `send_hidden` has to wait for an earlier one."""
-        ...
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """First stage: be ready for plan `seq`'s sampled rows."""
-        ...
 
     def wait_feedback(self, seq: int) -> Tensor:
         """First stage: sampled rows `[num_rows, FEEDBACK_WIDTH]` int64 of plan `seq`; raises PeerLostError."""
-        ...
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
         """Last stage: send sampled rows `[num_rows, FEEDBACK_WIDTH]` to the first stage; raises PeerLostError."""
-        ...
 
     def close(self) -> None:
         """Let go of connections."""
-        ...
+
+
+class LoopbackTransport:
+    """First stage and last stage are one: feedback comes back to it, hidden tensors never leave it."""
+
+    def __init__(self) -> None:
+        self._feedback: dict[int, Tensor] = {}
+
+    def post_hidden(self, seq: int, num_tokens: int) -> None:
+        raise AssertionError(f"plan {seq}: a single stage receives no hidden tensor of {num_tokens} tokens")
+
+    def wait_hidden(self, seq: int) -> Tensor:
+        raise AssertionError(f"plan {seq}: a single stage receives no hidden tensor")
+
+    def send_hidden(self, seq: int, hidden: Tensor) -> None:
+        raise AssertionError(f"plan {seq}: a single stage sends no hidden tensor of shape {tuple(hidden.shape)}")
+
+    def would_block(self) -> bool:
+        return False
+
+    def post_feedback(self, seq: int, num_rows: int) -> None:
+        """Feedback is kept by `send_feedback`; there is nothing to post."""
+
+    def wait_feedback(self, seq: int) -> Tensor:
+        return self._feedback.pop(seq)
+
+    def send_feedback(self, seq: int, rows: Tensor) -> None:
+        self._feedback[seq] = rows
+
+    def close(self) -> None:
+        """Nothing to let go of."""

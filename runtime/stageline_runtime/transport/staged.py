@@ -33,12 +33,7 @@ class _Send:
 class StagedTransport:
     """One stage's connections, for tensors on `accelerator`; `wire` carries the host's."""
 
-    def __init__(
-        self,
-        wire: Transport,
-        accelerator: Accelerator,
-        sizes: WireSizes,
-    ) -> None:
+    def __init__(self, wire: Transport, accelerator: Accelerator, sizes: WireSizes) -> None:
         self._wire = wire
         self._accelerator = accelerator
         hidden = (sizes.max_step_tokens, sizes.hidden_size)
@@ -59,35 +54,27 @@ class StagedTransport:
         self._thread.start()
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
-        """Post the receive of plan `seq`'s hidden tensor."""
         self._wire.post_hidden(seq, num_tokens)
 
     def wait_hidden(self, seq: int) -> Tensor:
-        """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`, on the device."""
         return self._accelerator.place(self._wire.wait_hidden(seq))
 
     def send_hidden(self, seq: int, hidden: Tensor) -> None:
-        """Queue the copy of `[num_tokens, hidden_size]` and its sending."""
         self._send(seq, hidden, self._hidden, is_feedback=False)
 
     def would_block(self) -> bool:
-        """Whether the next `send_hidden` has to wait for a buffer."""
         return not self._hidden.has_room
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
-        """Post the receive of plan `seq`'s sampled rows."""
         self._wire.post_feedback(seq, num_rows)
 
     def wait_feedback(self, seq: int) -> Tensor:
-        """Sampled rows `[num_rows, FEEDBACK_WIDTH]` of plan `seq`, on the device."""
         return self._accelerator.place(self._wire.wait_feedback(seq))
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
-        """Queue the copy of sampled rows and their sending."""
         self._send(seq, rows, self._feedback, is_feedback=True)
 
     def close(self) -> None:
-        """Let go of the connections; outstanding operations fail and the thread ends."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -141,11 +128,9 @@ class _Ring:
 
     @property
     def has_room(self) -> bool:
-        """Whether a buffer is free."""
         return self._taken - max(0, self.sent - self._outstanding) < len(self._buffers)
 
     def take(self) -> Tensor:
-        """The next buffer."""
         buffer = self._buffers[self._taken % len(self._buffers)]
         self._taken += 1
         return buffer

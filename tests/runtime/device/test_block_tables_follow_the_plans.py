@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.models.device.block_tables import BlockTables
+from stageline_runtime.models.device.step_rows import BlockTables
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
 NUM_SLOTS, SLOT_TOKENS, NUM_BLOCKS = 4, 100, 12

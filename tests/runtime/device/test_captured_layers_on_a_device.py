@@ -14,11 +14,10 @@ from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.tiny_models import write_tiny_llama, write_tiny_mistral, write_tiny_qwen3, write_tiny_qwen3_moe
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.graphs.device_graphs import step_sizes
-from stageline_runtime.graphs.protocol import CaptureSizes, GraphsUnavailableError
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, StageShape
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, StepPlan
 from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size
 

@@ -23,8 +23,7 @@ from stageline_runtime.model_facts.model_config import ModelConfig, read_model_c
 from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
 from stageline_runtime.models.device.step_rows import CacheBounds, build_step_rows
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights.stage_weights import Progress
+from stageline_runtime.models.protocol import LoadProgress, StageShape
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -36,7 +35,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> DeviceStage:
+def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DeviceStage:
     attention = PlainAttention(attention_heads(config, shape))
     return build_device_stage(model_dir, config, shape, progress, ImmediateAccelerator(), attention)
 

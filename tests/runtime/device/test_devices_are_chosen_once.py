@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stageline_api.failures import FailureClass
-from stageline_runtime.accelerator.choice import choose_accelerator
+from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.engine.group.welcome import choose_graphs, choose_transport, memory_owner
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind

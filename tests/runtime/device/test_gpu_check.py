@@ -10,7 +10,7 @@ from processes.repository_files import ROOT
 from stageline_api.errors import UserError
 from stageline_bench.gpu_check import __main__ as program
 from stageline_bench.gpu_check.device_parts import DeviceParts
-from stageline_bench.gpu_check.page import BEGIN, END, render, update_page
+from stageline_bench.gpu_check.page import render
 from stageline_bench.gpu_check.sections import (
     CheckFailedError,
     Figures,
@@ -21,6 +21,7 @@ from stageline_bench.gpu_check.sections import (
     run_sections,
     unproven,
 )
+from stageline_bench.page_section import markers, replace_section
 from stageline_runtime.models.device.attention import PlainAttention
 
 
@@ -57,17 +58,20 @@ def test_a_failure_is_the_exit_status(parts: list[Section], code: int) -> None:
 
 def test_the_page_gets_the_table_and_keeps_its_prose(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
-    page.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
-    update_page(page, render(run_sections([PASSES, SKIPS], lambda _line: None), "2030-01-01, a device."))
+    begin, end = markers("gpu-check")
+    page.write_text(f"before\n{begin}old\n{end}\nafter\n")
+    replace_section(
+        page, "gpu-check", render(run_sections([PASSES, SKIPS], lambda _line: None), "2030-01-01, a device.")
+    )
     text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}2030-01-01, a device.\n")
-    assert text.endswith(f"{END}\nafter\n")
+    assert text.startswith(f"before\n{begin}2030-01-01, a device.\n")
+    assert text.endswith(f"{end}\nafter\n")
     assert "| a | something | passed | speed 3 tok/s; size 1 \\| 2 |" in text
     assert "| d | something | skipped | needs two devices, 1 is there |" in text
     assert "old" not in text
     page.write_text("nothing to replace")
     with pytest.raises(UserError, match="has no section"):
-        update_page(page, "table")
+        replace_section(page, "gpu-check", "table")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
@@ -84,7 +88,7 @@ def test_without_a_device_it_says_how_to_get_one_and_ends_well(
 
 def test_docs_name_every_part_and_call_it_unproven_until_it_ran(tmp_path: Path) -> None:
     text = (ROOT / "docs/gpu.md").read_text()
-    _, _, table = text.partition(BEGIN)
+    _, _, table = text.partition(markers("gpu-check")[0])
     for outcome in unproven(program.sections(tmp_path)):
         assert f"| {outcome.name} | {outcome.shows} |" in table, outcome.name
     if "Never run on a GPU." in table:

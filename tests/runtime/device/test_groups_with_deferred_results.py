@@ -22,10 +22,9 @@ from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, Shutdo
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
-from stageline_runtime.stage.step.in_flight import InFlight
+from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState
-from stageline_runtime.stage.telemetry.device_clock import DeviceMarks
 from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, StateClock, WaitReason
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 

@@ -13,7 +13,7 @@ from oracles.tiny_models import write_tiny_mixtral, write_tiny_olmo2
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, model_config_from_dict, read_model_config
 from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.checkpoint import WeightsError
 
 LLAMA: dict[str, Any] = {

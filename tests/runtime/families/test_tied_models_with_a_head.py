@@ -14,11 +14,10 @@ from oracles.pipeline_checks import hugging_face_tokens
 from oracles.tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.models.coverage.load import load_cut
+from stageline_runtime.models.coverage.cut import load_cut
 from stageline_runtime.models.coverage.stage import build_covered_stage
 from stageline_runtime.models.cpu.decoder import build_stage_model
-from stageline_runtime.models.protocol import ModelBuilder
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.protocol import ModelBuilder, StageShape
 from stageline_runtime.models.weights.stage_weights import StageWeights
 
 Way = tuple[Callable[[Path], Path], ModelBuilder]

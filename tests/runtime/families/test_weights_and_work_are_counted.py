@@ -28,7 +28,7 @@ from stageline_runtime.model_facts.model_config import (
 )
 from stageline_runtime.model_facts.model_shapes import active_parameters, layer_parameters, read_parameters
 from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
 

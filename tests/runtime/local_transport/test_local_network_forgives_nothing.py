@@ -8,9 +8,8 @@ from torch import Tensor
 
 from chaos.interleaving import DeadlockError, Interleaving
 from chaos.local_transport import LocalNetwork, WireError
-from stageline_runtime.transport.loopback import LoopbackTransport
 from stageline_runtime.transport.point_to_point import SEND_RING
-from stageline_runtime.transport.protocol import Transport
+from stageline_runtime.transport.protocol import LoopbackTransport, Transport
 
 Body = Callable[[Transport], None]
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.models.cpu.attention import attend
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
-from stageline_runtime.models.cpu.kv_cache import KvCache
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch, CacheShape, KvCache, build_attention_batch
+from stageline_runtime.models.cpu.layer_attention import attend
 from stageline_runtime.plan_bus.messages import PlanRow
 
 NUM_SLOTS, SLOT_TOKENS, KV_HEADS, GROUP_SIZE, HEAD_DIM = 6, 150, 2, 3, 8

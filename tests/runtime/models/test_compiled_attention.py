@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stageline_runtime.models.native.attention_kernel import AttentionInputs, AttentionKernel, HeadShape
 from stageline_runtime.models.native.build import NativeUnavailableError, find_compiler, load_library
-from stageline_runtime.models.native.kernels import compile_kernels, kernels_if_possible
+from stageline_runtime.models.native.row_kernels import compile_kernels, kernels_if_possible
 from stageline_runtime.models.rotary import rotate
 
 NUM_SLOTS, SLOT_TOKENS, KV_HEADS = 5, 90, 2

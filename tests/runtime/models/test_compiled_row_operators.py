@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.models.cpu.normalization import RmsNorm
+from stageline_runtime.models.cpu.row_modules import RmsNorm
 from stageline_runtime.models.native.build import find_compiler, load_library
 from stageline_runtime.models.native.row_kernels import RowKernels
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageline_api.errors import UserError
-from stageline_runtime.planning.devices import PRESETS, TEN_GIGABIT, ComputeRate, Device, Link
-from stageline_runtime.planning.devices_file import read_hardware
+from stageline_runtime.planning.devices import PRESETS, TEN_GIGABIT, ComputeRate, Device, Link, read_hardware
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "devices").glob("*.yaml"))
 

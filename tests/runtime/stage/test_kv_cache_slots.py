@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
-from stageline_runtime.models.cpu.kv_cache import KvCache
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch, CacheShape, KvCache, build_attention_batch
 from stageline_runtime.plan_bus.messages import PlanRow
 
 SLOT_TOKENS = 64

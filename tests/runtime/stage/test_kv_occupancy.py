@@ -1,7 +1,7 @@
 """What lies in a stage's KV cache follows from the plans it ran."""
 
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, SlotTrim, StepPlan
-from stageline_runtime.stage.telemetry.kv_occupancy import KvOccupancy
+from stageline_runtime.stage.telemetry.progress import KvOccupancy
 
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
 

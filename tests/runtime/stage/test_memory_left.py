@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stageline_runtime.stage import memory
+from stageline_runtime.planning import this_machine
 
 GIB = 1 << 30
 
@@ -14,8 +14,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 8 GiB available and an empty control group directory."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(this_machine, "_MEMINFO", meminfo)
+    monkeypatch.setattr(this_machine, "_CGROUP", tmp_path)
     return tmp_path
 
 
@@ -38,11 +38,11 @@ def test_available_bytes(
             (machine / name).write_text(text + "\n")
     if inactive_file is not None:
         (machine / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {inactive_file}\nactive_file 3\n")
-    assert memory.available_bytes() == expected
+    assert this_machine.available_bytes() == expected
 
 
 def test_stages_of_one_machine_are_told_apart_only_by_limits_of_their_own(machine: Path) -> None:
-    unlimited = memory.host_identity()
-    assert memory.host_identity() == unlimited
+    unlimited = this_machine.host_identity()
+    assert this_machine.host_identity() == unlimited
     (machine / "memory.max").write_text("1000\n")
-    assert memory.host_identity().startswith(f"{unlimited}/")
+    assert this_machine.host_identity().startswith(f"{unlimited}/")

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from oracles.simulated_pipeline import GREEDY
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
-from stageline_runtime.stage.step.slot_tokens import SlotTokens
+from stageline_runtime.stage.step.runner import SlotTokens
 
 
 def plan(seq: int, *slots: tuple[int, int], posted: bool = True, padded_tokens: int = 4) -> StepPlan:

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from oracles.timeline_samples import plan
 from stageline_api.telemetry.timeline import TimelineStep
-from stageline_runtime.stage.telemetry.histogram import BucketCounts
-from stageline_runtime.stage.telemetry.progress import StageProgress
-from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, State, StateClock, WaitReason
-from stageline_runtime.stage.telemetry.timeline import MAX_MARKS, PAGE_STEPS, StepRecord, Timeline, state_name
+from stageline_runtime.stage.telemetry.progress import BucketCounts, StageProgress
+from stageline_runtime.stage.telemetry.state_clock import (
+    IDLE,
+    MAX_MARKS,
+    PAGE_STEPS,
+    BusyKind,
+    State,
+    StateClock,
+    StepRecord,
+    Timeline,
+    WaitReason,
+    state_name,
+)
 from stageline_runtime.trace.lanes import StageTimeline, common_window
 from stageline_runtime.trace.summary import StageSummary, summarize
 

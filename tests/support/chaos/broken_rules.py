@@ -16,9 +16,8 @@ from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
 from stageline_runtime.sampling.adjustments import SeenTokens
-from stageline_runtime.stage.step.runner import StageRunner
+from stageline_runtime.stage.step.runner import SlotTokens, StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
-from stageline_runtime.stage.step.slot_tokens import SlotTokens
 from stageline_runtime.transport.point_to_point import PointToPointTransport
 
 Patch = pytest.MonkeyPatch

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from chaos.interleaving import Interleaving
-from stageline_runtime.transport.loopback import LoopbackTransport
 from stageline_runtime.transport.point_to_point import PointToPointTransport
-from stageline_runtime.transport.protocol import Transport
+from stageline_runtime.transport.protocol import LoopbackTransport, Transport
 
 NONSENSE = -0x5EED
 """What an incomplete receive's buffer holds."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
-from stageline_runtime.stage.step.slot_tokens import SlotTokens
+from stageline_runtime.stage.step.runner import SlotTokens
 
 
 class WatchedSlotTokens(SlotTokens):

@@ -31,6 +31,7 @@ from cluster.simulated_nodes import SimulatedNodes
 from cluster.under_test import Cluster, cluster_of
 from oracles.tiny_models import write_tiny_llama
 from processes.serving_command import kill
+from stageline_bench.page_section import replace_section
 from stageline_bench.runtime.results import Machine, Result, Target, this_machine, today, write_result
 
 ROOT = Path(__file__).parents[3]
@@ -234,9 +235,7 @@ def update_page(page: Path, result: Result) -> None:
         *(f"| {name} | {value} |" for name, value in rows.items()),
         "",
     ]
-    begin, end = "<!-- begin operator -->\n", "<!-- end operator -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    page.write_text(before + begin + "\n".join(lines) + end + rest.partition(end)[2], encoding="utf-8")
+    replace_section(page, "operator", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of
 

@@ -12,8 +12,7 @@ import torch
 
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.families import build_any_stage_model
-from stageline_runtime.models.protocol import ModelBuilder, StageModel
-from stageline_runtime.models.stage_shape import StageShape
+from stageline_runtime.models.protocol import ModelBuilder, StageModel, StageShape
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
 from stageline_runtime.planning.cut import cut_layers, estimate_costs
 

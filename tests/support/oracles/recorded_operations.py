@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stageline_runtime.accelerator.graph import Graph
+from stageline_runtime.accelerator.protocol import Graph
 
 Made = TypeVar("Made")
 READS = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal")

@@ -14,8 +14,7 @@ from typing import cast
 import torch
 
 from oracles.recorded_operations import RecordedOperations
-from stageline_runtime.accelerator.graph import GraphRecorder
-from stageline_runtime.accelerator.protocol import Event, Stream
+from stageline_runtime.accelerator.protocol import Event, GraphRecorder, Stream
 
 CPU = torch.device("cpu")
 

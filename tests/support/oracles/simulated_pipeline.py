@@ -13,7 +13,7 @@ from torch import Tensor
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of
-from stageline_runtime.stage.step.slot_tokens import SlotTokens
+from stageline_runtime.stage.step.runner import SlotTokens
 
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
 STOP_TOKEN = 7

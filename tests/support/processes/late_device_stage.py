@@ -10,7 +10,7 @@ import sys
 from oracles.simulated_accelerator import LateAccelerator
 from stageline_runtime.contract import read_contract
 from stageline_runtime.models.device.attention import PlainAttention
-from stageline_runtime.models.device.families import device_builder
+from stageline_runtime.models.families import device_builder
 from stageline_runtime.stage.process import StageProcess
 
 

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch
-from stageline_runtime.models.cpu.kv_cache import KvCache
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch, KvCache
 from stageline_runtime.models.weights.checkpoint import WeightsError
 
 ATTENTION_NAME = "stageline_slots"

@@ -11,12 +11,16 @@ import torch
 
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.coverage.attention import CURRENT_STEP, CoverageError, CoveredStep
-from stageline_runtime.models.coverage.cut import ModelCut, Passage
-from stageline_runtime.models.coverage.load import load_cut
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
-from stageline_runtime.models.cpu.kv_cache import KvCache
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights.stage_weights import Progress
+from stageline_runtime.models.coverage.cut import ModelCut, Passage, load_cut
+from stageline_runtime.models.cpu.kv_cache import (
+    AttentionBatch,
+    CachedSlots,
+    CacheShape,
+    KvCache,
+    build_attention_batch,
+    cache_of,
+)
+from stageline_runtime.models.protocol import LoadProgress, StageShape
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
 
 _PROBE = PlanRow(slot=0, generation=0, position=0, num_tokens=1, token_ids=(0,), need_sample=False)
@@ -44,39 +48,22 @@ class _NoCache:
         return key, value
 
 
-class CoveredStage:
+class CoveredStage(CachedSlots):
     """A `StageModel` over Hugging Face's layers."""
 
     def __init__(self, config: ModelConfig, cut: ModelCut, cache: KvCache, cache_shape: CacheShape, first: int) -> None:
+        super().__init__(cache)
         self._cut = cut
-        self._cache = cache
         self._cache_shape = cache_shape
         self._first_layer = first
         self._hidden_size = config.hidden_size
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
-        """Indices of a plan, for `layers`.
-
-        Raises:
-            ValueError: a row lies outside the cache.
-        """
+        """Indices of a plan, for `layers`; raises ValueError where a row lies outside the cache."""
         return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape)
-
-    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
-        """Zero what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
-        self._cache.reset_slot(slot, keep_tokens)
-
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
-        self._cache.copy_slot(source, target, num_tokens)
-
-    def trim_slot(self, slot: int, num_tokens: int) -> None:
-        """Give back the memory of `slot` from position `num_tokens` on."""
-        self._cache.trim_slot(slot, num_tokens)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
         self._cut.passage = passage = Passage(embedding_only=True, hidden=None)
         positions = torch.zeros_like(token_ids)
         self._cut.base(
@@ -87,7 +74,6 @@ class CoveredStage:
 
     @torch.inference_mode()
     def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """Run the stage's layers over hidden `[padded_tokens, hidden_size]`, writing their keys and values."""
         self._cache.mark_written(batch)
         step = CoveredStep(batch=batch, cache=self._cache, first_layer=self._first_layer)
         self._run(hidden, step)
@@ -95,7 +81,6 @@ class CoveredStage:
 
     @torch.inference_mode()
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
         rows = hidden_rows[None]
         for module in self._cut.tail:
             rows = module(rows)
@@ -145,28 +130,18 @@ class CoveredStage:
             CURRENT_STEP.reset(token)
 
 
-def build_covered_stage(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> CoveredStage:
+def build_covered_stage(
+    model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress
+) -> CoveredStage:
     """Load a stage's part of a Hugging Face model and reserve its KV cache.
 
     Raises:
         WeightsError: a tensor is missing or misshapen, a file is unreadable, or the model can't be run exactly.
     """
     cut = load_cut(
-        model_dir,
-        shape.layers,
-        is_first=shape.is_first,
-        is_last=shape.is_last,
-        dtype=shape.dtype,
-        progress=progress,
+        model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last, dtype=shape.dtype, progress=progress
     )
-    cache = KvCache(
-        num_layers=shape.layers.count,
-        num_slots=shape.num_slots,
-        num_kv_heads=config.num_kv_heads,
-        slot_tokens=shape.slot_tokens,
-        head_dim=config.head_dim,
-        dtype=shape.dtype,
-    )
+    cache = cache_of(config, shape)
     cache_shape = CacheShape(
         num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype
     )

@@ -12,23 +12,34 @@ import torch
 import torch.nn.functional as F
 
 from stageline_runtime.graphs.layer_graphs import LayerGraphs
-from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch, CacheShape, build_attention_batch
 from stageline_runtime.models.cpu.decoder_layer import DecoderLayer
-from stageline_runtime.models.cpu.kv_cache import KvCache
-from stageline_runtime.models.cpu.layer_attention import LayerAttention
-from stageline_runtime.models.cpu.output_head import OutputHead
-from stageline_runtime.models.cpu.windows import narrow
+from stageline_runtime.models.cpu.kv_cache import (
+    AttentionBatch,
+    CachedSlots,
+    CacheShape,
+    KvCache,
+    build_attention_batch,
+    cache_of,
+)
+from stageline_runtime.models.cpu.layer_attention import LayerAttention, narrow
+from stageline_runtime.models.cpu.row_modules import OutputHead
 from stageline_runtime.models.native.attention_kernel import HeadShape
-from stageline_runtime.models.native.kernels import Kernels, kernels_if_possible
+from stageline_runtime.models.native.row_kernels import Kernels, kernels_if_possible
+from stageline_runtime.models.protocol import (
+    CaptureProgress,
+    CaptureReport,
+    CaptureSizes,
+    GraphsUnavailableError,
+    LoadProgress,
+    StageShape,
+)
 from stageline_runtime.models.rotary import RotaryTable
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights.stage_weights import Progress, StageWeights
+from stageline_runtime.models.weights.stage_weights import StageWeights
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 
 
-class DecoderStage:
+class DecoderStage(CachedSlots):
     """Layers `first..last` of a decoder with their KV cache; the first stage embeds, the last has the head."""
 
     def __init__(
@@ -53,39 +64,21 @@ class DecoderStage:
         self._config = config
         self._head = OutputHead(config, weights, self._embedding, rows) if is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
-        self._cache = cache
+        super().__init__(cache)
         self._cache_shape = cache_shape
         self._windows = windows
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
-        """Indices and masks of a plan, for `layers`.
-
-        Raises:
-            ValueError: a row lies outside the cache.
-        """
+        """Indices and masks of a plan, for `layers`; raises ValueError where a row lies outside the cache."""
         return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape, plan.graph_mode)
-
-    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
-        """Zero what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
-        self._cache.reset_slot(slot, keep_tokens)
-
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
-        self._cache.copy_slot(source, target, num_tokens)
-
-    def trim_slot(self, slot: int, num_tokens: int) -> None:
-        """Give back the memory of `slot` from position `num_tokens` on."""
-        self._cache.trim_slot(slot, num_tokens)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
         assert self._embedding is not None, "this stage holds no embedding"
         return F.embedding(token_ids, self._embedding)
 
     @torch.inference_mode()
     def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """Run the stage's layers over hidden `[padded_tokens, hidden_size]`, writing their keys and values."""
         self._cache.mark_written(batch)
         rotary = self._rotary.at(batch.positions)
         batches = {window: narrow(batch, window) for window in set(self._windows) if window is not None}
@@ -114,26 +107,18 @@ class DecoderStage:
 
     @torch.inference_mode()
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
         assert self._head is not None, "this stage holds no head"
         return self._head(hidden_rows)
 
 
-def build_stage_model(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Progress) -> DecoderStage:
+def build_stage_model(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DecoderStage:
     """Load a stage's weights and reserve its KV cache of `num_cohorts * slots_per_cohort` slots.
 
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
     weights = StageWeights(model_dir, config, shape, progress)
-    cache = KvCache(
-        num_layers=shape.layers.count,
-        num_slots=shape.num_slots,
-        num_kv_heads=config.num_kv_heads,
-        slot_tokens=shape.slot_tokens,
-        head_dim=config.head_dim,
-        dtype=shape.dtype,
-    )
+    cache = cache_of(config, shape)
     heads = HeadShape(
         num_kv_heads=config.num_kv_heads,
         group_size=config.group_size,

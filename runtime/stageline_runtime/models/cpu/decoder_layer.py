@@ -1,25 +1,65 @@
 """One decoder layer, in parts that a graph can capture: what comes before attention, attention, what comes after.
 
-Eager and captured runs call the same methods. Only the mixture's feed-forward block can't be captured.
+Eager and captured runs call the same methods. Only the mixture of experts can't be captured: which experts run depends
+on the tokens, so shapes do too.
 """
 
 import torch
 import torch.nn.functional as F
 
-from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch
+from stageline_runtime.model_facts.model_config import MixtureConfig, ModelConfig
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.models.cpu.layer_attention import LayerAttention, Rotary
-from stageline_runtime.models.cpu.linear import Linear
-from stageline_runtime.models.cpu.mixture import ExpertMixture
-from stageline_runtime.models.cpu.normalization import RmsNorm
 from stageline_runtime.models.cpu.operators import decode_attention
+from stageline_runtime.models.cpu.row_modules import Linear, RmsNorm
 from stageline_runtime.models.native.row_kernels import RowKernels
 from stageline_runtime.models.rotary import rotate
 from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights, Projection
 
 
+class ExpertMixture:
+    """A mixture of experts as feed-forward block: a router picks experts for each token, and only those picked run.
+
+    `sum over picked experts of weight * down(silu(gate(x)) * up(x))`. Tokens are grouped by expert, so that an expert's
+    weights are read once a step and never for an expert without tokens. Numerics follow Hugging Face's: routing weights
+    are a float32 softmax over all experts, and the experts' outputs are summed in ascending order of the expert.
+    """
+
+    def __init__(self, mixture: MixtureConfig, weights: ExpertWeights) -> None:
+        self._mixture = mixture
+        self._router = Linear(weights.router)
+        self._gate_up = tuple(Linear(weight) for weight in weights.gate_up)
+        self._down = tuple(Linear(weight) for weight in weights.down)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        weights, experts = self._route(rows)
+        picks_of_token = experts.shape[1]
+        order = experts.flatten().argsort(stable=True)
+        counts = experts.flatten().bincount(minlength=self._mixture.num_experts).tolist()
+        output = torch.zeros_like(rows)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            picks = order[start : start + count]
+            tokens = picks // picks_of_token
+            gate, up = self._gate_up[expert](rows[tokens]).chunk(2, dim=-1)
+            result = self._down[expert](F.silu(gate) * up) * weights.flatten()[picks, None]
+            output.index_add_(0, tokens, result.to(output.dtype))
+            start += count
+        return output
+
+    def _route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and expert ids `[num_tokens, experts_per_token]` of each token's picked experts."""
+        probabilities = F.softmax(self._router(rows), dim=-1, dtype=torch.float32)
+        weights, experts = probabilities.topk(self._mixture.experts_per_token, dim=-1)
+        if self._mixture.normalise_weights:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, experts
+
+
 class FeedForward:
-    """Gated feed-forward block: `down(silu(gate(x)) * up(x))` with gate and up in one projection."""
+    """Gated feed-forward block `[num_tokens, hidden_size]` to the same shape: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, weights: DenseWeights, kernels: RowKernels | None) -> None:
         self._gate_up = _linear(weights.gate_up)
@@ -27,7 +67,6 @@ class FeedForward:
         self._kernels = kernels
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map `[num_tokens, hidden_size]` to the same shape."""
         gate_up = self._gate_up(rows)
         if self._kernels is not None and not torch.compiler.is_compiling():
             return self._down(self._kernels.gate(gate_up))
@@ -83,7 +122,6 @@ class DecoderLayer(LayerParts):
         self._attention_features = attention.out_features
 
     def __call__(self, hidden: torch.Tensor, rotary: Rotary, batch: AttentionBatch) -> torch.Tensor:
-        """Map hidden to the same shape."""
         query_key, value = self._project(hidden)
         return self.after_attention(hidden, self.attention(query_key, value, rotary, batch))
 

@@ -1,19 +1,215 @@
-"""Keys and values of a stage's layers: one contiguous region per slot, addressed by global slot id.
+"""The KV cache of a CPU stage, and which token of a plan reads and writes which part of it.
 
-A global slot id is `cohort * slots_per_cohort + index`. The memory is mapped at load, where the kernel gives zeroed
-pages on first touch: pages that no request reaches cost nothing, and masked reads always meet finite numbers. A slot
-is zeroed up to its high-water mark when a new request takes it: a masked weight of zero times a stale NaN would
-otherwise reach that request's output.
+Keys and values lie in one contiguous region per slot, addressed by global slot id (`cohort * slots_per_cohort +
+index`). The memory is mapped at load, where the kernel gives zeroed pages on first touch: pages that no request reaches
+cost nothing, and masked reads always meet finite numbers. A slot is zeroed up to its high-water mark when a new request
+takes it: a masked weight of zero times a stale NaN would otherwise reach that request's output.
+
+The indices of a plan are worked out once for all layers. Invariants: every index follows from the plan alone, so all
+stages agree; padding tokens own no slot and so can't write to one; a query sees exactly the positions up to its own.
+Reads are padded to a bucket so that shapes are few; what lies in the padding is masked.
 """
 
 import contextlib
 import ctypes
 import math
 import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
-from stageline_runtime.models.cpu.attention_batch import AttentionBatch
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.protocol import StageShape
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow
+
+CONTEXT_BUCKET_TOKENS = 64
+PREFILL_PIECE_TOKENS = 64
+"""Longer chunks attend in pieces, so that the early ones don't score the positions masked from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """Sizes of the KV cache that indices are checked against, and how queries fold."""
+
+    num_slots: int
+    slot_tokens: int
+    group_size: int
+    dtype: torch.dtype
+    masks: bool = True
+    """Whether attention is plain operators, which need masks; compiled kernels need only the rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPiece:
+    """Consecutive tokens of one request's prefill chunk. Only where there are masks."""
+
+    tokens: slice
+    """The piece's tokens within the step."""
+    slot: int
+    positions: slice
+    """Where the piece's keys and values go."""
+    context: int
+    """Padded number of positions read."""
+    mask: torch.Tensor
+    """Additive, `[group_size * num_tokens, context]`; group-major, as the folded queries are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRun:
+    """Single-token rows of consecutive slots, so that their cache is one view. Only where there are masks."""
+
+    tokens: slice | torch.Tensor
+    slots: slice
+    context: int
+    mask: torch.Tensor
+    """Additive, `[num_rows, 1, 1, context]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """A plan's rows, as attention needs them."""
+
+    positions: torch.Tensor
+    """`[padded_tokens]` int64; zero for padding."""
+    prefill: tuple[PrefillPiece, ...]
+    decode: tuple[DecodeRun, ...]
+    decode_tokens: torch.Tensor
+    """`[num_decode_rows]` int64, with `decode_slots` and `decode_positions`: what the decode rows write."""
+    decode_slots: torch.Tensor
+    decode_positions: torch.Tensor
+    decode_rows: torch.Tensor
+    """`[num_decode_rows + padding, 3]` int64: token, slot and position of each, as the compiled kernel reads them;
+    padding has slot -1."""
+    chunk_rows: torch.Tensor
+    """`[num_chunks, 4]` int64: first token, slot, first position and number of tokens of each prefill chunk."""
+    graph_mode: GraphMode
+    written: tuple[tuple[int, int], ...]
+    """(slot, end position) of each row, for the cache's high-water marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeRow:
+    token: int
+    slot: int
+    position: int
+
+
+def build_attention_batch(
+    rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape, graph_mode: GraphMode = GraphMode.OFF
+) -> AttentionBatch:
+    """Work out the indices and masks of a plan.
+
+    Raises:
+        ValueError: a row lies outside the cache or the rows don't fit `padded_tokens`; a bug in whoever planned it.
+    """
+    decode, chunks, num_tokens = _placed(rows, padded_tokens, shape)
+    positions = [position for row in rows for position in range(row.position, row.position + row.num_tokens)]
+    decode_rows = _kernel_rows(decode, range(num_tokens, padded_tokens))
+    chunk_rows = [(offset, row.slot, row.position, row.num_tokens) for offset, row in chunks]
+    return AttentionBatch(
+        positions=torch.tensor(positions + [0] * (padded_tokens - num_tokens), dtype=torch.int64),
+        prefill=tuple(piece for offset, row in chunks for piece in _prefill_pieces(row, offset, shape)),
+        decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)) if shape.masks else (),
+        decode_tokens=decode_rows[: len(decode), 0],
+        decode_slots=decode_rows[: len(decode), 1],
+        decode_positions=decode_rows[: len(decode), 2],
+        decode_rows=decode_rows,
+        chunk_rows=torch.tensor(chunk_rows, dtype=torch.int64).view(-1, 4),
+        graph_mode=graph_mode,
+        written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
+    )
+
+
+def _placed(
+    rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape
+) -> tuple[list[_DecodeRow], list[tuple[int, PlanRow]], int]:
+    """Single-token rows by slot, longer ones with their first token's place in the step, and the tokens of all."""
+    decode: list[_DecodeRow] = []
+    chunks: list[tuple[int, PlanRow]] = []
+    offset = 0
+    for row in rows:
+        _check_row(row, shape)
+        if offset + row.num_tokens > padded_tokens:
+            needed = offset + row.num_tokens
+            raise ValueError(f"rows need at least {needed} tokens, but the plan is padded to {padded_tokens}")
+        if row.num_tokens == 1:
+            decode.append(_DecodeRow(offset, row.slot, row.position))
+        else:
+            chunks.append((offset, row))
+        offset += row.num_tokens
+    decode.sort(key=lambda entry: entry.slot)
+    return decode, chunks, offset
+
+
+def _check_row(row: PlanRow, shape: CacheShape) -> None:
+    if not 0 <= row.slot < shape.num_slots:
+        raise ValueError(f"slot {row.slot} is outside the cache's {shape.num_slots} slots")
+    if row.num_tokens < 1 or row.position < 0 or row.position + row.num_tokens > shape.slot_tokens:
+        raise ValueError(
+            f"slot {row.slot}: {row.num_tokens} tokens at position {row.position} don't fit {shape.slot_tokens}"
+        )
+
+
+def _kernel_rows(decode: list[_DecodeRow], padding: range) -> torch.Tensor:
+    """`[num_decode_rows + padding, 3]`: token, slot and position; padding owns no slot."""
+    rows = [(row.token, row.slot, row.position) for row in decode]
+    rows += [(token, -1, 0) for token in padding]
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+
+
+def _padded_context(length: int, shape: CacheShape) -> int:
+    buckets = -(-length // CONTEXT_BUCKET_TOKENS)
+    return min(buckets * CONTEXT_BUCKET_TOKENS, shape.slot_tokens)
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Zero where visible, minus infinity elsewhere, in the queries' dtype so that no layer converts it again."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+
+
+def _prefill_pieces(row: PlanRow, offset: int, shape: CacheShape) -> Iterator[PrefillPiece]:
+    if not shape.masks:
+        return
+    for start in range(0, row.num_tokens, PREFILL_PIECE_TOKENS):
+        stop = min(start + PREFILL_PIECE_TOKENS, row.num_tokens)
+        positions = slice(row.position + start, row.position + stop)
+        context = _padded_context(positions.stop, shape)
+        visible = torch.arange(context)[None, :] <= torch.arange(positions.start, positions.stop)[:, None]
+        yield PrefillPiece(
+            tokens=slice(offset + start, offset + stop),
+            slot=row.slot,
+            positions=positions,
+            context=context,
+            mask=_additive(visible, shape.dtype).repeat(shape.group_size, 1),
+        )
+
+
+def _consecutive(rows: list[_DecodeRow]) -> list[list[_DecodeRow]]:
+    """Split rows, ordered by slot, where a slot is skipped."""
+    runs: list[list[_DecodeRow]] = [rows[:1]] if rows else []
+    for before, row in pairwise(rows):
+        if row.slot == before.slot + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def _decode_run(run: list[_DecodeRow], shape: CacheShape) -> DecodeRun:
+    context = _padded_context(max(row.position for row in run) + 1, shape)
+    last_visible = torch.tensor([row.position for row in run])[:, None]
+    visible = torch.arange(context)[None, :] <= last_visible
+    tokens = [row.token for row in run]
+    in_order = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
+    return DecodeRun(
+        tokens=slice(tokens[0], tokens[-1] + 1) if in_order else torch.tensor(tokens, dtype=torch.int64),
+        slots=slice(run[0].slot, run[-1].slot + 1),
+        context=context,
+        mask=_additive(visible, shape.dtype)[:, None, None, :],
+    )
+
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MAP_NORESERVE = 0x4000
@@ -75,6 +271,26 @@ class KvCache:
             for head in cache[slot]:
                 _give_back(head[num_tokens:end])
         self._high_water_tokens[slot] = num_tokens
+
+
+def cache_of(config: ModelConfig, shape: StageShape) -> KvCache:
+    """Reserve the cache of one stage of a model."""
+    return KvCache(
+        num_layers=shape.layers.count,
+        num_slots=shape.num_slots,
+        num_kv_heads=config.num_kv_heads,
+        slot_tokens=shape.slot_tokens,
+        head_dim=config.head_dim,
+        dtype=shape.dtype,
+    )
+
+
+class CachedSlots:
+    """The part of `StageCompute` that is about slots, for models whose keys and values lie in a `KvCache`."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self.reset_slot, self.copy_slot, self.trim_slot = cache.reset_slot, cache.copy_slot, cache.trim_slot
 
 
 def _give_back(region: torch.Tensor) -> None:

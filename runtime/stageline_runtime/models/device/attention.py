@@ -21,8 +21,6 @@ MOST_SPLITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionHeads:
-    """Sizes that stay the same for a stage's life."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -30,12 +28,10 @@ class AttentionHeads:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share a key/value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def prefill_tile_tokens(self) -> int:
-        """Most tokens of a prefill tile."""
         return max(1, PREFILL_ROWS // self.group_size)
 
 
@@ -96,7 +92,6 @@ class TritonAttention:
         rows: DeviceRows,
         window: int | None,
     ) -> torch.Tensor:
-        """As the protocol says."""
         for given in (query_key, value):
             assert given.stride()[1:] == (self._heads.head_dim, 1), given.stride()
         self._store(query_key, value, cache, rows)
@@ -121,11 +116,7 @@ class TritonAttention:
         return 1 << (min(wanted, blocks, MOST_SPLITS).bit_length() - 1)
 
     def _store(
-        self,
-        query_key: torch.Tensor,
-        value: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
-        rows: DeviceRows,
+        self, query_key: torch.Tensor, value: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], rows: DeviceRows
     ) -> None:
         heads = self._heads
         self._kernels.store_tokens[(query_key.shape[0], heads.num_kv_heads)](
@@ -219,7 +210,6 @@ class PlainAttention:
         rows: DeviceRows,
         window: int | None,
     ) -> torch.Tensor:
-        """As the protocol says."""
         heads = self._heads
         slots, positions = rows.tokens[:, 0].long(), rows.tokens[:, 1].long()
         tables = rows.block_table[slots].long()

@@ -15,8 +15,6 @@ Heads = tuple[torch.Tensor, torch.Tensor]
 
 
 class DeviceLayers:
-    """A stage's layers and their cache."""
-
     def __init__(
         self,
         parts: tuple[LayerParts, ...],
@@ -35,7 +33,6 @@ class DeviceLayers:
         return len(self._parts)
 
     def rotary(self, rows: DeviceRows) -> Rotary:
-        """Cosines and sines of the rows' positions."""
         return self._rotary.at(rows.tokens[:, 1].long())
 
     def before(self, layer: int, hidden: torch.Tensor, rotary: Rotary) -> Heads:

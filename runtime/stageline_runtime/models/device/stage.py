@@ -11,19 +11,23 @@ import torch.nn.functional as F
 
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.graphs.device_graphs import DeviceGraphs, step_sizes
-from stageline_runtime.graphs.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.cpu.decoder import layer_windows
 from stageline_runtime.models.cpu.decoder_layer import LayerParts
-from stageline_runtime.models.cpu.output_head import OutputHead
+from stageline_runtime.models.cpu.row_modules import OutputHead
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention, TritonAttention
-from stageline_runtime.models.device.block_tables import BlockTables
 from stageline_runtime.models.device.layers import DeviceLayers
-from stageline_runtime.models.device.step_rows import CacheBounds, StepRows, build_step_rows
-from stageline_runtime.models.device.step_table import StepTable
+from stageline_runtime.models.device.step_rows import BlockTables, CacheBounds, StepRows, StepTable, build_step_rows
+from stageline_runtime.models.protocol import (
+    CaptureProgress,
+    CaptureReport,
+    CaptureSizes,
+    GraphsUnavailableError,
+    LoadProgress,
+    StageShape,
+)
 from stageline_runtime.models.rotary import RotaryTable
-from stageline_runtime.models.stage_shape import StageShape
-from stageline_runtime.models.weights.stage_weights import Progress, StageWeights
+from stageline_runtime.models.weights.stage_weights import StageWeights
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
@@ -59,19 +63,13 @@ class DeviceStage:
         self._table = StepTable(accelerator, shape.max_step_tokens, self._blocks, shape.num_slots)
 
     def attention_batch(self, plan: StepPlan) -> StepRows:
-        """The plan's table, on the host.
-
-        Raises:
-            ValueError: a row lies outside the cache.
-        """
+        """The plan's table, on the host; raises ValueError where a row lies outside the cache."""
         return build_step_rows(plan.rows, plan.padded_tokens, self._bounds, plan.graph_mode)
 
     def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
-        """Give back what earlier requests left in `slot`, but for its first `keep_tokens` positions."""
         self._blocks.trim(slot, keep_tokens)
 
     def trim_slot(self, slot: int, num_tokens: int) -> None:
-        """Give back what `slot` holds from position `num_tokens` on."""
         self._blocks.trim(slot, num_tokens)
 
     @torch.inference_mode()
@@ -89,7 +87,6 @@ class DeviceStage:
 
     @torch.inference_mode()
     def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` positions of `source` to `target`, which has been reset."""
         pairs = self._blocks.copy(source, target, num_tokens)
         if pairs:
             sources, targets = self._accelerator.place(torch.tensor(pairs, dtype=torch.int64)).unbind(1)
@@ -99,13 +96,11 @@ class DeviceStage:
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
         assert self._embedding is not None, "this stage holds no embedding"
         return F.embedding(token_ids, self._embedding)
 
     @torch.inference_mode()
     def layers(self, hidden: torch.Tensor, batch: StepRows) -> torch.Tensor:
-        """Run the stage's layers over hidden `[padded_tokens, hidden_size]`, writing their keys and values."""
         if batch.graph_mode is GraphMode.OFF:
             return self._layers(hidden, self._table.fill(batch))
         assert self._graphs is not None, f"a plan in mode {batch.graph_mode}, but nothing was captured"
@@ -135,7 +130,6 @@ class DeviceStage:
 
     @torch.inference_mode()
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`. Last stage only."""
         assert self._head is not None, "this stage holds no head"
         return self._head(hidden_rows)
 
@@ -144,7 +138,7 @@ def build_device_stage(
     model_dir: Path,
     config: ModelConfig,
     shape: StageShape,
-    progress: Progress,
+    progress: LoadProgress,
     accelerator: Accelerator,
     attention: DeviceAttention | None = None,
 ) -> DeviceStage:
@@ -162,7 +156,6 @@ def build_device_stage(
 
 
 def attention_heads(config: ModelConfig, shape: StageShape) -> AttentionHeads:
-    """The sizes that attention is built for."""
     return AttentionHeads(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,

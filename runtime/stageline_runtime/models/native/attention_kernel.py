@@ -35,8 +35,6 @@ class _Arguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Sizes that stay the same for a stage's life."""
-
     num_kv_heads: int
     group_size: int
     head_dim: int

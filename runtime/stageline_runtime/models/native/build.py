@@ -34,11 +34,7 @@ def find_compiler() -> str | None:
 
 
 def load_library() -> ctypes.CDLL:
-    """Compile and load the kernels.
-
-    Raises:
-        NativeUnavailableError: no compiler, or what it makes can't be loaded.
-    """
+    """Compile and load the kernels; raises NativeUnavailableError with the reason where that fails."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C compiler on the path (cc, gcc, clang)")

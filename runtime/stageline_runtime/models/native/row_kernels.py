@@ -1,13 +1,17 @@
 """What a layer does to each row by itself, through the compiled kernels: normalisation and the feed-forward gate.
 
-Each does in one pass over memory what takes plain operators four to eight, with their roundings.
+Each does in one pass over memory what takes plain operators four to eight, with their roundings. A stage has all
+compiled kernels, those of attention included, or none: which of the two is decided once, at load, and said in the log.
 """
 
 import ctypes
+import logging
+from dataclasses import dataclass
 
 import torch
 
-from stageline_runtime.models.native.attention_kernel import DTYPE_NAMES
+from stageline_runtime.models.native.attention_kernel import DTYPE_NAMES, AttentionKernel, HeadShape
+from stageline_runtime.models.native.build import NativeUnavailableError, load_library
 
 _NORM_ARGUMENTS = (*(ctypes.c_void_p,) * 4, ctypes.c_int64, ctypes.c_int64, ctypes.c_float, ctypes.c_int64)
 _GATE_ARGUMENTS = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 3)
@@ -64,3 +68,29 @@ class RowKernels:
     def _check(self, tensor: torch.Tensor) -> None:
         assert tensor.is_contiguous(), tensor.stride()
         assert tensor.dtype == self.dtype, tensor.dtype
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    attention: AttentionKernel
+    rows: RowKernels
+
+
+def compile_kernels(shape: HeadShape) -> Kernels:
+    """Compile and load them; raises NativeUnavailableError where they can't be built here, or not for these shapes."""
+    if shape.dtype not in DTYPE_NAMES:
+        raise NativeUnavailableError(f"{shape.dtype} is not built")
+    library = load_library()
+    return Kernels(AttentionKernel(library, shape), RowKernels(library, shape.dtype))
+
+
+def kernels_if_possible(shape: HeadShape) -> Kernels | None:
+    """The kernels, or None where they can't be had: the plain operators then do their work."""
+    try:
+        return compile_kernels(shape)
+    except NativeUnavailableError as reason:
+        logger.warning("layers run on torch's own operators alone, which is slower: %s", reason)
+        return None

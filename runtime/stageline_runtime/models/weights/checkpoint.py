@@ -90,8 +90,6 @@ def read_tensors(model_dir: Path, names: Iterable[str], dtype: torch.dtype) -> I
 
 
 class _Shard:
-    """One open safetensors file whose errors are `WeightsError`."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         try:

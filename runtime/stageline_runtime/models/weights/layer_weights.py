@@ -124,7 +124,6 @@ def _router_name(form: ExpertForm) -> str:
 
 
 def _expert_names(form: ExpertForm, expert: int) -> tuple[str, str, str]:
-    """Names of an expert's gate, up and down matrices."""
     if form is ExpertForm.MIXTRAL:
         gate, up, down = (f"block_sparse_moe.experts.{expert}.{name}.weight" for name in ("w1", "w3", "w2"))
     else:

@@ -7,7 +7,7 @@ the headers before any data is read.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.stage_shape import CPU, StageShape
+from stageline_runtime.models.protocol import CPU, LoadProgress, StageShape
 from stageline_runtime.models.weights.checkpoint import check_shapes, read_tensors, tensor_names
 from stageline_runtime.models.weights.layer_weights import (
     DenseWeights,
@@ -33,7 +33,6 @@ __all__ = [
     "ExpertForm",
     "ExpertWeights",
     "LayerWeights",
-    "Progress",
     "Projection",
     "StageWeights",
     "checkpoint_form",
@@ -41,8 +40,6 @@ __all__ = [
     "stage_weight_bytes",
 ]
 
-Progress = Callable[[int, int], None]
-"""Called with (loaded bytes, total bytes) after each tensor."""
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 _FINAL_NORM_NAME = "model.norm.weight"
@@ -132,7 +129,7 @@ class StageWeights:
         model_dir: Path,
         config: ModelConfig,
         shape: StageShape,
-        progress: Progress,
+        progress: LoadProgress,
         device: torch.device = CPU,
     ) -> None:
         self._model_dir = model_dir
@@ -154,7 +151,6 @@ class StageWeights:
         return self._read([EMBEDDING_NAME])[EMBEDDING_NAME]
 
     def layers(self) -> Iterator[LayerWeights]:
-        """The stage's layers in order."""
         for layer in range(self._layer_range.first, self._layer_range.last + 1):
             prefix = _layer_prefix(layer)
             named = self._read([prefix + name for name in layer_file_shapes(self._config, layer, self._form.experts)])

@@ -28,16 +28,11 @@ class GgufModel:
     architecture: str
 
     def get(self, key: str) -> Any:
-        """The value of a metadata key, or None."""
         field = self.reader.get_field(key)
         return None if field is None else field.contents()
 
     def required(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """The value of a metadata key that must be there.
-
-        Raises:
-            BadConfigError: it is missing or of another type.
-        """
+        """The value of a metadata key that must be there; raises BadConfigError where it is missing or mistyped."""
         value = self.get(key)
         if not isinstance(value, kind):
             raise BadConfigError(f"{self.path.name}: metadata key {key} must be set, but is {value!r}")
@@ -48,22 +43,18 @@ class GgufModel:
         return self.get(f"{self.architecture}.{name}")
 
     def required_hyper(self, name: str) -> int:
-        """The integer `<architecture>.<name>`."""
         return int(self.required(f"{self.architecture}.{name}", int))
 
     @property
     def num_heads(self) -> int:
-        """Query heads."""
         return self.required_hyper("attention.head_count")
 
     @property
     def num_kv_heads(self) -> int:
-        """Key/value heads."""
         return int(self.hyper("attention.head_count_kv") or self.num_heads)
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """GGUF names of all tensors."""
         return frozenset(tensor.name for tensor in self.reader.tensors)
 
 

@@ -14,8 +14,6 @@ from stageline_runtime.prepare.gguf.metadata import GgufModel
 
 
 class TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type`."""
-
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3

@@ -1,21 +1,82 @@
 """One Hugging Face repository, through `huggingface_hub`: what it holds at a revision, and its files, checked.
 
-Each file's size, and its SHA-256 where the Hub gives one, must be as promised. The token goes to the Hub client and
-nowhere else: not into messages, not to disk.
+Each file's size, and its SHA-256 where the Hub gives one, must be as announced. The token goes to the Hub client and
+nowhere else: not into messages, not to disk. What the client raises becomes a sentence: which repository, what is
+wrong, what to do.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from stageline_api import env
 from stageline_api.resource.model_source import HubSource
-from stageline_runtime.prepare.cache import PromisedFile
-from stageline_runtime.prepare.errors import PrepareError
-from stageline_runtime.prepare.hub.errors import as_prepare_error
+from stageline_runtime.prepare.cache import ExpectedFile
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.package.pip_client import sha256_of
+
+CLIENT_LIBRARIES = frozenset({"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
+"""Whose exceptions count as "the network failed". The client has changed its HTTP library more than once."""
+
+
+@contextmanager
+def as_prepare_error(source: HubSource, *, has_token: bool) -> Iterator[None]:
+    """Run Hub calls.
+
+    Raises:
+        PrepareError: in place of any error of the client or its HTTP library. Others, a full disk's too, pass through.
+        BadConfigError: there is no such repository or revision.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
+            raise
+        # "from None": the client's own text may repeat request headers.
+        kind = BadConfigError if _is_lasting(error) else PrepareError
+        raise kind(_sentence(source, error, has_token)) from None
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether only another source helps. Not so if it is gated: its terms may be accepted meanwhile."""
+    absent = isinstance(error, RepositoryNotFoundError | RevisionNotFoundError)
+    return absent and not isinstance(error, GatedRepoError)
+
+
+def _sentence(source: HubSource, error: Exception, has_token: bool) -> str:
+    token = "the token in HF_TOKEN" if has_token else "no token (HF_TOKEN, from model.tokenSecretRef, is not set)"
+    match error:
+        case GatedRepoError():
+            return (
+                f"{source.repo} is gated: accept its terms on the Hub and give a token that may read it; used {token}"
+            )
+        case RepositoryNotFoundError():
+            return f"{source.repo} does not exist on the Hub or is private; used {token}"
+        case RevisionNotFoundError():
+            return f"{source.repo} has no branch, tag or commit {source.revision!r}"
+        case RemoteEntryNotFoundError():
+            return f"{source.repo} lost a file while it was being downloaded; try again"
+        case HfHubHTTPError() if error.response.status_code in (401, 403):
+            return f"the Hub refuses access to {source.repo} (status {error.response.status_code}); used {token}"
+        case HfHubHTTPError():
+            return f"the Hub answers status {error.response.status_code} for {source.repo}; try again later"
+        case _:
+            return (
+                f"cannot download {source.repo}: the Hub can't be reached or the connection broke "
+                f"({type(error).__name__}); check the network and HF_ENDPOINT, then try again"
+            )
+
 
 HUB_ENDPOINT = "HF_ENDPOINT"
 
@@ -31,7 +92,7 @@ class HubRepository:
         self._api = HfApi(endpoint=os.environ.get(HUB_ENDPOINT) or None, token=token or False)
         disable_progress_bars()
 
-    def look_up(self) -> tuple[str, dict[str, PromisedFile]]:
+    def look_up(self) -> tuple[str, dict[str, ExpectedFile]]:
         """The commit that the revision stands for, and all its files by path.
 
         Raises:
@@ -41,7 +102,7 @@ class HubRepository:
         with as_prepare_error(self._source, has_token=self._has_token):
             info = self._api.model_info(self._source.repo, revision=self._source.revision, files_metadata=True)
         files = {
-            sibling.rfilename: PromisedFile(
+            sibling.rfilename: ExpectedFile(
                 size_bytes=sibling.size, sha256=None if sibling.lfs is None else sibling.lfs.sha256
             )
             for sibling in info.siblings or []
@@ -58,19 +119,19 @@ class HubRepository:
             header = self._api.parse_safetensors_file_metadata(self._source.repo, name, revision=commit)
         return {tensor: list(told.shape) for tensor, told in header.tensors.items()}
 
-    def download(self, commit: str, name: str, promised: PromisedFile, directory: Path) -> Path:
+    def download(self, commit: str, name: str, expected: ExpectedFile, directory: Path) -> Path:
         """Fetch one file of a commit to `directory / name`.
 
         Raises:
-            PrepareError: it can't be fetched, or isn't what was promised.
+            PrepareError: it can't be fetched, or isn't what was expected.
             OSError: the disk refused.
         """
         repo = self._source.repo
         with as_prepare_error(self._source, has_token=self._has_token):
             path = Path(self._api.hf_hub_download(repo, name, revision=commit, local_dir=directory))
         size = path.stat().st_size
-        if promised.size_bytes is not None and size != promised.size_bytes:
-            raise PrepareError(f"{name} of {repo} has {size} bytes, but the Hub promises {promised.size_bytes}")
-        if promised.sha256 is not None and sha256_of(path) != promised.sha256:
+        if expected.size_bytes is not None and size != expected.size_bytes:
+            raise PrepareError(f"{name} of {repo} has {size} bytes, but the Hub promises {expected.size_bytes}")
+        if expected.sha256 is not None and sha256_of(path) != expected.sha256:
             raise PrepareError(f"{name} of {repo} does not match the SHA-256 that the Hub promises")
         return path

@@ -2,20 +2,22 @@
 
 The config is fetched and judged before the weights. Weights that come in shards are left for the stages, each of which
 needs only some. The sizes of a model on the coverage path are known from its weights' headers alone, which are fetched.
+The client reports no progress that we could pass on, so we look at the files that it fills.
 """
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from stageline_api.resource.model_source import HubSource
 from stageline_runtime.model_facts.model_coverage import TENSORS_FILE
-from stageline_runtime.prepare.cache import PromisedFile
+from stageline_runtime.prepare.cache import ExpectedFile
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
-from stageline_runtime.prepare.hub.growing_files import report_growth
 from stageline_runtime.prepare.hub.repository import HubRepository
 from stageline_runtime.prepare.model_files import INDEX_NAME, read_supported_config, weight_files
-from stageline_runtime.prepare.progress import Reporter
+from stageline_runtime.prepare.progress import AdvanceTo, Reporter
 from stageline_runtime.prepare.publish import Filled
 
 WEIGHTS_SUFFIX = ".safetensors"
@@ -24,7 +26,7 @@ NEEDED_NAMES = ("tokenizer.model", "merges.txt", "vocab.txt")
 UNNEEDED_PREFIX = "consolidated"
 """Some repositories hold the same weights a second time under their author's own layout."""
 
-Files = Mapping[str, PromisedFile]
+Files = Mapping[str, ExpectedFile]
 
 
 def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Reporter) -> Filled:
@@ -38,7 +40,7 @@ def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Repor
     repository = HubRepository(source)
     reporter.note(f"Looking up {source.canonical}")
     commit, held = repository.look_up()
-    files = {name: promised for name, promised in sorted(held.items()) if is_needed(name)}
+    files = {name: expected for name, expected in sorted(held.items()) if is_needed(name)}
     _require_model(source, files)
     repository.download(commit, "config.json", files["config.json"], scratch)
     config = read_supported_config(scratch, source.canonical)
@@ -49,29 +51,29 @@ def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Repor
         reporter.note(f"Reading the headers of {len(shards)} files of {source.repo}")
         shapes = [repository.tensor_shapes(commit, name) for name in shards]
         (model / TENSORS_FILE).write_text(json.dumps({name: shape for each in shapes for name, shape in each.items()}))
-    now = {name: promised for name, promised in files.items() if not shards or not name.endswith(WEIGHTS_SUFFIX)}
-    total_bytes = sum(promised.size_bytes or 0 for promised in now.values())
+    now = {name: expected for name, expected in files.items() if not shards or not name.endswith(WEIGHTS_SUFFIX)}
+    total_bytes = sum(expected.size_bytes or 0 for expected in now.values())
     with reporter.task(f"Downloading {source.repo}", total_bytes) as advance_to, report_growth(scratch, advance_to):
-        for name, promised in now.items():
+        for name, expected in now.items():
             if not (scratch / name).exists():
-                repository.download(commit, name, promised, scratch)
+                repository.download(commit, name, expected, scratch)
     for name in now:
         (scratch / name).rename(model / name)
     return Filled(commit, shards)
 
 
 def download_shard(
-    source: HubSource, commit: str, name: str, promised: PromisedFile, directory: Path, reporter: Reporter
+    source: HubSource, commit: str, name: str, expected: ExpectedFile, directory: Path, reporter: Reporter
 ) -> Path:
     """Download one weight file of a commit into `directory`.
 
     Raises:
-        PrepareError: it can't be fetched, or isn't what was promised.
+        PrepareError: it can't be fetched, or isn't what was expected.
         OSError: the disk refused.
     """
     title = f"Downloading {name} of {source.repo}"
-    with reporter.task(title, promised.size_bytes) as advance_to, report_growth(directory, advance_to):
-        return HubRepository(source).download(commit, name, promised, directory)
+    with reporter.task(title, expected.size_bytes) as advance_to, report_growth(directory, advance_to):
+        return HubRepository(source).download(commit, name, expected, directory)
 
 
 def is_needed(name: str) -> bool:
@@ -81,7 +83,7 @@ def is_needed(name: str) -> bool:
     return name.endswith(NEEDED_SUFFIXES) or name in NEEDED_NAMES
 
 
-def _shards(source: HubSource, files: Files, directory: Path) -> dict[str, PromisedFile]:
+def _shards(source: HubSource, files: Files, directory: Path) -> dict[str, ExpectedFile]:
     """The weight files that stages can fetch for themselves; none where the model has to be fetched whole."""
     if INDEX_NAME not in files:
         return {}
@@ -100,3 +102,36 @@ def _require_model(source: HubSource, files: Files) -> None:
             raise BadConfigError(f"{source.canonical} has no {name}; it is not a model this runtime can serve")
     if not any(name.endswith(WEIGHTS_SUFFIX) for name in files):
         raise BadConfigError(f"{source.canonical} has no .safetensors file; other weight formats are not supported")
+
+
+LOOK_SECONDS = 0.5
+
+
+@contextmanager
+def report_growth(directory: Path, advance_to: AdvanceTo) -> Iterator[None]:
+    """While the body runs, report the bytes below `directory` twice a second, and once more at the end."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            advance_to(bytes_below(directory))
+
+    watcher = threading.Thread(target=look, name="download-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+    advance_to(bytes_below(directory))
+
+
+def bytes_below(directory: Path) -> int:
+    """Sum of the sizes of all files below `directory`. A file may go away while we look."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total

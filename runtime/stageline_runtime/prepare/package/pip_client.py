@@ -72,7 +72,6 @@ def download_wheel(wheel: IndexedWheel, scratch: Path, on_progress: Callable[[in
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

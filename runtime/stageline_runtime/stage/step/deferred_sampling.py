@@ -12,8 +12,8 @@ from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.logprobs import RawLogprobs
+from stageline_runtime.stage.step.in_flight import PendingRows
 from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draws_of, top_counts
-from stageline_runtime.stage.step.step_results import PendingRows
 
 
 class DeferredSampling(SamplingState):

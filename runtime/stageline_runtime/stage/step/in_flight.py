@@ -1,18 +1,87 @@
-"""Plans that the device still works on: queued in order, finished in order, looked at without waiting.
+"""Plans that a device still works on: queued in order, finished in order, polled without waiting.
 
-The watchdog is always told of the oldest plan, with the operation that the device has not come past.
+The runner queues work faster than the device does it, so the host's moments say nothing about the device. At each
+change of state the runner records an event instead; once a plan is done, the device's clock tells how far apart its
+events lie. The host saw the plan's end between the last poll that found it pending and now, and that interval holds the
+two clocks together however far they drift. The watchdog is always told of the oldest plan, with the operation that the
+device has not come past.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.accelerator.protocol import Accelerator, Event, Stream
 from stageline_runtime.plan_bus.messages import SampledRow, StepPlan
-from stageline_runtime.stage.step.step_results import Sampled
-from stageline_runtime.stage.telemetry.device_clock import DeviceMark, DeviceMarks, DeviceTimes
-from stageline_runtime.stage.telemetry.state_clock import StateClock
+from stageline_runtime.stage.telemetry.state_clock import State, StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
+
+
+class PendingRows(Protocol):
+    def copy_out(self) -> None:
+        """Queue their copy to the host; after everything that other stages wait for."""
+
+    def rows(self) -> tuple[SampledRow, ...]:
+        """The rows, after waiting for the copy; asked again, the same."""
+
+
+Sampled = tuple[SampledRow, ...] | PendingRows
+"""What running a plan gives: the sampled rows (CPU), or a handle to them while the device still works."""
+
+
+class DeviceMark(NamedTuple):
+    """The device enters a state when it comes to `event`."""
+
+    state: State
+    operation: str
+    peer: int | None
+    event: Event
+
+
+class DeviceMarks:
+    """Takes the runner's marks in place of the state clock, and tells the watchdog what the host itself does."""
+
+    def __init__(self, stream: Stream, watchdog: Watchdog) -> None:
+        self._stream = stream
+        self._watchdog = watchdog
+        self._marks: list[DeviceMark] = []
+
+    def enter(self, state: State, operation: str = "") -> None:
+        self._marks.append(DeviceMark(state, operation, None, self._stream.record(timed=True)))
+
+    def watch(self, step: int, operation: str, peer: int | None) -> None:
+        """The host begins an operation, which may block it."""
+        self._watchdog.watch(step, operation, peer)
+        if self._marks and self._marks[-1].operation == operation:
+            self._marks[-1] = self._marks[-1]._replace(peer=peer)
+
+    def rest(self) -> None:
+        """The host has queued a plan; `InFlight` watches what the device does of it."""
+
+    def take(self) -> list[DeviceMark]:
+        taken, self._marks = self._marks, []
+        return taken
+
+
+@dataclass(slots=True)
+class DeviceTimes:
+    """Moments of events on the host's clock, in nanoseconds."""
+
+    anchor: Event
+    anchor_nanoseconds: int
+    pending_nanoseconds: int
+    """The host's last look that found the next plan not done."""
+
+    def moments(self, marks: list[DeviceMark], now_nanoseconds: int) -> Iterator[tuple[DeviceMark, int]]:
+        """Each mark of a plan that is done, with its moment; the last mark becomes the new anchor."""
+        last = marks[-1].event
+        end = self.anchor_nanoseconds + round(last.seconds_since(self.anchor) * 1e9)
+        end = min(max(end, self.pending_nanoseconds), now_nanoseconds)
+        for mark in marks:
+            yield mark, end - round(last.seconds_since(mark.event) * 1e9)
+        self.anchor, self.anchor_nanoseconds = last, end
+
 
 POLL_SECONDS = 0.0002
 """Between two looks while the host has nothing else to do. Feedback doesn't wait for it; clients do."""
@@ -26,8 +95,6 @@ class _Plan:
 
 
 class InFlight:
-    """The plans between being queued and being done."""
-
     def __init__(self, accelerator: Accelerator, clock: StateClock, watchdog: Watchdog, marks: DeviceMarks) -> None:
         self._clock = clock
         self._watchdog = watchdog

@@ -2,8 +2,14 @@
 
 Plans run in `seq` order. Everything sent, received or sampled follows from the plan alone; the clock is told at each
 change of state and the watchdog of each operation that could hang.
+
+The first stage remembers the newest token of each slot. Sampled tokens come back to it as feedback, which is applied in
+plan order just before inputs are built. Invariant: a row of a stale generation is never applied, however late it comes;
+every posted feedback is taken exactly once.
 """
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -12,23 +18,106 @@ from torch import Tensor
 from stageline_api.telemetry.timeline import FORWARD, RECEIVE_FEEDBACK, RECEIVE_HIDDEN, SEND_FEEDBACK, SEND_HIDDEN
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.models.stage_shape import CPU
-from stageline_runtime.plan_bus.messages import StepPlan
+from stageline_runtime.models.protocol import CPU, StageModel
+from stageline_runtime.plan_bus.messages import SlotFill, StepPlan
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
-from stageline_runtime.stage.step.device_tokens import DeviceSlotTokens
+from stageline_runtime.stage.step.in_flight import Sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
-from stageline_runtime.stage.step.slot_tokens import SlotTokens
-from stageline_runtime.stage.step.step_results import Sampled
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
 from stageline_runtime.transport.protocol import Transport
+
+
+class ExpectedFeedback:
+    """Which request holds each slot, and which plans' feedback is still to come; knows no token."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._generation = [0] * num_slots
+        self._expected: deque[StepPlan] = deque()
+
+    def fill(self, fill: SlotFill) -> None:
+        """A request takes a slot; what its former holder still has coming is stale from now on."""
+        self._generation[fill.slot] = fill.generation
+
+    def expect(self, plan: StepPlan) -> None:
+        """Plan `plan` will be followed by feedback; called in plan order."""
+        if plan.feedback_posted:
+            self._expected.append(plan)
+
+    def due(self, feedback_through: int) -> bool:
+        """Whether feedback up to `feedback_through` is still to be applied."""
+        return bool(self._expected) and self._expected[0].seq <= feedback_through
+
+    def take_due(self, feedback_through: int) -> Iterator[StepPlan]:
+        """The plans whose feedback is to be applied now, in order; each is given once."""
+        while self.due(feedback_through):
+            yield self._expected.popleft()
+
+    def is_current(self, slot: int, generation: int) -> bool:
+        """Whether the slot is still held by the request that had this generation."""
+        return self._generation[slot] == generation
+
+
+class SlotTokens(ExpectedFeedback):
+    """Newest token of every slot, in host memory."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._token = torch.zeros(num_slots, dtype=torch.int64)
+
+    def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
+        """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 3]`."""
+        for plan in self.take_due(feedback_through):
+            rows = take(plan.seq).tolist()
+            for planned, (generation, _count, token) in zip(plan.sampled_rows, rows, strict=True):
+                assert generation == planned.generation, f"plan {plan.seq}: feedback of another row"
+                if self.is_current(planned.slot, generation):
+                    self._token[planned.slot] = token
+
+    def inputs(self, plan: StepPlan) -> Tensor:
+        """Token ids `[padded_tokens]` of a plan: prompt chunks from the plan, decode rows from feedback."""
+        ids: list[int] = []
+        for row in plan.rows:
+            ids.extend(row.token_ids or (int(self._token[row.slot]),))
+        ids.extend([0] * (plan.padded_tokens - len(ids)))
+        return torch.tensor(ids, dtype=torch.int64)
+
+
+class DeviceSlotTokens(ExpectedFeedback):
+    """Newest token of every slot, in device memory: the host never sees a value, so it never waits for one.
+
+    Which rows of a feedback are stale follows from generations alone, which the host knows; a stale row's token is
+    written to one more place, which no slot reads.
+    """
+
+    def __init__(self, num_slots: int, accelerator: Accelerator) -> None:
+        super().__init__(num_slots)
+        self._accelerator = accelerator
+        self._unread = num_slots
+        self._token = torch.zeros(num_slots + 1, dtype=torch.int64, device=accelerator.device)
+
+    def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
+        for plan in self.take_due(feedback_through):
+            rows = take(plan.seq)
+            places = [
+                row.slot if self.is_current(row.slot, row.generation) else self._unread for row in plan.sampled_rows
+            ]
+            self._token[self._accelerator.place(torch.tensor(places, dtype=torch.int64))] = rows[:, 2]
+
+    def inputs(self, plan: StepPlan) -> Tensor:
+        """As `SlotTokens.inputs`; decode rows are given to the device as `-1 - slot`."""
+        ids: list[int] = []
+        for row in plan.rows:
+            ids.extend(row.token_ids or (-1 - row.slot,))
+        ids.extend([0] * (plan.padded_tokens - len(ids)))
+        given = self._accelerator.place(torch.tensor(ids, dtype=torch.int64))
+        return torch.where(given < 0, self._token[(-1 - given).clamp(min=0)], given)
 
 
 class Marks(Protocol):
     """Is told of each change of state: the state clock, or what stands in for it before a device."""
 
     def enter(self, state: State, operation: str = "") -> None:
-        """From here on the stage is in `state`."""
+        """The stage enters `state` now."""
 
 
 class Watch(Protocol):
@@ -38,7 +127,7 @@ class Watch(Protocol):
         """An operation begins; it replaces the one before."""
 
     def rest(self) -> None:
-        """Nothing that could hang is under way."""
+        """No operation that could hang is under way."""
 
 
 class StageRunner:
@@ -74,12 +163,10 @@ class StageRunner:
 
     @property
     def is_first(self) -> bool:
-        """Whether this stage embeds."""
         return self._stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage samples."""
         return self._stage == self._last
 
     def accept(self, plan: StepPlan) -> None:
@@ -167,7 +254,6 @@ class StageRunner:
 
 
 def step_kind(plan: StepPlan) -> BusyKind:
-    """What a plan's compute counts as."""
     if plan.dummy:
         return BusyKind.DUMMY
     prefill = any(row.token_ids for row in plan.rows)

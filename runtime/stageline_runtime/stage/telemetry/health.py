@@ -17,29 +17,23 @@ from stageline_runtime.stage.telemetry.progress import StageProgress
 
 
 def health_url(pod_ip: str) -> str:
-    """Base URL of the endpoint of the stage at an address."""
     host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
     return f"http://{host}:{ports.STAGE_HEALTH}"
 
 
 class HealthServer:
-    """Listens until the process ends."""
-
     def __init__(self, host: str, port: int, progress: StageProgress, metrics: StageMetrics) -> None:
         self._server = _Server((host, port), progress, metrics)
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 
     @property
     def port(self) -> int:
-        """The port listened on."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Answer from now on."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 

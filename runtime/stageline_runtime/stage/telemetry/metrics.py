@@ -32,7 +32,6 @@ class _StageCollector(Collector):
         self._version = version("stageline")
 
     def collect(self) -> Iterator[Metric]:
-        """prometheus_client: all series of this stage."""
         yield from self._state_seconds()
         yield from self._steps()
         yield from self._bubble()
@@ -101,8 +100,6 @@ def _by_value(counts: Mapping[_Counted, int]) -> Samples:
 
 
 class StageMetrics:
-    """The exposition of one stage."""
-
     def __init__(self, progress: StageProgress, model_name: str) -> None:
         self._registry = MetricRegistry()
         self._registry.add(_StageCollector(progress, model_name))

@@ -1,8 +1,11 @@
-"""What a stage tells about itself: phase, loading, layers, counters. Written by the main thread, read by others.
+"""What a stage tells about itself: phase, loading, layers, counters, what lies in its KV cache.
 
-Each field is replaced whole (never mutated in place), so a reader sees old or new, not half.
+Written by the main thread, read by others. Each field is replaced whole (never mutated in place), so a reader sees old
+or new, not half. Counting a step takes no lock: prometheus_client's own histogram takes one and several microseconds.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stageline_api.health import Phase, StageStatus
@@ -10,16 +13,61 @@ from stageline_api.runtime_config import LayerRange
 from stageline_api.telemetry import metric_buckets
 from stageline_api.telemetry.timeline import TimelinePage
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
-from stageline_runtime.stage.telemetry.histogram import BucketCounts
-from stageline_runtime.stage.telemetry.kv_occupancy import KvOccupancy
-from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock
-from stageline_runtime.stage.telemetry.timeline import StepRecord, Timeline
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, StepRecord, Timeline
+
+
+class BucketCounts:
+    """Counts of a histogram, kept by one thread: an observation is a bisection and two additions."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value. By the owner's thread only."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
+        """(bound, number of values up to it) for each bound and `+Inf`, and the sum of all. For any thread."""
+        total = 0.0
+        buckets: list[tuple[str, float]] = []
+        counts, value_sum = self._counts[:], self._sum
+        for bound, count in zip((*map(repr, map(float, self._bounds)), "+Inf"), counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return buckets, value_sum
+
+
+class KvOccupancy:
+    """Tokens whose keys and values lie in the slots, worked out from the plans that the stage runs.
+
+    A stage is not told when a request ends, so an ended request's tokens count until its slot is given out again: this
+    is what lies in the cache, not what is reserved (the engine's `kv_cache_usage_ratio`).
+    """
+
+    def __init__(self) -> None:
+        self._tokens_of_slot: dict[int, int] = {}
+        self.tokens = 0
+        """All slots together."""
+
+    def note(self, plan: StepPlan) -> None:
+        """A plan has been run: its trims and fills kept the beginnings of slots, and its rows wrote behind these."""
+        for trim in plan.trims:
+            self._set(trim.slot, min(trim.num_tokens, self._tokens_of_slot.get(trim.slot, 0)))
+        for fill in plan.fills:
+            self._set(fill.slot, fill.cached_tokens)
+        for row in plan.rows:
+            self._set(row.slot, row.position + row.num_tokens)
+
+    def _set(self, slot: int, tokens: int) -> None:
+        self.tokens += tokens - self._tokens_of_slot.get(slot, 0)
+        self._tokens_of_slot[slot] = tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class StageProgress:
-    """The stage's account of itself."""
-
     stage: int
     stage_count: int
     incarnation: int
@@ -50,12 +98,10 @@ class StageProgress:
     steps: int = 0
 
     def enter(self, phase: Phase, message: str = "") -> None:
-        """Begin a phase of the stage's life."""
         self.phase = phase
         self.message = message
 
     def loading(self, loaded_bytes: int, total_bytes: int) -> None:
-        """Bytes of weights read so far."""
         self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
 
     def count_step(self, plan: StepPlan, kind: BusyKind) -> StepRecord:
@@ -86,7 +132,6 @@ class StageProgress:
         )
 
     def status(self) -> StageStatus:
-        """The public form."""
         return StageStatus(
             phase=self.phase,
             stage=self.stage,

@@ -40,7 +40,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
         self._thread.start()
 
     def watch(self, step: int, operation: str, peer: int | None) -> None:

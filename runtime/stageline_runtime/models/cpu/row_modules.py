@@ -1,0 +1,94 @@
+"""What maps each row by itself, with weights: linear projections, RMS norm, and the last stage's output head.
+
+A projection's weights are packed once at load for oneDNN, which saves the reordering that a plain matrix product
+repeats at every step; at few rows that costs as much as the product itself. In bfloat16 packed and plain results are
+bit-equal; in float32 they differ in rounding. Where this build or CPU has no such kernel, and on other devices, plain
+products run; which of the two runs is a function of dtype and machine alone.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.cpu.operators import packed_linear
+from stageline_runtime.models.native.row_kernels import RowKernels
+from stageline_runtime.models.weights.stage_weights import StageWeights
+
+_PACKED_FOR_ROWS = 8
+"""A hint to oneDNN only; measured to make no difference between 8 and 64, for 1 to 512 rows."""
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this machine has a fast packed kernel for `dtype`."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+class Linear:
+    """`y = x W^T + b` for a weight `[out_features, in_features]`, which the caller may drop afterwards."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
+        self._weight: torch.Tensor = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS) if self._is_packed else weight
+        )
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map `[num_rows, in_features]` to `[num_rows, out_features]`."""
+        if not self._is_packed:
+            return F.linear(rows, self._weight, self._bias)
+        if torch.compiler.is_compiling():
+            return packed_linear(rows, self._weight, self._bias)
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return result
+
+
+class RmsNorm:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension. `weight` broadcasts against `x`.
+
+    Computed in float32 and cast before the weight is applied, as Hugging Face does. Eager rows go through the compiled
+    kernel where there is one; code that torch.compile looks into uses plain operators, which it fuses by itself.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: RowKernels | None = None) -> None:
+        self._weight = weight
+        self._eps = eps
+        self._kernels = kernels
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalise `[..., size]`."""
+        if self._kernels is not None and not torch.compiler.is_compiling():
+            return self._kernels.rms_norm(rows, self._weight, self._eps)
+        wide = rows.to(torch.float32)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return self._weight * (wide * scale).to(rows.dtype)
+
+    def after_adding(self, rows: torch.Tensor, addend: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rows + addend`, and that normalised. `addend` must not be used afterwards: the sum may take its place."""
+        if self._kernels is not None and not torch.compiler.is_compiling():
+            return addend, self._kernels.add_rms_norm(rows, addend, self._weight, self._eps)
+        added = rows + addend
+        return added, self(added)
+
+
+class OutputHead:
+    """The final norm, then logits over the vocabulary, on whatever device the weights are.
+
+    Reads its own weights, except a matrix that the stage already holds as its `embedding`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: StageWeights,
+        embedding: torch.Tensor | None,
+        kernels: RowKernels | None = None,
+    ) -> None:
+        self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps, kernels)
+        self._to_vocabulary = Linear(weights.head(embedding))
+
+    def __call__(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`."""
+        return self._to_vocabulary(self._final_norm(hidden_rows)).to(torch.float32)
