@@ -58,7 +58,7 @@ def fleet_board() -> Dashboard:
 
 def _is_it_bad() -> Section:
     return section(
-        "Is it bad, and for whom?",
+        "Overview",
         line(4, *_load(), *_waits(), *_room(), widths=(4, 4, 4, 3, 3, 3, 3)),
         line(6, _models(), _alerts(), widths=(14, 10)),
     )
@@ -78,12 +78,12 @@ def _alerts() -> AnyPanel:
 
 def _load() -> tuple[AnyPanel, ...]:
     burn = Text(
-        "Fastest budget burn",
-        "Of all models and promises the budget that is spent fastest, over an hour: 1 lasts as long as meant, 14.4 "
-        "wakes somebody up.",
+        "Highest burn rate",
+        "The error budget that is spent fastest, of all models and objectives, over an hour. At 1 it lasts as long as "
+        "planned; at 14.4 an alert pages.",
         "none",
     )
-    rate = Text("Requests", "Requests answered per second, whatever their status.", "reqps")
+    rate = Text("Request rate", "Requests answered per second, whatever their status.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
     return (
         number(burn, max_by((), worst_burn("1h", *MODEL)), BURN),
@@ -93,8 +93,12 @@ def _load() -> tuple[AnyPanel, ...]:
 
 
 def _waits() -> tuple[AnyPanel, ...]:
-    first = Text("First token, p99", "99 of 100 requests had their first token within this time.", "s")
-    token = Text("Per token, p99", "99 of 100 requests got their tokens at least this fast, on average each.", "s")
+    first = Text("TTFT p99", "Time to first token: 99 of 100 requests had theirs within this time.", "s")
+    token = Text(
+        "TPOT p99",
+        "Time per output token: 99 of 100 requests were at least this fast, averaged over their tokens.",
+        "s",
+    )
     return (
         number(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL)),
         number(token, quantile(0.99, (), names.TIME_PER_OUTPUT_TOKEN.name, *MODEL)),
@@ -103,12 +107,14 @@ def _waits() -> tuple[AnyPanel, ...]:
 
 def _room() -> tuple[AnyPanel, ...]:
     waiting = Text(
-        "Waiting", "Requests that wait for their first token. Rising while requests don't: too few groups.", "none"
+        "Requests waiting",
+        "Requests that wait for their first token. Rising while requests don't: too few groups.",
+        "none",
     )
     down = Text(
         "Groups not ready",
-        "Groups that are wanted and get no requests: without pods, starting, failed, or resting after errors. Without "
-        "an operator those that gateways know and that aren't ready.",
+        "Desired groups that get no requests: without pods, starting, failed, or with an open circuit breaker. Without "
+        "an operator: those that gateways know and that aren't ready.",
         "none",
     )
     ready = current(PER_MODEL, names.GROUPS.name, 'ready="true"', *MODEL)
@@ -134,11 +140,11 @@ def _models() -> AnyPanel:
         (
             Column("Requests/s", rate_by(PER_MODEL, names.REQUESTS.name, *MODEL), "reqps"),
             Column("Errors", error_ratio(PER_MODEL, *MODEL), "percentunit", FAILING),
-            Column("First token p99", quantile(0.99, PER_MODEL, names.TIME_TO_FIRST_TOKEN.name, *MODEL), "s"),
-            Column("Per token p99", quantile(0.99, PER_MODEL, names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), "s"),
+            Column("TTFT p99", quantile(0.99, PER_MODEL, names.TIME_TO_FIRST_TOKEN.name, *MODEL), "s"),
+            Column("TPOT p99", quantile(0.99, PER_MODEL, names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), "s"),
             Column("Waiting", sum_by(PER_MODEL, selected(names.QUEUED.name, *MODEL)), "none"),
             Column("Ready groups", ready, "none", Limits(1, 1, low_is_bad=True)),
-            Column("Wanted", _wanted(), "none"),
+            Column("Desired", _wanted(), "none"),
         ),
         sort="Errors",
     )
@@ -153,7 +159,7 @@ def _wanted() -> str:
 
 def _which_stage() -> Section:
     share = Text(
-        "Busiest stage's busy share",
+        "Busiest stage's utilization",
         "For each group the share of time its busiest stage computes. Near 100 % the group is at its limit.",
         "percentunit",
     )
@@ -165,7 +171,7 @@ def _which_stage() -> Section:
     )
     place = "{{namespace}}/{{model}} group {{group}}"
     return section(
-        "Which stage?",
+        "Stages and bubble",
         line(
             8,
             _busiest_stages(),
@@ -181,8 +187,9 @@ def _busiest_stages() -> AnyPanel:
     return rows(
         Text(
             "Busiest stage of each group",
-            "A pipeline is as fast as its busiest stage. Busy near 100 %: this stage is the limit. Times the mean well "
-            "above 1: layers are unevenly divided or this node is slow. Bubble is this stage's own.",
+            "A pipeline is as fast as its busiest stage. Busy near 100 %: this stage is the limit. Imbalance (busy "
+            "time as a multiple of the group's mean) well above 1: layers are unevenly divided or this node is slow. "
+            "Bubble is this stage's own.",
             "none",
         ),
         (
@@ -193,7 +200,7 @@ def _busiest_stages() -> AnyPanel:
         ),
         (
             Column("Busy", busiest(busy(STAGE, *MODEL), *MODEL), "percentunit", BUSY),
-            Column("Times the mean", busiest(imbalance(*MODEL), *MODEL), "none", UNEVEN),
+            Column("Imbalance", busiest(imbalance(*MODEL), *MODEL), "none", UNEVEN),
             Column("Bubble", busiest(bubble(STAGE, *MODEL), *MODEL), "percentunit"),
         ),
         sort="Busy",
@@ -205,8 +212,8 @@ def _states() -> Section:
 
 
 def _by_model() -> Line:
-    rate = Text("Requests by model", "Requests answered per second.", "reqps")
-    errors = Text("Errors by model", f"Share of requests that failed. {ERRORS}", "percentunit")
+    rate = Text("Request rate by model", "Requests answered per second.", "reqps")
+    errors = Text("Error ratio by model", f"Share of requests that failed. {ERRORS}", "percentunit")
     name = "{{namespace}}/{{model_name}}"
     return line(
         8,
@@ -220,7 +227,7 @@ def _by_state() -> Line:
         "Models by readiness", "PipelineModels of all namespaces by the status of their Ready condition.", "none"
     )
     phases = Text("Groups by phase", "Where the groups are in their lives.", "none")
-    failures = Text("Failures of groups", "By model and class of the cause, in the window.", "none")
+    failures = Text("Group failures", "By model and class of the cause, in the window.", "none")
     by_class = ("namespace", "model", "failure_class")
     failed = events(by_class, operator.GROUP_FAILURES_TOTAL.name, *PIPELINE_MODEL)
     return line(

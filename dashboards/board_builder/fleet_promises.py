@@ -1,4 +1,4 @@
-"""Panels of *Fleet* about what users were promised: how long they wait, and how fast the budgets of it are spent."""
+"""Panels of *Fleet* about latency, and about how fast the error budgets of the objectives are spent."""
 
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Section, line, section
@@ -12,18 +12,22 @@ Matchers = tuple[str, ...]
 
 
 def latency(matchers: Matchers) -> Section:
-    """What users wait for, as quantiles and as where the samples lie."""
-    first = Text("First token", "From a request's arrival to its first token.", "s")
-    output = Text("Per token", "Per finished request: time from its first to its last token, by token.", "s")
-    whole = Text("Whole answers", "From arrival to the end of the answer, for requests that finished.", "s")
+    """TTFT, TPOT and E2E latency, as quantiles and as heatmaps of their distribution."""
+    first = Text("TTFT (time to first token)", "From a request's arrival to its first token.", "s")
+    output = Text(
+        "TPOT (time per output token)",
+        "Per finished request: time from its first to its last token, divided by the number of tokens.",
+        "s",
+    )
+    whole = Text("E2E latency", "From arrival to the end of the answer, for requests that finished.", "s")
     histograms = {
-        "time to first token": (first, names.TIME_TO_FIRST_TOKEN.name),
-        "time per token": (output, names.TIME_PER_OUTPUT_TOKEN.name),
-        "whole time": (whole, names.E2E_REQUEST_LATENCY.name),
+        "TTFT": (first, names.TIME_TO_FIRST_TOKEN.name),
+        "TPOT": (output, names.TIME_PER_OUTPUT_TOKEN.name),
+        "E2E latency": (whole, names.E2E_REQUEST_LATENCY.name),
     }
-    spread = "Requests by {}", "Each column of cells is a moment. Darker: more requests took so long."
+    spread = "{} distribution", "Each column of cells is a moment. Darker: more requests took so long."
     return section(
-        "How long do users wait?",
+        "Latency",
         line(8, *(quantile_lines(text, name, *matchers) for text, name in histograms.values())),
         line(
             8,
@@ -36,11 +40,11 @@ def latency(matchers: Matchers) -> Section:
 
 
 def promises(matchers: Matchers) -> Section:
-    """How fast each budget of what users were promised is spent."""
+    """Burn rates of the error budgets, and the objectives."""
     table = Text(
-        "Budgets by model",
-        "Each promise's budget as a multiple of how fast it may be spent: over the last hour, and over three days. "
-        "Then how soon tokens of this model are promised.",
+        "Error budgets by model",
+        "Burn rate of each objective's error budget over the last hour and over three days; 1 is as fast as allowed. "
+        "Then the latency objectives of the model.",
         "none",
     )
     columns = [
@@ -49,21 +53,22 @@ def promises(matchers: Matchers) -> Section:
         for window in ("1h", "3d")
     ]
     columns += [
-        Column(f"{name} promised", selected(seconds, *matchers), "s")
-        for name, seconds in (("First token", FIRST_TOKEN_SECONDS), ("Per token", OUTPUT_TOKEN_SECONDS))
+        Column(f"{name} objective", selected(seconds, *matchers), "s")
+        for name, seconds in (("TTFT", FIRST_TOKEN_SECONDS), ("TPOT", OUTPUT_TOKEN_SECONDS))
     ]
     keys = (Key("namespace", "Namespace"), Key("model_name", "Model"))
     return section(
-        "Is what was promised kept?",
+        "SLOs and error budgets",
         line(8, *(_burn(name, each, matchers) for name, each in OBJECTIVES.items())),
-        line(5, rows(table, keys, columns, sort="First token 1h")),
+        line(5, rows(table, keys, columns, sort="TTFT 1h")),
     )
 
 
 def _burn(name: str, objective: Objective, matchers: Matchers) -> AnyPanel:
     text = Text(
-        f"{name}: budget burn",
-        "Over one and six hours, by model. 1 lasts as long as meant. Alerts look at the same numbers.",
+        f"{name}: burn rate",
+        "How fast the error budget is spent, over one and six hours, by model. At 1 it lasts exactly as long as "
+        "planned. Alerts use the same series.",
         "none",
     )
     windows = (Series(objective.burn(window, *matchers), f"{{{{model_name}}}} {window}") for window in ("1h", "6h"))

@@ -43,28 +43,29 @@ def gateway_board() -> Dashboard:
 
 def _is_it_bad() -> Section:
     codes = Text(
-        "Requests by status",
+        "Request rate by status",
         "Answers per second by status. 499: the client left first. 429: a limit of its key. 503: no room or no group. "
         "502: an engine failed and no other could take over.",
         "reqps",
     )
     series = Series(rate_by(("code",), names.REQUESTS.name, MODEL[0], 'model_name=~"$model_name|"'), "{{code}}")
     return section(
-        "Is it bad, and for whom?",
+        "Overview",
         line(4, *_health(), widths=(4, 4, 4, 4, 4, 4)),
         line(7, _models(), lines(codes, series, stacked=True), widths=(14, 10)),
     )
 
 
 def _health() -> tuple[AnyPanel, ...]:
-    rate = Text("Requests", "Requests answered per second.", "reqps")
+    rate = Text("Request rate", "Requests answered per second.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
-    first = Text("First token, p99", "99 of 100 requests had their first token within this time.", "s")
-    waiting = Text("Waiting", "Requests that wait for their first token.", "none")
-    in_flight = Text("In flight", "Requests being answered right now.", "none")
+    first = Text("TTFT p99", "Time to first token: 99 of 100 requests had theirs within this time.", "s")
+    waiting = Text("Requests waiting", "Requests that wait for their first token.", "none")
+    in_flight = Text("Requests in flight", "Requests being answered right now.", "none")
     stale = Text(
-        "Stale inputs",
-        "What some gateway can't read again (endpoints, keys, certificate) and goes on with as it was. 0 is right.",
+        "Stale configuration",
+        "Endpoints, API keys or certificate that a gateway can't reload; it goes on with the last good version. 0 is "
+        "right.",
         "none",
     )
     old = " + ".join(current((), each.name, MODEL[0]) for each in STALE.values())
@@ -87,8 +88,8 @@ def _models() -> AnyPanel:
         (
             Column("Requests/s", rate_by(PER_MODEL, names.REQUESTS.name, *MODEL), "reqps"),
             Column("Errors", error_ratio(PER_MODEL, *MODEL), "percentunit", FAILING),
-            Column("First token p99", quantile(0.99, PER_MODEL, names.TIME_TO_FIRST_TOKEN.name, *MODEL), "s"),
-            Column("Per token p99", quantile(0.99, PER_MODEL, names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), "s"),
+            Column("TTFT p99", quantile(0.99, PER_MODEL, names.TIME_TO_FIRST_TOKEN.name, *MODEL), "s"),
+            Column("TPOT p99", quantile(0.99, PER_MODEL, names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), "s"),
             Column("Waiting", sum_by(PER_MODEL, selected(names.QUEUED.name, *MODEL)), "none"),
             Column("Groups not ready", unready, "none", Limits(1, 1)),
         ),
@@ -97,19 +98,20 @@ def _models() -> AnyPanel:
 
 
 def _engines() -> Section:
-    return section("Which engine?", _groups(), _losses())
+    return section("Groups and engines", _groups(), _losses())
 
 
 def _groups() -> Line:
-    readiness = Text("Groups by readiness", "As discovery, probes and circuits see them.", "none")
+    readiness = Text("Groups by readiness", "As discovery, probes and circuit breakers see them.", "none")
     circuits = Text(
-        "Groups that rest",
-        "Groups that get no requests, or one on trial, because requests to them failed.",
+        "Circuit breakers open",
+        "Groups whose circuit breaker is open, or half-open with one trial request, because requests to them failed.",
         "none",
     )
     losses = Text(
-        "Requests that engines failed",
-        "By kind, in the window; those that another group took over count too. left is no failure: its group drained.",
+        "Engine failures by kind",
+        "Requests that an engine did not finish, in the window, those that another group resumed included. left is no "
+        "failure: its group drained.",
         "none",
     )
     by_readiness = current(("model_name", "ready"), names.GROUPS.name, *MODEL)
@@ -123,12 +125,13 @@ def _groups() -> Line:
 
 def _losses() -> Line:
     resumes = Text(
-        "Taken over by another run",
-        "By outcome: resumed and moved are what clients never noticed; expired, refused and exhausted reached them.",
+        "Resumed requests",
+        "Answers that another group, or the same one once it is back, was asked to go on with, by outcome. Clients "
+        "don't notice resumed and moved; expired, refused and exhausted reach them as errors.",
         "none",
     )
     broken = Text(
-        "Broken answers",
+        "Interrupted streams",
         "Streams that ended with an error event after their status had been sent, and answers ended because their "
         "reader was too slow, in the window.",
         "none",
@@ -150,12 +153,16 @@ def _events(name: str, label: str) -> Series:
 
 def _latency() -> Section:
     first, output = names.TIME_TO_FIRST_TOKEN.name, names.TIME_PER_OUTPUT_TOKEN.name
-    first_text = Text("First token", "From a request's arrival to its first token.", "s")
-    output_text = Text("Per token", "Per finished request: time from first to last token, by token.", "s")
-    by_first = Text("First tokens by time", "Requests by the time to their first token.", "s")
-    by_output = Text("Requests by time per token", "Requests by their time per output token.", "s")
+    first_text = Text("TTFT (time to first token)", "From a request's arrival to its first token.", "s")
+    output_text = Text(
+        "TPOT (time per output token)",
+        "Per finished request: time from first to last token, divided by the number of tokens.",
+        "s",
+    )
+    by_first = Text("TTFT distribution", "Requests by the time to their first token.", "s")
+    by_output = Text("TPOT distribution", "Requests by their time per output token.", "s")
     return section(
-        "How long do clients wait?",
+        "Latency",
         line(8, quantile_lines(first_text, first, *MODEL), heat(by_first, first, *MODEL)),
         line(8, quantile_lines(output_text, output, *MODEL), heat(by_output, output, *MODEL)),
         _parts_of_latency(),
@@ -164,11 +171,15 @@ def _latency() -> Section:
 
 
 def _parts_of_latency() -> Line:
-    gap = Text("Between tokens", "Between two messages with new tokens; its p99 is what readers call stutter.", "s")
-    whole = Text("Whole answers", "From arrival to the end of the answer, for requests that finished.", "s")
+    gap = Text(
+        "ITL (inter-token latency)",
+        "Between two events with new tokens of one stream. A high p99 is seen as stutter.",
+        "s",
+    )
+    whole = Text("E2E latency", "From arrival to the end of the answer, for requests that finished.", "s")
     taken = Text(
-        "Until an engine takes it",
-        "From a request's arrival to its being taken by an engine: waiting for a ready group, other engines tried. The "
+        "Time to dispatch",
+        "From a request's arrival until an engine accepts it: waiting for a ready group, and engines tried before. The "
         "engine's own queue comes after it.",
         "s",
     )
@@ -181,10 +192,10 @@ def _parts_of_latency() -> Line:
 
 
 def _tokens() -> Section:
-    tokens = Text("Tokens", "Prompt tokens admitted and tokens generated.", "suffix: tokens/s")
-    flight = Text("Requests in flight", "Being answered, and of these waiting for their first token.", "none")
+    tokens = Text("Token throughput", "Prompt tokens admitted and tokens generated.", "suffix: tokens/s")
+    flight = Text("Requests in flight by model", "Being answered, and of these waiting for their first token.", "none")
     return section(
-        "How much is asked for?",
+        "Traffic",
         line(
             8,
             lines(
@@ -203,17 +214,21 @@ def _tokens() -> Section:
 
 
 def _inputs() -> Section:
-    return section("Keys, limits and inputs", _limits(), _freshness(), collapsed=True)
+    return section("API keys, limits and configuration", _limits(), _freshness(), collapsed=True)
 
 
 def _limits() -> Line:
     refusals = Text(
-        "Refused by a limit",
-        "Requests kept out per second, by the key's name (empty without keys) and the error's code.",
+        "Requests rejected by limits",
+        "Requests rejected per second, by the key's name (empty without keys) and the error's code.",
         "reqps",
     )
-    tokens = Text("Tokens by key", "Tokens of prompts and answers, by the key's name.", "suffix: tokens/s")
-    stale = Text("Stale inputs by kind", "1 while one can't be read again and its older version is in force.", "none")
+    tokens = Text(
+        "Token throughput by API key", "Tokens of prompts and answers, by the key's name.", "suffix: tokens/s"
+    )
+    stale = Text(
+        "Stale configuration by kind", "1 while it can't be reloaded and the last good version is in force.", "none"
+    )
     refused = rate_by(("key_name", "reason"), names.REFUSALS.name, MODEL[0])
     by_key = rate_by(("key_name",), names.KEY_TOKENS.name, MODEL[0])
     return line(
@@ -226,12 +241,12 @@ def _limits() -> Line:
 
 def _freshness() -> Line:
     age = Text(
-        "Age of what discovery saw",
-        "Time since pods and models, or the endpoints file, were last seen to be as they are. Above five minutes in a "
-        "cluster the gateway sends requests by an old picture.",
+        "Discovery age",
+        "Time since pods and models, or the endpoints file, were last confirmed. Above five minutes in a cluster the "
+        "gateway routes by an outdated list.",
         "s",
     )
-    expiry = Text("Certificate's time left", "Until the certificate in force expires. No data: no TLS here.", "s")
+    expiry = Text("Certificate expiry", "Until the certificate in force expires. No data: no TLS here.", "s")
     return line(
         8,
         lines(age, Series(current((), names.DISCOVERY_AGE.name, MODEL[0]), "oldest"), limits=Limits(200, 300)),

@@ -1,4 +1,4 @@
-"""How fast each budget of what users are promised is spent: what the rules record, as a multiple of what is allowed.
+"""Burn rates of the error budgets: what the rules record of each objective, as a multiple of what it allows.
 
 At 1 a budget lasts exactly as long as it is meant to; alerts page at 14.4 over an hour and at 6 over six hours.
 """
@@ -32,9 +32,9 @@ class Objective:
 
 
 OBJECTIVES: Final[Mapping[str, Objective]] = {
-    "First token": Objective("model:stageline_first_token_slow_per_request", SLOW),
-    "Per token": Objective("model:stageline_output_token_slow_per_request", SLOW),
-    "Failures": Objective("model:stageline_gateway_failed_per_request", FAILED),
+    "TTFT": Objective("model:stageline_first_token_slow_per_request", SLOW),
+    "TPOT": Objective("model:stageline_output_token_slow_per_request", SLOW),
+    "Errors": Objective("model:stageline_gateway_failed_per_request", FAILED),
 }
 """By what boards call them."""
 

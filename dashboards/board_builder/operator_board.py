@@ -47,7 +47,7 @@ def operator_board() -> Dashboard:
 
 def _is_it_bad() -> Section:
     return section(
-        "Is it bad, and for whom?",
+        "Overview",
         line(4, *_health(), *_work()),
         line(7, _models(), _stages(), widths=(13, 11)),
     )
@@ -61,7 +61,7 @@ def _health() -> tuple[AnyPanel, ...]:
         "none",
     )
     not_ready = Text(
-        "Models that aren't ready",
+        "Models not ready",
         "PipelineModels whose condition Ready isn't True: they serve with fewer groups than asked for, or not at all.",
         "none",
     )
@@ -74,21 +74,24 @@ def _health() -> tuple[AnyPanel, ...]:
 
 def _work() -> tuple[AnyPanel, ...]:
     failing = Text(
-        "Failed passes",
-        "Share of reconcile passes that ended in an error and are tried again. A few are usual while the API server "
-        "is upgraded; a lasting share means that some models are not looked after.",
+        "Reconcile error ratio",
+        "Share of reconciles that ended in an error and are retried. A few are usual while the API server is "
+        "upgraded; a lasting share means that some models are not reconciled.",
         "percentunit",
     )
     longest = Text(
-        "Longest pass",
-        "How long the longest pass under way has been running. Minutes: it hangs, and its model is not looked after.",
+        "Longest reconcile",
+        "How long the longest reconcile under way has been running. Minutes: it hangs, and its model is not looked "
+        "after.",
         "s",
     )
-    waiting = Text("Models that wait", "PipelineModels that are due and wait for a worker. It returns to 0.", "none")
+    waiting = Text(
+        "Work queue depth", "PipelineModels in the work queue, waiting for a worker. It returns to 0.", "none"
+    )
     watch = Text(
         "Oldest watch",
-        "Time since anything was heard of the resource that was silent for longest. Above the relist interval, five "
-        "minutes by default, the operator acts on an old picture.",
+        "Time since the last event or full list of the resource that was silent for longest. Above the relist "
+        "interval, five minutes by default, the operator acts on outdated state.",
         "s",
     )
     failed = rate_by((), names.RECONCILE_TOTAL.name, 'outcome="error"')
@@ -118,11 +121,11 @@ def _models() -> AnyPanel:
         ),
         (Key("namespace", "Namespace"), Key("model", "Model", pipeline, "Open its pipeline")),
         (
-            Column("Wanted", wanted, "none"),
+            Column("Desired", wanted, "none"),
             Column("Ready", ready, "none"),
             Column("Missing", f"{wanted} - {ready}", "none", Limits(1, 1)),
             Column("Restarts left", left, "none", Limits(2, 1, low_is_bad=True)),
-            Column("Behind", behind, "none", Limits(1, 1)),
+            Column("Generations behind", behind, "none", Limits(1, 1)),
         ),
         sort="Missing",
     )
@@ -133,7 +136,7 @@ def _stages() -> AnyPanel:
     pipeline = links.to_board(links.PIPELINE, namespace="namespace", model="model", group="group")
     return rows(
         Text(
-            "Stages that aren't ready",
+            "Stages not ready",
             "By reason: Starting, Unschedulable, ImagePull, NotStarted, NodeLost, Ending, NoPod. Empty is good.",
             "none",
         ),
@@ -144,18 +147,18 @@ def _stages() -> AnyPanel:
 
 def _groups() -> Section:
     ready = Text(
-        "Time until a group is ready",
+        "Group startup time",
         "From an incarnation's first pod to the group being ready. Most of it is fetching and loading the model.",
         "s",
     )
     recovery = Text(
-        "Time to recover",
+        "Group recovery time",
         "From a group's failure to its next incarnation being ready, the wait before it included: how long its share "
         "of the capacity was gone.",
         "s",
     )
     return section(
-        "Which group, and why?",
+        "Groups",
         _lives(),
         line(8, quantile_lines(ready, names.TIME_TO_READY.name), quantile_lines(recovery, names.RECOVERY.name)),
     )
@@ -174,7 +177,7 @@ def _lives() -> Line:
         "none",
     )
     failures = Text(
-        "Failures by cause",
+        "Group failures by class",
         "Failures of groups by class, counted when they are seen. Without a new incarnation the group waits, has spent "
         "its restarts, or can't be helped by one.",
         "none",
@@ -190,16 +193,20 @@ def _lives() -> Line:
 
 def _passes() -> Section:
     outcomes = Text(
-        "Passes by outcome",
-        "Reconcile passes per second: done, stale (another writer was first, tried again at once) or error.",
+        "Reconciles by outcome",
+        "Reconciles per second: done, stale (another writer was first, tried again at once) or error.",
         "ops",
     )
-    errors = Text("Errors by kind", "Passes that failed, per second, by kind of error. The log has each one.", "ops")
-    duration = Text("Duration of a pass", "From taking a model off the queue to having written what it needs.", "s")
-    spread = Text("Passes by duration", "How many passes took how long. A second hump is the API server's.", "s")
+    errors = Text(
+        "Reconcile errors by kind", "Failed reconciles per second, by kind of error. The log has each one.", "ops"
+    )
+    duration = Text("Reconcile duration", "From taking a model off the queue to having written what it needs.", "s")
+    spread = Text(
+        "Reconcile duration distribution", "Reconciles by how long they took. A second hump is the API server's.", "s"
+    )
     name = names.RECONCILE_DURATION.name
     return section(
-        "Does it act?",
+        "Reconciliation",
         line(
             8,
             lines(outcomes, Series(rate_by(("outcome",), names.RECONCILE_TOTAL.name), "{{outcome}}"), stacked=True),
@@ -211,18 +218,20 @@ def _passes() -> Section:
 
 
 def _cluster() -> Section:
-    return section("Does it see the cluster?", _watches(), _calls(), collapsed=True)
+    return section("Watches and API server", _watches(), _calls(), collapsed=True)
 
 
 def _watches() -> Line:
     ages = Text(
-        "Age of watches",
-        "Time since anything was heard of each resource. It saws up to the relist interval where little changes.",
+        "Watch age by resource",
+        "Time since the last event or full list of each resource. Where little changes it rises to the relist interval "
+        "and drops to 0.",
         "s",
     )
     missed = Text(
-        "Corrections by full lists",
-        "Objects that a full list showed and the watch had missed, in the window. More than a few: watches break.",
+        "Relist corrections",
+        "Objects whose change a full list showed and the watch had missed, in the window. More than a few: watches "
+        "break.",
         "none",
     )
     return line(
@@ -234,7 +243,7 @@ def _watches() -> Line:
 
 def _calls() -> Line:
     calls = Text(
-        "Requests to the API server",
+        "API server requests",
         "Per second, watches left out, by verb and status. Code 0 is no answer; 409 another writer; 429 throttling.",
         "reqps",
     )

@@ -58,17 +58,23 @@ def pipeline_board() -> Dashboard:
 
 
 def _is_it_bad() -> Section:
-    rate = Text("Requests", "Requests for this model answered per second.", "reqps")
+    rate = Text("Request rate", "Requests for this model answered per second.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
-    first = Text("First token, p99", "99 of 100 requests had their first token within this time.", "s")
-    token = Text("Per token, p99", "99 of 100 requests got their tokens at least this fast, on average each.", "s")
+    first = Text("TTFT p99", "Time to first token: 99 of 100 requests had theirs within this time.", "s")
+    token = Text(
+        "TPOT p99",
+        "Time per output token: 99 of 100 requests were at least this fast, averaged over their tokens.",
+        "s",
+    )
     waiting_now = Text(
-        "Waiting in engines", "Requests that hold no place in a KV cache yet. Rising: the groups are full.", "none"
+        "Requests waiting in engines",
+        "Requests that hold no place in a KV cache yet. Rising: the groups are full.",
+        "none",
     )
     phases = Text("Groups by phase", "Where the model's groups are in their lives, as the operator sees it.", "none")
     ttft, tpot = gateway.TIME_TO_FIRST_TOKEN.name, gateway.TIME_PER_OUTPUT_TOKEN.name
     return section(
-        "Is it bad, and for whom?",
+        "Overview",
         line(
             4,
             number(rate, rate_by((), gateway.REQUESTS.name, *ASKED_FOR)),
@@ -83,18 +89,18 @@ def _is_it_bad() -> Section:
 
 def _which_stage() -> Section:
     heat = Text(
-        "Bubble of each stage over time",
+        "Bubble by stage",
         "One row per stage, green where it computes, red where it waits while there is work. All red but one row: that "
         "row's stage is the bottleneck. No color: nothing to do.",
         "percentunit",
     )
     course = Text(
-        "Busy share of each stage",
+        "Stage utilization",
         "The share of time each stage computes. Lines apart from each other: uneven stages. The highest is the limit.",
         "percentunit",
     )
     return section(
-        "Which stage?",
+        "Stages and bubble",
         line(
             9,
             _shares(),
@@ -133,7 +139,7 @@ def _bottleneck() -> tuple[AnyPanel, ...]:
 
 def _expected_bubble() -> AnyPanel:
     text = Text(
-        "Bubble, and what is expected of it",
+        "Bubble, measured and expected",
         "The bubble over five minutes, and what uneven stages and cohorts without requests must cost. Apart by 15 % or "
         "more while requests queue: time is lost between stages, to links, hosts or late plans.",
         "percentunit",
@@ -147,7 +153,7 @@ def _expected_bubble() -> AnyPanel:
 
 def _shares() -> AnyPanel:
     text = Text(
-        "Where each stage's time goes",
+        "Stage time: busy, wait, idle",
         "One bar per stage, group/stage, from first to last: computing, waiting while there is work, and idle. The bar "
         "with most busy is the bottleneck; the others wait for it.",
         "percentunit",
@@ -165,13 +171,13 @@ def _shares() -> AnyPanel:
 
 def _stage_by_stage() -> Section:
     reasons = Text(
-        "Waiting by stage and reason",
+        "Stage wait by reason",
         "Share of time each stage waits while there is work, by what is missing.",
         "percentunit",
     )
     waits = rate_by((*STAGE, "reason"), names.STAGE_WAIT.name, *OF_GROUP) + " > 0"
     return section(
-        "What does it wait for?",
+        "Stage waits",
         line(8, _one_stage().repeat("stage").repeat_direction("h").max_per_row(4)),
         line(8, lines(reasons, Series(waits, f"{STAGE_LEGEND}: {{{{reason}}}}"))),
         collapsed=True,

@@ -32,16 +32,18 @@ def lives(of_model: tuple[str, ...], of_group: tuple[str, ...]) -> Section:
         "none",
     )
     phases = Text(
-        "Phase of each stage",
+        "Stage phase",
         "Where stages are in their lives, in this order: Starting, Connecting, Loading, Rendezvous, Warming, Ready, "
         "Draining. The one that stays behind holds up its group.",
         "none",
     )
-    failures = Text("Failures", "Failures of the model's groups by class of the cause, in the window.", "none")
+    failures = Text(
+        "Group failures by class", "Failures of the model's groups by class of the cause, in the window.", "none"
+    )
     failed = events(("failure_class",), operator.GROUP_FAILURES_TOTAL.name, *of_model)
     names_of_phases = {number: (str(phase), COLORS[phase]) for number, phase in enumerate(_ORDER)}
     return section(
-        "Which incarnation, and why?",
+        "Incarnations and failures",
         line(
             8,
             lines(incarnation, Series(current(GROUP, names.STAGE_INCARNATION.name, *of_group), "group {{group}}")),

@@ -16,12 +16,12 @@ Matchers = tuple[str, ...]
 
 def cohorts(matchers: Matchers) -> Section:
     """How full steps are, and how long requests wait to be in one."""
-    return section("How full are steps?", _sizes(matchers), _requests(matchers), _times(matchers), collapsed=True)
+    return section("Scheduling and batching", _sizes(matchers), _requests(matchers), _times(matchers), collapsed=True)
 
 
 def capacity(matchers: Matchers) -> Section:
     """KV cache and memory."""
-    return section("How full are caches?", _caches(matchers), line(7, _held(matchers)), collapsed=True)
+    return section("KV cache and memory", _caches(matchers), line(7, _held(matchers)), collapsed=True)
 
 
 def _of_group(name: str, legend: str, matchers: Matchers, label: str = "") -> Series:
@@ -32,14 +32,14 @@ def _of_group(name: str, legend: str, matchers: Matchers, label: str = "") -> Se
 
 def _sizes(matchers: Matchers) -> Line:
     size = Text(
-        "Cohort sizes",
-        "Requests in one step. As many cohorts as stages are under way at once: with few requests each is small, and a "
-        "step costs nearly as much as with many.",
+        "Batch size",
+        "Requests (rows) in one step of a cohort, the pipeline's microbatch. As many cohorts as stages are under way "
+        "at once: with few requests each is small, and a step costs nearly as much as with many.",
         "none",
     )
-    spread = Text("Steps by cohort size", "Steps by how many requests they carry. Darker: more steps.", "none")
+    spread = Text("Batch size distribution", "Steps by how many requests they carry. Darker: more steps.", "none")
     members = Text(
-        "Requests by cohort",
+        "Running requests by cohort",
         "Running requests of each cohort. Cohorts far apart: steps of unequal length, and stages that wait for it.",
         "none",
     )
@@ -53,7 +53,9 @@ def _sizes(matchers: Matchers) -> Line:
 
 
 def _requests(matchers: Matchers) -> Line:
-    running = Text("Requests in engines", "Running hold a place in the KV cache; waiting hold none yet.", "none")
+    running = Text(
+        "Requests running and waiting", "Running hold a place in the KV cache; waiting hold none yet.", "none"
+    )
     flight = Text(
         "Plans in flight", "Steps sent to the stages and not finished. About the number of stages is right.", "none"
     )
@@ -75,9 +77,9 @@ def _requests(matchers: Matchers) -> Line:
 
 
 def _times(matchers: Matchers) -> Line:
-    queue = Text("Time in the engine's queue", "From a request's arrival at the engine to its first step.", "s")
+    queue = Text("Engine queue time", "From a request's arrival at the engine to its first step.", "s")
     parts = Text(
-        "Where a request's time goes",
+        "Request time: queue, prefill, decode",
         "Means over the requests of the window: in the engine's queue, from the first step to the first token "
         "(prefill), and from there to the last (decode).",
         "s",
@@ -98,18 +100,18 @@ def _times(matchers: Matchers) -> Line:
 
 def _caches(matchers: Matchers) -> Line:
     usage = Text(
-        "KV cache in use",
+        "KV cache usage",
         "Share held by running requests. At 100 % new requests wait and running ones may be preempted.",
         "percentunit",
     )
     held = Text(
-        "KV cache by stage",
+        "KV cache usage by stage",
         "Tokens in each stage's cache as a share of what it can hold, an ended request's until its place is given out.",
         "percentunit",
     )
     found = Text(
-        "Beginnings found in the cache",
-        "Share of looked-up tokens that were in the KV cache and not computed again.",
+        "Prefix cache hit ratio",
+        "Share of prompt tokens looked up in the prefix cache that were found there and not computed again.",
         "percentunit",
     )
     in_use = f"max by (group) ({selected(names.KV_CACHE_USAGE.name, *matchers)})"

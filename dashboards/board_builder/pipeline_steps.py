@@ -14,9 +14,7 @@ Matchers = tuple[str, ...]
 
 def steps(matchers: Matchers) -> Section:
     """How long stages compute and tensors travel."""
-    return section(
-        "How long do steps and transfers take?", _compute(matchers), _transfers(matchers), _throughput(matchers)
-    )
+    return section("Steps and transfers", _compute(matchers), _transfers(matchers), _throughput(matchers))
 
 
 def _p50_and_p99(labels: tuple[str, ...], histogram: str, legend: str, matchers: Matchers) -> tuple[Series, Series]:
@@ -28,13 +26,13 @@ def _p50_and_p99(labels: tuple[str, ...], histogram: str, legend: str, matchers:
 
 def _compute(matchers: Matchers) -> Line:
     decodes = Text(
-        "Decode steps, p50 and p99",
+        "Decode step time, p50 and p99",
         "Compute time of one decode step on each stage, waiting left out. A stage above the others has too many layers "
         "or a slow node; a p99 far above its p50 shares its node with somebody.",
         "s",
     )
-    prefills = Text("Prefill steps, p99", "Compute time of one prefill step on each stage.", "s")
-    spread = Text("Steps by time", "Steps of all stages by their compute time. Darker: more steps.", "s")
+    prefills = Text("Prefill step time, p99", "Compute time of one prefill step on each stage.", "s")
+    spread = Text("Step time distribution", "Steps of all stages by their compute time. Darker: more steps.", "s")
     step = names.STAGE_STEP.name
     prefill = quantile(0.99, STAGE, step, 'kind="prefill"', *matchers)
     return line(
@@ -47,13 +45,13 @@ def _compute(matchers: Matchers) -> Line:
 
 def _transfers(matchers: Matchers) -> Line:
     hops = Text(
-        "Transfers to a stage, p50 and p99",
+        "Transfer latency, p50 and p99",
         "From the start of a hidden tensor's send until the next stage (the label) has it, where that stage was "
         "already waiting: the link, not the stage.",
         "s",
     )
     back = Text(
-        "Feedback, p50 and p99",
+        "Feedback latency, p50 and p99",
         "From the last stage's send of sampled tokens until the first stage has taken them.",
         "s",
     )
@@ -68,8 +66,8 @@ def _transfers(matchers: Matchers) -> Line:
 
 
 def _throughput(matchers: Matchers) -> Line:
-    rate = Text("Steps", "Steps per second of each stage by kind. dummy: steps without a request.", "ops")
-    tokens = Text("Tokens", "Tokens run through each stage, padding left out.", "suffix: tokens/s")
+    rate = Text("Step rate by kind", "Steps per second of each stage by kind. dummy: steps without a request.", "ops")
+    tokens = Text("Token throughput", "Tokens run through each stage, padding left out.", "suffix: tokens/s")
     by_kind = rate_by((*STAGE, "kind"), names.STAGE_STEPS.name, *matchers) + " > 0"
     return line(
         8,

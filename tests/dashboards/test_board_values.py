@@ -96,13 +96,13 @@ def test_a_choice_leaves_out_what_was_not_chosen(
 
 
 def test_healthy_users_are_shown_as_well(answers: Answers) -> None:
-    assert answers.at(END, "healthy", "fleet", "Requests")[""] == pytest.approx(5.1, rel=0.01)
+    assert answers.at(END, "healthy", "fleet", "Request rate")[""] == pytest.approx(5.1, rel=0.01)
     assert answers.at(END, "healthy", "fleet", "Error ratio") == {"": 0}
     assert answers.at(END, "healthy", "fleet", "Groups not ready") == {"": 0}
-    assert answers.at(END, "healthy", "fleet", "Fastest budget burn")[""] == pytest.approx(0, abs=1e-9)
+    assert answers.at(END, "healthy", "fleet", "Highest burn rate")[""] == pytest.approx(0, abs=1e-9)
     assert answers.at(END, "healthy", "fleet", "Firing alerts") == {}
     assert answers.at(END, "healthy", "operator", "Leaders") == {"": 1}
-    assert answers.at(END, "healthy", "operator", "Models that aren't ready") == {"": 0}
+    assert answers.at(END, "healthy", "operator", "Models not ready") == {"": 0}
     assert answers.at(END, "healthy", "gateway", "Groups by readiness") == {
         "chat true": 2, "chat false": 0, "mini true": 1, "mini false": 0,
     }  # fmt: skip
@@ -110,27 +110,27 @@ def test_healthy_users_are_shown_as_well(answers: Answers) -> None:
 
 def test_a_quantile_is_that_of_the_scripted_samples(answers: Answers) -> None:
     """Of chat's first tokens 95 % take 0.5 s at most and all 0.75: the 99th of 100 lies four fifths between."""
-    assert answers.at(END, "healthy", "pipeline", "First token, p99")[""] == pytest.approx(0.5 + 0.25 * 4 / 5)
+    assert answers.at(END, "healthy", "pipeline", "TTFT p99")[""] == pytest.approx(0.5 + 0.25 * 4 / 5)
     by_model = answers.at(END, "healthy", "fleet", "Models", "C")
     assert by_model["chat"] == pytest.approx(0.7)
 
 
 def test_shares_of_a_stages_time_are_those_of_the_script(answers: Answers) -> None:
     """Load 0.6, so that stage 1 is busy 60 % and the others four fifths of that; there is work for 90 % of the time."""
-    place = "Where each stage's time goes"
+    place = "Stage time: busy, wait, idle"
     busy, wait, idle = (answers.at(END, "healthy", "pipeline", place, ref) for ref in "ABC")
     assert sorted(busy) == ["0/00", "0/01", "0/02", "1/00", "1/01", "1/02"], "groups and stages in order"
     assert [busy["0/00"], busy["0/01"]] == pytest.approx([0.48, 0.6])
     assert [wait["0/00"], wait["0/01"]] == pytest.approx([0.42, 0.3])
     assert idle["0/02"] == pytest.approx(0.1)
-    bubble = answers.at(END, "healthy", "pipeline", "Bubble of each stage over time")
+    bubble = answers.at(END, "healthy", "pipeline", "Bubble by stage")
     assert [bubble["0 chat 00"], bubble["0 chat 01"]] == pytest.approx([0.42 / 0.9, 0.3 / 0.9])
     assert answers.at(END, "healthy", "pipeline", "Bubble")["0 chat"] == pytest.approx(1.14 / 2.7)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_stacked_shares_of_a_stage_fill_its_time(answers: Answers, scenario: str) -> None:
-    parts = [answers.at(END, scenario, "pipeline", "Where each stage's time goes", ref) for ref in "ABC"]
+    parts = [answers.at(END, scenario, "pipeline", "Stage time: busy, wait, idle", ref) for ref in "ABC"]
     assert len(parts[0]) == 6
     for place in parts[0]:
         assert sum(part[place] for part in parts) == pytest.approx(1.0, abs=0.01), place
@@ -159,26 +159,26 @@ def test_the_slow_stage_is_named_on_the_first_board(answers: Answers) -> None:
 def test_the_slow_stage_stands_out_on_its_pipelines_board(answers: Answers) -> None:
     assert answers.at(END, "slow-stage", "pipeline", "Bottleneck")["0 chat 1"] == pytest.approx(0.98)
     assert answers.at(END, "slow-stage", "pipeline", "Imbalance")["0 chat 1"] == pytest.approx(2.143, abs=0.001)
-    bubble = answers.at(END, "slow-stage", "pipeline", "Bubble of each stage over time")
+    bubble = answers.at(END, "slow-stage", "pipeline", "Bubble by stage")
     assert [round(bubble[f"0 chat 0{stage}"], 3) for stage in range(3)] == [0.804, 0.02, 0.804]
     assert bubble["1 chat 00"] == pytest.approx(0.4667, abs=0.001), "the other group goes on as before"
     before = answers.at(BEFORE, "slow-stage", "pipeline", "Imbalance")
     assert before["0 chat 1"] == pytest.approx(0.6 / 0.52)
-    assert answers.at(END, "slow-stage", "pipeline", "Decode steps, p50 and p99", "B")["0 chat 1"] > 0.08
-    assert answers.at(END, "slow-stage", "pipeline", "Waiting in engines") == {"": 6}
-    waits = answers.at(END, "slow-stage", "pipeline", "Waiting by stage and reason")
+    assert answers.at(END, "slow-stage", "pipeline", "Decode step time, p50 and p99", "B")["0 chat 1"] > 0.08
+    assert answers.at(END, "slow-stage", "pipeline", "Requests waiting in engines") == {"": 6}
+    waits = answers.at(END, "slow-stage", "pipeline", "Stage wait by reason")
     assert waits["0 chat feedback 0"] == waits["0 chat recv 2"] == pytest.approx(0.804)
 
 
 def test_a_slow_stage_spends_its_models_budget_and_no_others(answers: Answers) -> None:
     """5 % of first tokens take 3 s for half of the hour, where 1 % may take more than 2."""
-    burn = answers.at(END, "slow-stage", "fleet", "First token: budget burn")
+    burn = answers.at(END, "slow-stage", "fleet", "TTFT: burn rate")
     assert burn["chat"] == pytest.approx(2.5, rel=0.05)
     assert burn["mini"] == pytest.approx(0, abs=1e-9)
-    first, failures = (answers.at(END, "slow-stage", "fleet", "Budgets by model", ref) for ref in "AE")
+    first, failures = (answers.at(END, "slow-stage", "fleet", "Error budgets by model", ref) for ref in "AE")
     assert first["chat"] == burn["chat"]
     assert failures == {"chat": 0, "mini": 0}
-    assert answers.at(END, "slow-stage", "pipeline", "First token, p99")[""] == pytest.approx(2 + 2 * 4 / 5)
+    assert answers.at(END, "slow-stage", "pipeline", "TTFT p99")[""] == pytest.approx(2 + 2 * 4 / 5)
 
 
 # -- stage lost: group 0 of chat is away for five minutes and comes back as incarnation 2 -----------------------------
@@ -191,12 +191,12 @@ def test_a_lost_stage_shows_in_errors_and_groups(answers: Answers) -> None:
     assert answers.at(DURING, "stage-lost", "fleet", "Models", "F") == {"chat": 1, "mini": 1}
     assert answers.at(DURING, "stage-lost", "fleet", "Models", "G") == {"chat": 2, "mini": 1}
     assert answers.at(DURING, "stage-lost", "fleet", "Groups not ready") == {"": 1}, "one that no gateway knows of"
-    assert answers.at(DURING, "stage-lost", "gateway", "Taken over by another run")["chat resumed"] > 10
-    stages = answers.at(DURING, "stage-lost", "operator", "Stages that aren't ready")
+    assert answers.at(DURING, "stage-lost", "gateway", "Resumed requests")["chat resumed"] > 10
+    stages = answers.at(DURING, "stage-lost", "operator", "Stages not ready")
     assert list(stages) == [f"0 chat Starting {stage}" for stage in range(3)]
-    failures = answers.at(BEFORE + 120, "stage-lost", "fleet", "Failures of groups")
+    failures = answers.at(BEFORE + 120, "stage-lost", "fleet", "Group failures")
     assert failures == {"Killed chat": 1}
-    assert answers.at(END, "stage-lost", "fleet", "Failures of groups") == {}
+    assert answers.at(END, "stage-lost", "fleet", "Group failures") == {}
     assert answers.at(END, "stage-lost", "fleet", "Error ratio")[""] == pytest.approx(0, abs=1e-9)
 
 
@@ -215,12 +215,12 @@ def test_the_new_incarnation_is_marked_once(answers: Answers) -> None:
     assert times == [BACK, BACK + 60]
     assert answers.at(BEFORE, "stage-lost", board, "Incarnation") == {"0 chat": 1, "1 chat": 1}
     assert answers.at(END, "stage-lost", board, "Incarnation") == {"0 chat": 2, "1 chat": 1}
-    phases = answers.at(BACK, "stage-lost", board, "Phase of each stage")
+    phases = answers.at(BACK, "stage-lost", board, "Stage phase")
     assert phases == {f"0 0{stage}": LOADING for stage in range(3)} | {f"1 0{stage}": READY for stage in range(3)}
     rollouts = answers.of("stage-lost", board, "annotation Rollouts")
     begun, *_, ended = [moment - begin_of("stage-lost") for moment, _ in rollouts[0]["values"]]
     assert (begun, ended <= 2790 + LOOKED_BACK_SECONDS) == (2700, True)
-    recovered = answers.at(BACK + 60, "stage-lost", "operator", "Time to recover")
+    recovered = answers.at(BACK + 60, "stage-lost", "operator", "Group recovery time")
     assert 180 < recovered[""] <= 300
 
 
@@ -229,12 +229,12 @@ def test_the_new_incarnation_is_marked_once(answers: Answers) -> None:
 
 def test_saturation_shows_as_refusals_queues_and_a_full_cache(answers: Answers) -> None:
     assert answers.at(END, "saturated", "pipeline", "Error ratio")[""] == pytest.approx(2 / 8), "429 is its key's limit"
-    assert answers.at(END, "saturated", "fleet", "Waiting") == {"": 60}
-    assert answers.at(END, "saturated", "pipeline", "Waiting in engines") == {"": 80}
-    assert answers.at(END, "saturated", "pipeline", "KV cache in use") == {"0": 0.99, "1": 0.99}
-    assert answers.at(END, "saturated", "pipeline", "First token, p99")[""] == pytest.approx(15 + 15 * 4 / 5)
+    assert answers.at(END, "saturated", "fleet", "Requests waiting") == {"": 60}
+    assert answers.at(END, "saturated", "pipeline", "Requests waiting in engines") == {"": 80}
+    assert answers.at(END, "saturated", "pipeline", "KV cache usage") == {"0": 0.99, "1": 0.99}
+    assert answers.at(END, "saturated", "pipeline", "TTFT p99")[""] == pytest.approx(15 + 15 * 4 / 5)
     assert answers.at(END, "saturated", "pipeline", "Preemptions")["0 chat"] == pytest.approx(0.2)
-    refused = answers.at(END, "saturated", "gateway", "Refused by a limit")
+    refused = answers.at(END, "saturated", "gateway", "Requests rejected by limits")
     assert refused == {"team-a rate_limit_exceeded": pytest.approx(1.0)}
     bottleneck = answers.at(END, "saturated", "pipeline", "Bottleneck")
     assert bottleneck == {"0 chat 1": pytest.approx(0.99), "1 chat 1": pytest.approx(0.99)}
@@ -248,19 +248,19 @@ def test_saturation_shows_as_refusals_queues_and_a_full_cache(answers: Answers) 
     ("board", "title"),
     [
         ("fleet", "Error ratio"),
-        ("fleet", "First token, p99"),
-        ("fleet", "Per token, p99"),
-        ("fleet", "First token"),
+        ("fleet", "TTFT p99"),
+        ("fleet", "TPOT p99"),
+        ("fleet", "TTFT (time to first token)"),
         ("fleet", "Bubble by group"),
         ("pipeline", "Bubble"),
         ("pipeline", "Bottleneck"),
         ("pipeline", "Imbalance"),
-        ("pipeline", "Bubble of each stage over time"),
-        ("pipeline", "Decode steps, p50 and p99"),
-        ("pipeline", "Cohort sizes"),
-        ("pipeline", "Beginnings found in the cache"),
+        ("pipeline", "Bubble by stage"),
+        ("pipeline", "Decode step time, p50 and p99"),
+        ("pipeline", "Batch size"),
+        ("pipeline", "Prefix cache hit ratio"),
         ("gateway", "Error ratio"),
-        ("gateway", "Whole answers"),
+        ("gateway", "E2E latency"),
     ],
 )
 def test_where_nothing_happens_there_is_no_data(answers: Answers, board: str, title: str) -> None:
@@ -269,10 +269,10 @@ def test_where_nothing_happens_there_is_no_data(answers: Answers, board: str, ti
 
 
 def test_quiet_is_shown_as_quiet(answers: Answers) -> None:
-    assert answers.at(END, "no-traffic", "fleet", "Requests") == {"": 0}
+    assert answers.at(END, "no-traffic", "fleet", "Request rate") == {"": 0}
     assert answers.at(END, "no-traffic", "fleet", "Models", "F") == {"chat": 2, "mini": 1}, "groups are there"
     assert answers.at(BEFORE, "no-traffic", "fleet", "Models", "B") == {"chat": 0}, "of mini there is no ratio"
-    idle = answers.at(END, "no-traffic", "pipeline", "Where each stage's time goes", "C")
+    idle = answers.at(END, "no-traffic", "pipeline", "Stage time: busy, wait, idle", "C")
     assert idle == {place: pytest.approx(1.0) for place in idle}
 
 
@@ -280,84 +280,84 @@ def test_quiet_is_shown_as_quiet(answers: Answers) -> None:
 
 TABLE = [
     # scenario, second, board, title, query, labels, number
-    ("healthy", 3600, "fleet", "Requests by model", "A", "chat", 4.1),
-    ("stage-lost", 1980, "fleet", "Errors by model", "A", "chat", 0.3 / 4),
-    ("healthy", 3600, "fleet", "Per token, p99", "A", "", 0.08 + 0.02 * 4 / 5),
-    ("healthy", 3600, "fleet", "Per token", "E", "", 0.0518),
-    ("healthy", 3600, "fleet", "First token", "E", "", 0.3108),
-    ("healthy", 3600, "fleet", "Whole answers", "E", "", 4.3 * 1.036),
-    ("slow-stage", 3600, "fleet", "Per token", "E", "", (4 * 0.12 + 0.05) * 1.036 / 5),
-    ("healthy", 3600, "fleet", "Requests by time to first token", "A", "0.5", 0.95 * 5 * 120),
-    ("healthy", 3600, "fleet", "Requests by time per token", "A", "+Inf", 5 * 120),
-    ("healthy", 3600, "fleet", "Requests by whole time", "A", "+Inf", 5 * 120),
-    ("healthy", 3600, "fleet", "Busiest stage's busy share", "A", "0 chat", 0.6),
+    ("healthy", 3600, "fleet", "Request rate by model", "A", "chat", 4.1),
+    ("stage-lost", 1980, "fleet", "Error ratio by model", "A", "chat", 0.3 / 4),
+    ("healthy", 3600, "fleet", "TPOT p99", "A", "", 0.08 + 0.02 * 4 / 5),
+    ("healthy", 3600, "fleet", "TPOT (time per output token)", "E", "", 0.0518),
+    ("healthy", 3600, "fleet", "TTFT (time to first token)", "E", "", 0.3108),
+    ("healthy", 3600, "fleet", "E2E latency", "E", "", 4.3 * 1.036),
+    ("slow-stage", 3600, "fleet", "TPOT (time per output token)", "E", "", (4 * 0.12 + 0.05) * 1.036 / 5),
+    ("healthy", 3600, "fleet", "TTFT distribution", "A", "0.5", 0.95 * 5 * 120),
+    ("healthy", 3600, "fleet", "TPOT distribution", "A", "+Inf", 5 * 120),
+    ("healthy", 3600, "fleet", "E2E latency distribution", "A", "+Inf", 5 * 120),
+    ("healthy", 3600, "fleet", "Busiest stage's utilization", "A", "0 chat", 0.6),
     ("slow-stage", 3600, "fleet", "Bubble by group", "A", "0 chat", 1.628 / 3),
     ("healthy", 3600, "fleet", "Models by readiness", "A", "True", 2),
     ("healthy", 3600, "fleet", "Groups by phase", "A", "Ready", 3),
     ("stage-lost", 1980, "operator", "Groups by phase", "A", "BackingOff", 1),
-    ("healthy", 3600, "gateway", "Requests by status", "A", "404", 0.1),
-    ("saturated", 3600, "gateway", "Requests by status", "A", "503", 2.0),
-    ("healthy", 3600, "gateway", "In flight", "A", "", 23),
-    ("healthy", 3600, "gateway", "Stale inputs", "A", "", 0),
-    ("healthy", 3600, "gateway", "Certificate's time left", "A", "", 60 * 86400),
-    ("healthy", 3600, "gateway", "Age of what discovery saw", "A", "", 12),
-    ("healthy", 3600, "gateway", "Tokens", "B", "chat", 4 * 80),
-    ("healthy", 3600, "gateway", "Tokens by key", "A", "team-a", 5 * 280),
-    ("healthy", 3600, "gateway", "Requests in flight", "A", "chat", 20),
-    ("stage-lost", 1980, "gateway", "Broken answers", "A", "chat", 0.1 * 120),
-    ("stage-lost", 1980, "gateway", "Requests that engines failed", "A", "unreachable chat", 0.1 * 120),
+    ("healthy", 3600, "gateway", "Request rate by status", "A", "404", 0.1),
+    ("saturated", 3600, "gateway", "Request rate by status", "A", "503", 2.0),
+    ("healthy", 3600, "gateway", "Requests in flight", "A", "", 23),
+    ("healthy", 3600, "gateway", "Stale configuration", "A", "", 0),
+    ("healthy", 3600, "gateway", "Certificate expiry", "A", "", 60 * 86400),
+    ("healthy", 3600, "gateway", "Discovery age", "A", "", 12),
+    ("healthy", 3600, "gateway", "Token throughput", "B", "chat", 4 * 80),
+    ("healthy", 3600, "gateway", "Token throughput by API key", "A", "team-a", 5 * 280),
+    ("healthy", 3600, "gateway", "Requests in flight by model", "A", "chat", 20),
+    ("stage-lost", 1980, "gateway", "Interrupted streams", "A", "chat", 0.1 * 120),
+    ("stage-lost", 1980, "gateway", "Engine failures by kind", "A", "unreachable chat", 0.1 * 120),
     ("healthy", 3600, "gateway", "Versions", "A", "0.1.0", 2),
-    ("healthy", 3600, "operator", "Longest pass", "A", "", 0.01),
+    ("healthy", 3600, "operator", "Longest reconcile", "A", "", 0.01),
     ("healthy", 3600, "operator", "Oldest watch", "A", "", 20),
-    ("healthy", 3600, "operator", "Failed passes", "A", "", 0),
-    ("healthy", 3600, "operator", "Passes by outcome", "A", "done", 1.96),
-    ("healthy", 3600, "operator", "Duration of a pass", "E", "", 0.02 * 1.036),
-    ("healthy", 3600, "operator", "Requests to the API server", "A", "200 patch", 1.5),
-    ("stage-lost", 2160, "operator", "Time until a group is ready", "E", "", 270),
-    ("stage-lost", 1860, "operator", "Failures by cause", "A", "Killed chat", 1),
+    ("healthy", 3600, "operator", "Reconcile error ratio", "A", "", 0),
+    ("healthy", 3600, "operator", "Reconciles by outcome", "A", "done", 1.96),
+    ("healthy", 3600, "operator", "Reconcile duration", "E", "", 0.02 * 1.036),
+    ("healthy", 3600, "operator", "API server requests", "A", "200 patch", 1.5),
+    ("stage-lost", 2160, "operator", "Group startup time", "E", "", 270),
+    ("stage-lost", 1860, "operator", "Group failures by class", "A", "Killed chat", 1),
     ("stage-lost", 3600, "operator", "Incarnations", "A", "0 chat", 2),
     ("stage-lost", 1980, "operator", "Models", "C", "chat", 1),
     ("healthy", 3600, "operator", "Models", "D", "chat", 5),
-    ("slow-stage", 3600, "pipeline", "Busy share of each stage", "A", "0 chat 0", 0.196),
-    ("slow-stage", 3600, "pipeline", "Bubble, and what is expected of it", "A", "0 chat chat", 1.628 / 3),
-    ("slow-stage", 3600, "pipeline", "Bubble, and what is expected of it", "B", "0 chat chat", 1 - 1.4 / 3),
-    ("saturated", 3600, "pipeline", "Bubble, and what is expected of it", "B", "0 chat chat", 1 - 2.6 / 3),
-    ("healthy", 3600, "pipeline", "Steps", "A", "0 decode chat 1", 0.6 / 0.025 * 0.9),
-    ("healthy", 3600, "pipeline", "Tokens", "A", "0 chat 1", 0.6 / 0.025 * 4),
+    ("slow-stage", 3600, "pipeline", "Stage utilization", "A", "0 chat 0", 0.196),
+    ("slow-stage", 3600, "pipeline", "Bubble, measured and expected", "A", "0 chat chat", 1.628 / 3),
+    ("slow-stage", 3600, "pipeline", "Bubble, measured and expected", "B", "0 chat chat", 1 - 1.4 / 3),
+    ("saturated", 3600, "pipeline", "Bubble, measured and expected", "B", "0 chat chat", 1 - 2.6 / 3),
+    ("healthy", 3600, "pipeline", "Step rate by kind", "A", "0 decode chat 1", 0.6 / 0.025 * 0.9),
+    ("healthy", 3600, "pipeline", "Token throughput", "A", "0 chat 1", 0.6 / 0.025 * 4),
     ("healthy", 3600, "pipeline", "Bytes sent", "A", "0 chat 1 hidden", 0.6 / 0.025 * 4 * 1152),
-    ("healthy", 3600, "pipeline", "Transfers to a stage, p50 and p99", "A", "0 chat 1", 0.00025 * (1 + 0.4 / 0.6)),
-    ("healthy", 3600, "pipeline", "Cohort sizes", "E", "", 4),
-    ("healthy", 3600, "pipeline", "Requests by cohort", "A", "2 0 chat", 4),
-    ("healthy", 3600, "pipeline", "Requests in engines", "A", "0 chat", 12),
+    ("healthy", 3600, "pipeline", "Transfer latency, p50 and p99", "A", "0 chat 1", 0.00025 * (1 + 0.4 / 0.6)),
+    ("healthy", 3600, "pipeline", "Batch size", "E", "", 4),
+    ("healthy", 3600, "pipeline", "Running requests by cohort", "A", "2 0 chat", 4),
+    ("healthy", 3600, "pipeline", "Requests running and waiting", "A", "0 chat", 12),
     ("healthy", 3600, "pipeline", "Plans in flight", "A", "0 chat", 3),
-    ("healthy", 3600, "pipeline", "Where a request's time goes", "C", "", 4.0 * 1.036),
-    ("healthy", 3600, "pipeline", "Time in the engine's queue", "E", "", 0.02 * 1.036),
-    ("healthy", 3600, "pipeline", "KV cache by stage", "A", "0 chat 1", 0.4),
-    ("healthy", 3600, "pipeline", "Beginnings found in the cache", "A", "0 chat", 0.25),
+    ("healthy", 3600, "pipeline", "Request time: queue, prefill, decode", "C", "", 4.0 * 1.036),
+    ("healthy", 3600, "pipeline", "Engine queue time", "E", "", 0.02 * 1.036),
+    ("healthy", 3600, "pipeline", "KV cache usage by stage", "A", "0 chat 1", 0.4),
+    ("healthy", 3600, "pipeline", "Prefix cache hit ratio", "A", "0 chat", 0.25),
     ("healthy", 3600, "pipeline", "Stages", "A", "0 1", 10),
     ("healthy", 3600, "pipeline", "Stages", "B", "0 1", 3e9),
     ("healthy", 3600, "pipeline", "Stages", "E", "0 1", 2 * 98304),
-    ("stage-lost", 1860, "pipeline", "Failures", "A", "Killed", 1),
+    ("stage-lost", 1860, "pipeline", "Group failures by class", "A", "Killed", 1),
     # 61 of 120 scrapes of the hour are slow ones, and 30 % of requests slower than 0.15 s a token where 1 % may be.
-    ("slow-stage", 3600, "fleet", "Per token: budget burn", "A", "chat", 0.30 * 61 / 120 / 0.01),
+    ("slow-stage", 3600, "fleet", "TPOT: burn rate", "A", "chat", 0.30 * 61 / 120 / 0.01),
     # Ten scrapes with failures; the status 502 begins with the first of them, which no rate sees.
-    ("stage-lost", 3600, "fleet", "Failures: budget burn", "A", "chat", (0.2 * 9 + 0.1 * 10) / 4 / 120 / 0.001),
-    ("healthy", 3600, "fleet", "Budgets by model", "G", "chat", 2),
-    ("healthy", 3600, "fleet", "Budgets by model", "H", "mini", 0.15),
-    ("healthy", 3600, "gateway", "Groups that rest", "A", "chat", 0),
-    ("healthy", 3600, "gateway", "First tokens by time", "A", "0.5", 0.95 * 5 * 120),
-    ("healthy", 3600, "gateway", "Until an engine takes it", "E", "", 0.003 * 1.036),
-    ("healthy", 3600, "gateway", "Between tokens", "E", "", 0.05 * 1.036),
-    ("healthy", 3600, "gateway", "Stale inputs by kind", "A", "", 0),
-    ("healthy", 3600, "operator", "Models that wait", "A", "", 0),
-    ("healthy", 3600, "operator", "Errors by kind", "A", "ApiError", 0),
-    ("healthy", 3600, "operator", "Passes by duration", "A", "+Inf", 2 * 120),
-    ("healthy", 3600, "operator", "Age of watches", "A", "pods", 20),
-    ("stage-lost", 1860, "operator", "Corrections by full lists", "A", "pods", 1),
-    ("healthy", 3600, "pipeline", "Prefill steps, p99", "A", "0 chat 0", 0.02),
-    ("healthy", 3600, "pipeline", "Steps by time", "A", "+Inf", 6 * 24 * 120),
-    ("healthy", 3600, "pipeline", "Feedback, p50 and p99", "A", "0", 0.001 + 0.0015 * 0.4 / 0.6),
-    ("healthy", 3600, "pipeline", "Steps by cohort size", "A", "+Inf", 2 * 24 * 120),
+    ("stage-lost", 3600, "fleet", "Errors: burn rate", "A", "chat", (0.2 * 9 + 0.1 * 10) / 4 / 120 / 0.001),
+    ("healthy", 3600, "fleet", "Error budgets by model", "G", "chat", 2),
+    ("healthy", 3600, "fleet", "Error budgets by model", "H", "mini", 0.15),
+    ("healthy", 3600, "gateway", "Circuit breakers open", "A", "chat", 0),
+    ("healthy", 3600, "gateway", "TTFT distribution", "A", "0.5", 0.95 * 5 * 120),
+    ("healthy", 3600, "gateway", "Time to dispatch", "E", "", 0.003 * 1.036),
+    ("healthy", 3600, "gateway", "ITL (inter-token latency)", "E", "", 0.05 * 1.036),
+    ("healthy", 3600, "gateway", "Stale configuration by kind", "A", "", 0),
+    ("healthy", 3600, "operator", "Work queue depth", "A", "", 0),
+    ("healthy", 3600, "operator", "Reconcile errors by kind", "A", "ApiError", 0),
+    ("healthy", 3600, "operator", "Reconcile duration distribution", "A", "+Inf", 2 * 120),
+    ("healthy", 3600, "operator", "Watch age by resource", "A", "pods", 20),
+    ("stage-lost", 1860, "operator", "Relist corrections", "A", "pods", 1),
+    ("healthy", 3600, "pipeline", "Prefill step time, p99", "A", "0 chat 0", 0.02),
+    ("healthy", 3600, "pipeline", "Step time distribution", "A", "+Inf", 6 * 24 * 120),
+    ("healthy", 3600, "pipeline", "Feedback latency, p50 and p99", "A", "0", 0.001 + 0.0015 * 0.4 / 0.6),
+    ("healthy", 3600, "pipeline", "Batch size distribution", "A", "+Inf", 2 * 24 * 120),
 ]
 
 
