@@ -4,8 +4,6 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """The conditions every PipelineModel carries."""
-
     AVAILABLE = "Available"
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
@@ -13,8 +11,6 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """CamelCase reasons used in conditions."""
-
     ALL_GROUPS_READY = "AllGroupsReady"
     GROUPS_NOT_READY = "GroupsNotReady"
     GROUPS_STARTING = "GroupsStarting"
@@ -32,8 +28,6 @@ class Reason(StrEnum):
 
 
 class EventReason(StrEnum):
-    """Reasons of the Events on a PipelineModel."""
-
     GROUP_READY = "GroupReady"
     GROUP_FAILED = "GroupFailed"
     GROUP_UNSCHEDULABLE = "GroupUnschedulable"

@@ -11,8 +11,6 @@ DEFAULT_RESUME_WINDOW_SECONDS: Final = 60
 
 
 class GroupEndpoint(BaseModel):
-    """One group that may take requests."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str

@@ -1,4 +1,4 @@
-"""The one exception that carries a sentence for a person: every part raises it, the command line prints it.
+"""`UserError`: the exception whose message is meant for the user. The command line prints it without a traceback.
 
 Raise `UserError` for what a person can fix (a bad file, a port in use, a missing model). The message is one sentence
 or a few lines that name the thing, its value and what to do; it never holds a secret. Anything else that escapes is

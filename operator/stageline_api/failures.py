@@ -2,7 +2,7 @@
 
 A failing container writes one `TerminationMessage` as JSON to its termination path and exits with the code of its
 class. The group's cause is the failure that no other explains: a lost peer names its peer, so follow it. One that was
-told to drain writes so too, as class `Evicted`, and exits with 0: by that it is known from one that ended unasked.
+told to drain reports class `Evicted` and exits with 0, which distinguishes it from one that ended by itself.
 """
 
 from enum import IntEnum, StrEnum

@@ -18,7 +18,6 @@ class LayerRange(BaseModel):
 
     @property
     def count(self) -> int:
-        """Number of layers in the range."""
         return self.last - self.first + 1
 
 

@@ -15,8 +15,6 @@ from stageline_api.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyCommand:
-    """One row of the table."""
-
     target: str
     """`module:attribute` of a `click.Command`."""
     help: str
@@ -32,7 +30,6 @@ class LazyGroup(click.Group):
         self._table = dict(commands_table)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the table's order."""
         del ctx
         return list(self._table)
 

@@ -78,11 +78,7 @@ def plan(
 
 
 def find_config(model: PipelineModel, given: Path | None) -> ModelConfig:
-    """The model's config, from the file given or from where the model is on this machine.
-
-    Raises:
-        UserError: exit status 2; it is not there (and how to get it), or this runtime can't run it.
-    """
+    """The model's config, from the file given or from where the model is on this machine; raises `UserError`."""
     directory = given or _local_directory(model)
     if directory.is_file():
         path = directory
@@ -109,11 +105,7 @@ def build_workload(model: PipelineModel, config: ModelConfig, batch: int | None,
 
 
 def find_hardware(devices: str | None, stage_count: int) -> Hardware:
-    """What `--devices` describes; this machine without it.
-
-    Raises:
-        UserError: exit status 2; the file can't be read or one of its fields is refused.
-    """
+    """What `--devices` describes; this machine without it. Raises `UserError` for a file that is refused."""
     if devices is None:
         return this_machine(stage_count)
     if devices in PRESETS:

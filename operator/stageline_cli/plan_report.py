@@ -27,8 +27,6 @@ THIS_MACHINE = "This machine's memory is what is free now; its bandwidth and com
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """Everything there is to say."""
-
     name: str
     config: ModelConfig
     workload: Workload
@@ -92,7 +90,6 @@ def print_tables(report: PlanReport) -> None:
 
 
 def print_json(report: PlanReport) -> None:
-    """The plan as one JSON object, units in the names."""
     click.echo(json.dumps(_document(report), indent=2))
 
 

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from stageline_cli.on_call.bundle.document import as_json, as_yaml, snapshot_document
 from stageline_cli.on_call.facts.facts import Health, Snapshot
-from stageline_cli.on_call.facts.readings import Reading, read_all
+from stageline_cli.on_call.facts.scrape import Reading, read_all
 from stageline_cli.on_call.facts.snapshot import build_snapshot
 from stageline_cli.on_call.sources.choose_source import one_model, open_source, source_options
 from stageline_cli.on_call.sources.source import ModelObjects, Source

@@ -1,7 +1,12 @@
-"""`stageline top`: what every stage does, again and again, until q or Ctrl-C; plain text where there is no terminal."""
+"""`stageline top`: what every stage does, redrawn until q or Ctrl-C; plain text where there is no terminal."""
 
+import contextlib
+import select
 import sys
+import termios
 import time
+import tty
+from types import TracebackType
 from typing import Any
 
 import click
@@ -9,7 +14,6 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from stageline_cli.on_call.sources.choose_source import open_source, source_options
-from stageline_cli.on_call.views.keys import Keys
 from stageline_cli.on_call.views.top_view import top_view
 from stageline_cli.on_call.views.watch import Watch
 from stageline_cli.status import plain_or_terminal
@@ -62,3 +66,31 @@ def _draw_frames(watch: Watch, console: Console, interval: float) -> None:
     ):
         while keys.wait(interval) not in ("q", "Q"):
             live.update(Group(*top_view(watch.look(), console.width)), refresh=True)
+
+
+class Keys:
+    """Reads standard input where that is a terminal; elsewhere no key ever comes."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> "Keys":
+        if sys.stdin is not None and sys.stdin.isatty():
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        """The key pressed within `seconds`; empty when none was."""
+        if self._before is None:
+            time.sleep(seconds)
+            return ""
+        readable, _, _ = select.select([sys.stdin], [], [], seconds)
+        return sys.stdin.read(1) if readable else ""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from stageline_api.endpoints import Endpoints
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_local.session.instance import default_state_root, read_record
+from stageline_local.session.instance import default_state_root, running_instances
 from stageline_runtime.trace.collect import collect
 from stageline_runtime.trace.lanes import StageTimeline, Window, common_window
 from stageline_runtime.trace.perfetto import perfetto_json
@@ -93,14 +93,14 @@ def _write(path: Path, text: str) -> None:
 
 def _local_engine(state_root: Path, name: str | None, group: int | None) -> str:
     """URL of a local group's engine; raises UserError when nothing fits."""
-    running = _running(state_root)
+    running = [record.name for record in running_instances(state_root)]
     if name is None and len(running) > 1:
         raise UserError(f"several models are up ({', '.join(running)}): name one", USAGE_EXIT_CODE)
     chosen = name if name is not None else next(iter(running), None)
     if chosen is None or chosen not in running:
         what = "nothing is up" if chosen is None else f"{chosen} is not up"
         raise UserError(f"{what} in {state_root}; start it with `stageline up`, or give --engine-url", USAGE_EXIT_CODE)
-    groups = _endpoints(running[chosen]).groups
+    groups = _endpoints(state_root / chosen).groups
     for one in groups:
         if one.ready if group is None else one.group == group:
             if one.url:
@@ -109,14 +109,6 @@ def _local_engine(state_root: Path, name: str | None, group: int | None) -> str:
     which = "no group is ready" if group is None else f"there is no group {group}"
     reasons = "".join(f"; group {one.group}: {one.message}" for one in groups if one.message)
     raise UserError(f"{chosen}: {which}{reasons}")
-
-
-def _running(state_root: Path) -> dict[str, Path]:
-    """State directories of the models whose very process still runs, by name."""
-    if not state_root.is_dir():
-        return {}
-    records = {directory: read_record(directory) for directory in sorted(state_root.iterdir())}
-    return {record.name: directory for directory, record in records.items() if record and record.is_running()}
 
 
 def _endpoints(directory: Path) -> Endpoints:

@@ -23,8 +23,6 @@ _SHORTEST_SECRET: Final = 6
 
 
 class ApiServer:
-    """One API server, as one user."""
-
     def __init__(self, configuration: Configuration, context: str, namespace: str) -> None:
         self._configuration = configuration
         self._client = ApiClient(configuration)
@@ -35,7 +33,6 @@ class ApiServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Tokens and passwords that requests carry."""
         configuration = self._configuration
         tokens = [str(token).removeprefix("Bearer ") for token in configuration.api_key.values()]
         return tuple(each for each in (*tokens, configuration.password or "") if len(each) >= _SHORTEST_SECRET)

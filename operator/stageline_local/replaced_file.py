@@ -1,4 +1,4 @@
-"""Replaces a file at once: whoever reads it sees the old content or the new, never half of one."""
+"""Replaces a file atomically: a reader sees the old content or the new, never a part of it."""
 
 import os
 from pathlib import Path

@@ -22,7 +22,7 @@ from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_api.resource.status import GroupStatus
 from stageline_local.node.images import LocalImages, machine_environment
-from stageline_local.session.local_model import LOCAL_IMAGE
+from stageline_local.session.local_overrides import LOCAL_IMAGE
 from stageline_local.session.session import LocalSession, SessionOptions
 
 SUPPORT = Path(__file__).parents[1] / "support"

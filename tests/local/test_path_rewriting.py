@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_local.node.container_env import expand, resolve_service_names
+from stageline_local.node.container_command import expand, resolve_service_names
 from stageline_local.node.mounts import MissingObjectError, PathRewriter
 
 REWRITER = PathRewriter({"/tmp": Path("/s/tmp"), "/etc/app": Path("/s/app"), "/etc/app/sub": Path("/s/other")})

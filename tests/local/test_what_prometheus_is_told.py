@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 
 from stageline_api import labels
 from stageline_api.errors import UserError
-from stageline_local.monitoring.drill import quickened, seconds_of
 from stageline_local.monitoring.options import MonitorOptions, find_prometheus
 from stageline_local.monitoring.prometheus import PrometheusServer
-from stageline_local.monitoring.scrape import ENGINE_JOB, STAGE_JOB, pod_targets, prometheus_config
+from stageline_local.monitoring.scrape import (
+    ENGINE_JOB,
+    STAGE_JOB,
+    pod_targets,
+    prometheus_config,
+    quickened,
+    seconds_of,
+)
 
 
 def pod(stage: int, phase: str = "Running", address: str = "127.64.0.1", **metadata: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from processes.serving_command import ServingCommand, kill, serving
 from stageline_api import ports
 from stageline_cli.main import run
 from stageline_cli.on_call.bundle import bundle
-from stageline_cli.on_call.facts import readings
+from stageline_cli.on_call.facts import scrape
 from stageline_cli.on_call.sources.choose_source import open_source
 from stageline_cli.on_call.views.watch import Watch
 from stageline_runtime.trace import collect
@@ -61,7 +61,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCommand]:
 @pytest.fixture(autouse=True)
 def patience_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that takes some seconds to answer is not one that can't be read."""
-    for module in (readings, bundle, collect):
+    for module in (scrape, bundle, collect):
         monkeypatch.setattr(module, "TIMEOUT_SECONDS", DEADLINE_SECONDS)
 
 

@@ -6,32 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_cli.on_call.facts import metric_names as metrics
 from stageline_cli.on_call.facts.activity import histogram_quantile, pipeline_facts, stage_activity, traffic_facts
 from stageline_cli.on_call.facts.samples import Samples, parse_samples
+from stageline_gateway.telemetry import metric_names as gateway
+from stageline_runtime import metric_names as runtime
 
 
 def stage_page(busy: float, dummy: float, recv: float, idle: float) -> Samples:
     return parse_samples(
-        f'{metrics.STAGE_BUSY}{{kind="decode"}} {busy}\n'
-        f'{metrics.STAGE_BUSY}{{kind="dummy"}} {dummy}\n'
-        f'{metrics.STAGE_WAIT}{{reason="recv"}} {recv}\n'
-        f"{metrics.STAGE_IDLE} {idle}\n"
-        f"{metrics.STAGE_WALL} {busy + dummy + recv + idle}\n"
+        f'{runtime.STAGE_BUSY.name}{{kind="decode"}} {busy}\n'
+        f'{runtime.STAGE_BUSY.name}{{kind="dummy"}} {dummy}\n'
+        f'{runtime.STAGE_WAIT.name}{{reason="recv"}} {recv}\n'
+        f"{runtime.STAGE_IDLE.name} {idle}\n"
+        f"{runtime.STAGE_WALL.name} {busy + dummy + recv + idle}\n"
     )
 
 
 def gateway_page(ok: int, failed: int, tokens: int, fast: int, slow: int) -> Samples:
     label = 'model_name="tiny"'
     return parse_samples(
-        f'{metrics.GATEWAY_REQUESTS}{{{label},code="200"}} {ok}\n'
-        f'{metrics.GATEWAY_REQUESTS}{{{label},code="503"}} {failed}\n'
-        f'{metrics.GATEWAY_REQUESTS}{{model_name="other",code="500"}} 999\n'
-        f"{metrics.GATEWAY_TOKENS}{{{label}}} {tokens}\n"
-        f'{metrics.FIRST_TOKEN}_bucket{{{label},le="0.1"}} {fast}\n'
-        f'{metrics.FIRST_TOKEN}_bucket{{{label},le="0.2"}} {fast + slow}\n'
-        f'{metrics.FIRST_TOKEN}_bucket{{{label},le="+Inf"}} {fast + slow}\n'
-        f"{metrics.GATEWAY_IN_FLIGHT}{{{label}}} 3\n"
+        f'{gateway.REQUESTS.name}{{{label},code="200"}} {ok}\n'
+        f'{gateway.REQUESTS.name}{{{label},code="503"}} {failed}\n'
+        f'{gateway.REQUESTS.name}{{model_name="other",code="500"}} 999\n'
+        f"{gateway.GENERATION_TOKENS.name}{{{label}}} {tokens}\n"
+        f'{gateway.TIME_TO_FIRST_TOKEN.name}_bucket{{{label},le="0.1"}} {fast}\n'
+        f'{gateway.TIME_TO_FIRST_TOKEN.name}_bucket{{{label},le="0.2"}} {fast + slow}\n'
+        f'{gateway.TIME_TO_FIRST_TOKEN.name}_bucket{{{label},le="+Inf"}} {fast + slow}\n'
+        f"{gateway.IN_FLIGHT.name}{{{label}}} 3\n"
     )
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from stageline_cli.on_call.bundle.document import as_json, snapshot_document
-from stageline_cli.on_call.bundle.text_page import text_page
+from stageline_cli.on_call.bundle.document import as_json, snapshot_document, text_page
 from stageline_cli.on_call.facts.facts import Health, ModelFacts, Snapshot
-from stageline_cli.on_call.facts.readings import Reading
+from stageline_cli.on_call.facts.scrape import Reading
 from stageline_cli.on_call.facts.snapshot import build_snapshot
 from stageline_cli.on_call.sources.source import ModelObjects
 from stageline_cli.on_call.views.status_view import fleet_view, model_view

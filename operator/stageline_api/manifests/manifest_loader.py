@@ -72,11 +72,7 @@ def parse_manifest(document: Any) -> PipelineModel | list[FieldProblem]:
 
 
 def load_one_model(path: Path) -> PipelineModel:
-    """The PipelineModel of a file that holds exactly one.
-
-    Raises:
-        UserError: exit status 2, one line for each problem.
-    """
+    """The PipelineModel of a file that holds exactly one. Raises `UserError` with one line for each problem."""
     result = load_manifests(path)
     refuse(result.problems)
     if len(result.models) != 1:

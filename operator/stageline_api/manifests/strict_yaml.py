@@ -1,4 +1,4 @@
-"""Reads YAML documents without the surprises: no duplicate keys, no dates, no bombs, one sentence for each refusal.
+"""Reads YAML strictly: no duplicate keys, no implicit dates, bounded alias expansion, one sentence for each refusal.
 
 Accepts what JSON can say, so that a document means here what it means to `kubectl`. Plain Python parsing: a C parser
 would overflow its stack on deep nesting where this raises.
@@ -38,11 +38,7 @@ _JsonLikeLoader.yaml_implicit_resolvers = {
 
 
 def read_documents(path: Path) -> list[tuple[int, Any]]:
-    """Every document of a file that is not empty, as its place in the file (from one) and its JSON-like value.
-
-    Raises:
-        UnreadableYamlError: the file can't be read, is no UTF-8, or holds YAML that is refused.
-    """
+    """Every document that is not empty: its number in the file (from 1) and its value. Raises `UnreadableYamlError`."""
     text = _read_text(path)
     try:
         return list(_documents(text))

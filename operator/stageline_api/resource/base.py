@@ -1,4 +1,4 @@
-"""How every type of the PipelineModel reads its fields: camelCase, nothing unknown, no guessing between types.
+"""Base of all types of the PipelineModel: camelCase names, unknown fields refused, no coercion between types.
 
 `"2"` is not an integer and neither is `true`. A field that is left out gets its default; an explicit null is refused,
 as the API server refuses it, so that a file means the same thing here and in a cluster.

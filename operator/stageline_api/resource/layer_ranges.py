@@ -1,4 +1,4 @@
-"""Which layers each stage holds, when a person says so. Pure checks of ranges against each other and the model.
+"""An explicit cut (`stages[].layers`): parses the ranges, checks them against each other and the model. Pure.
 
 Layers are counted from zero and a range includes both ends: `0-14` is fifteen layers. Together the ranges must be
 0..n-1, each layer in exactly one stage, in stage order.
@@ -14,11 +14,7 @@ LAYERS_PATTERN: Final = r"^[0-9]{1,4}-[0-9]{1,4}$"
 
 
 def parse_layer_range(text: str) -> LayerRange:
-    """Parse `first-last`.
-
-    Raises:
-        ValueError: not two numbers, or the first is above the last; the message is a rule.
-    """
+    """Parse `first-last`; the ValueError for anything else, or a first above its last, says the rule."""
     if not re.fullmatch(LAYERS_PATTERN, text, re.ASCII):
         raise ValueError('must be a range of layers, first-last with both ends included, as in "0-14"')
     first, last = (int(part) for part in text.split("-"))

@@ -49,7 +49,6 @@ class FileSource:
 
     @property
     def canonical(self) -> str:
-        """`file://` and the path."""
         return f"file://{self.path}"
 
 
@@ -62,7 +61,6 @@ class HubSource:
 
     @property
     def canonical(self) -> str:
-        """`hf://org/name`, with `@revision` when one was given."""
         return f"hf://{self.repo}" + ("" if self.revision is None else f"@{self.revision}")
 
 
@@ -76,7 +74,6 @@ class PackageSource:
 
     @property
     def canonical(self) -> str:
-        """`pypi://distribution==version/file`."""
         return f"pypi://{self.distribution}=={self.version}/{self.file}"
 
 
@@ -89,7 +86,6 @@ class ClaimSource:
 
     @property
     def canonical(self) -> str:
-        """`pvc://claim`, with `/path` when one was given."""
         return f"pvc://{self.claim}" + (f"/{self.path}" if self.path else "")
 
 
@@ -101,7 +97,6 @@ class ImageSource:
 
     @property
     def canonical(self) -> str:
-        """`oci://` and the image's reference."""
         return f"oci://{self.reference}"
 
 
@@ -109,11 +104,7 @@ ModelSource: TypeAlias = FileSource | HubSource | PackageSource | ClaimSource | 
 
 
 def parse_source(text: str) -> ModelSource:
-    """Parse a source string.
-
-    Raises:
-        SourceError: the string is malformed, or its scheme is not built.
-    """
+    """Parse a source string. Raises `SourceError` when it is malformed or its scheme is not supported."""
     if len(text) > LONGEST_SOURCE:
         raise SourceError(f"a source may have at most {LONGEST_SOURCE} characters, this one has {len(text)}")
     if any(character.isspace() or not character.isprintable() for character in text):

@@ -6,24 +6,64 @@ Only what is built is accepted. `PipelineModel.model_validate(mapping)` reads a 
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from stageline_api.resource import layer_ranges
-from stageline_api.resource import metadata as spec_metadata
-from stageline_api.resource.base import SpecBase, cel, cel_extra
+from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
 from stageline_api.resource.engine import MOST_STAGES, EngineSpec, ParallelismSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.metadata import Metadata
 from stageline_api.resource.model import ModelSpec
 from stageline_api.resource.placement import NetworkSpec, PlacementSpec
 from stageline_api.resource.pod import StageSpec
-from stageline_api.resource.policy import RestartSpec, TimeoutsSpec
+from stageline_api.resource.policy import RestartSpec, RolloutSpec, TimeoutsSpec
 from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.rollout import RolloutSpec
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
 from stageline_api.runtime_config import LayerRange
+
+LONGEST_NAME: Final = 40
+NAME_PATTERN: Final = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
+NAME_RULE: Final = 'must be lower-case letters, digits and "-", starting with a letter and not ending with "-"'
+LENGTH_RULE: Final = (
+    f"must be at most {LONGEST_NAME} characters, because pod names add group, incarnation and stage to it and "
+    "Kubernetes ends at 63"
+)
+
+
+def _name(name: str) -> str:
+    if len(name) > LONGEST_NAME:
+        raise ValueError(LENGTH_RULE)
+    return check_pattern(name, NAME_PATTERN, NAME_RULE)
+
+
+def _namespace(name: str) -> str:
+    rule = 'must be the name of a namespace: at most 63 lower-case letters, digits and "-"'
+    return check_pattern(name, r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", rule)
+
+
+class Metadata(BaseModel):
+    """Name and bookkeeping. Fields that only the API server writes are accepted and not read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+
+    name: Annotated[str, AfterValidator(_name)]
+    namespace: Annotated[str, AfterValidator(_namespace)] = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    uid: str | None = None
+    generation: int | None = None
+    resource_version: str | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+    generate_name: str | None = None
+    finalizers: list[str] = []
+    owner_references: list[dict[str, Any]] = []
+    managed_fields: list[dict[str, Any]] = []
+    self_link: str | None = None
+
 
 GROUP: Final = "stageline.dev"
 VERSION: Final = "v1alpha1"
@@ -152,24 +192,22 @@ class PipelineModel(SpecBase):
     model_config = ConfigDict(
         json_schema_extra=cel_extra(
             cel(
-                f"size(self.metadata.name) <= {spec_metadata.LONGEST_NAME}",
-                f"metadata.name {spec_metadata.LENGTH_RULE}",
+                f"size(self.metadata.name) <= {LONGEST_NAME}",
+                f"metadata.name {LENGTH_RULE}",
             ),
             cel(
-                f"self.metadata.name.matches('{spec_metadata.NAME_PATTERN}')",
-                f"metadata.name {spec_metadata.NAME_RULE}",
+                f"self.metadata.name.matches('{NAME_PATTERN}')",
+                f"metadata.name {NAME_RULE}",
             ),
         )
     )
 
     @property
     def name(self) -> str:
-        """`metadata.name`."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """`metadata.namespace`, `default` when none is given."""
         return self.metadata.namespace
 
     @property

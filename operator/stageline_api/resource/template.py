@@ -1,13 +1,134 @@
 """`spec.template`: what all stage pods have in common."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from stageline_api.resource.base import ShortText, SpecBase, check_pattern
+from stageline_api.resource.base import (
+    Quantity,
+    ShortText,
+    SpecBase,
+    cel,
+    cel_extra,
+    check_absolute_path,
+    check_pattern,
+)
 from stageline_api.resource.pod import EnvVars, ResourcesSpec, TolerationSpec
 from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels
-from stageline_api.resource.volume import SecurityContextSpec, VolumeSpec, unique_volumes
+
+VOLUME_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+RESERVED_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source"})
+RESERVED_PATHS: Final = ("/etc/stageline", "/var/cache/stageline", "/var/lib/stageline", "/dev/shm", "/tmp")
+_RESERVED_NAME_RULE: Final = "is the name of a volume that Stageline itself makes"
+_RESERVED_PATH_RULE: Final = f"must not be within {', '.join(RESERVED_PATHS)}, which Stageline itself mounts"
+_ONE_SOURCE_RULE: Final = "give exactly one of claimName, hostPath, configMapName, secretName and emptyDirSizeLimit"
+_SOURCES: Final = ("claimName", "hostPath", "configMapName", "secretName", "emptyDirSizeLimit")
+_ROOT_RULE: Final = "0 is root: set runAsNonRoot to false as well"
+
+
+def _volume_name(name: str) -> str:
+    check_pattern(name, VOLUME_NAME_PATTERN, 'must be at most 63 lower-case letters, digits and "-"')
+    if name in RESERVED_VOLUMES:
+        raise ValueError(_RESERVED_NAME_RULE)
+    return name
+
+
+def _mount_path(path: str) -> str:
+    check_absolute_path(path)
+    if any(path == each or path.startswith(f"{each}/") for each in RESERVED_PATHS) or path == "/":
+        raise ValueError(_RESERVED_PATH_RULE)
+    return path
+
+
+def _path_cel() -> str:
+    taken = " && ".join(f"self != '{path}' && !self.startsWith('{path}/')" for path in RESERVED_PATHS)
+    return f"self != '/' && {taken}"
+
+
+class VolumeSpec(SpecBase):
+    """One volume, mounted into every container of the stages."""
+
+    name: Annotated[str, AfterValidator(_volume_name)] = Field(
+        min_length=1,
+        max_length=63,
+        json_schema_extra=cel_extra(
+            cel(f"!(self in [{', '.join(repr(each) for each in sorted(RESERVED_VOLUMES))}])", _RESERVED_NAME_RULE),
+            pattern=VOLUME_NAME_PATTERN,
+        ),
+        description="Name of the volume, each once. Required.",
+    )
+    mount_path: Annotated[str, AfterValidator(_mount_path)] = Field(
+        max_length=1024,
+        json_schema_extra=cel_extra(cel(_path_cel(), _RESERVED_PATH_RULE), pattern="^/"),
+        description="Absolute path in the containers. Required.",
+    )
+    read_only: bool = Field(default=True, description="Whether the containers may only read it. Default true.")
+    claim_name: ClassName | None = Field(default=None, description="PersistentVolumeClaim that holds it.")
+    host_path: Annotated[str | None, AfterValidator(check_absolute_path)] = Field(
+        default=None,
+        max_length=1024,
+        json_schema_extra={"pattern": "^/"},
+        description="Directory of the node. A namespace that enforces restricted pod security refuses it.",
+    )
+    config_map_name: ClassName | None = Field(default=None, description="ConfigMap whose keys are its files.")
+    secret_name: ClassName | None = Field(default=None, description="Secret whose keys are its files.")
+    empty_dir_size_limit: Quantity | None = Field(
+        default=None, description='An empty directory that ends with the pod and may grow to this, such as "10Gi".'
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "VolumeSpec":
+        given = (self.claim_name, self.host_path, self.config_map_name, self.secret_name, self.empty_dir_size_limit)
+        if sum(each is not None for each in given) != 1:
+            raise PydanticCustomError("at_field", "{rule}", {"at": (), "rule": _ONE_SOURCE_RULE})
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(
+            cel(f"[{', '.join(f'has(self.{each})' for each in _SOURCES)}].filter(given, given).size() == 1",
+                _ONE_SOURCE_RULE)
+        )
+    )  # fmt: skip
+
+
+def unique_volumes(volumes: tuple[VolumeSpec, ...]) -> tuple[VolumeSpec, ...]:
+    """Return the volumes, or raise ValueError naming what is given twice."""
+    for what, values in (("name", [v.name for v in volumes]), ("mountPath", [v.mount_path for v in volumes])):
+        twice = sorted({each for each in values if values.count(each) > 1})
+        if twice:
+            raise ValueError(f"{what} {', '.join(twice)} given more than once")
+    return volumes
+
+
+class SecurityContextSpec(SpecBase):
+    """Who the stages run as. All else stays restricted: no root file system, no capabilities, no escalation."""
+
+    run_as_non_root: bool = Field(default=True, description="Whether root is refused. Default true.")
+    run_as_user: int = Field(
+        default=10001, ge=0, le=2_147_483_647, description="User id. Default 10001, which owns the images' files."
+    )
+    run_as_group: int = Field(default=10001, ge=0, le=2_147_483_647, description="Group id. Default 10001.")
+    fs_group: int = Field(
+        default=10001, ge=0, le=2_147_483_647, description="Group that volumes are made writable for. Default 10001."
+    )
+    supplemental_groups: Annotated[tuple[Annotated[int, Field(ge=1, le=2_147_483_647)], ...], Field(strict=False)] = (
+        Field(
+            default=(),
+            max_length=16,
+            description="Further groups of the processes, such as that of a device. Default none.",
+        )
+    )
+
+    @model_validator(mode="after")
+    def _root_is_meant(self) -> "SecurityContextSpec":
+        if self.run_as_user == 0 and self.run_as_non_root:
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("runAsUser",), "rule": _ROOT_RULE})
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(cel("self.runAsUser != 0 || !self.runAsNonRoot", _ROOT_RULE, ".runAsUser"))
+    )
 
 
 def _image(image: str) -> str:

@@ -18,19 +18,15 @@ class MetricRegistry:
         self.collectors = CollectorRegistry()
 
     def counter(self, spec: MetricSpec) -> Counter:
-        """A counter."""
         return Counter(spec.name, spec.help, spec.labels, registry=self.collectors)
 
     def gauge(self, spec: MetricSpec) -> Gauge:
-        """A gauge."""
         return Gauge(spec.name, spec.help, spec.labels, registry=self.collectors)
 
     def histogram(self, spec: MetricSpec) -> Histogram:
-        """A histogram."""
         return Histogram(spec.name, spec.help, spec.labels, buckets=spec.buckets, registry=self.collectors)
 
     def add(self, collector: Collector) -> None:
-        """Series that are made when somebody asks."""
         self.collectors.register(collector)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""What a metric is called, what it measures and how it is cut up: the form of every component's list of metrics. Pure.
+"""A metric's name, help text, labels and buckets: the form of every component's list of metrics. Pure.
 
 Such lists are what exporters register from, and what boards, rules and the page of metrics take names from, so that
 none of them can drift from what is exported.
@@ -13,8 +13,6 @@ Buckets = tuple[float, ...]
 
 
 class MetricKind(StrEnum):
-    """Prometheus' own words."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -31,7 +29,6 @@ class MetricSpec:
 
     @property
     def kind(self) -> MetricKind:
-        """Follows from the name and the buckets."""
         if self.buckets:
             return MetricKind.HISTOGRAM
         return MetricKind.COUNTER if self.name.endswith("_total") else MetricKind.GAUGE

@@ -1,4 +1,4 @@
-"""Spans on their way to an OpenTelemetry collector, for the gateway and the engine alike: set by OTEL_* variables.
+"""Exports spans of the gateway and the engine to an OpenTelemetry collector, configured by the OTEL_* variables.
 
 Nothing is sent, and nothing of OpenTelemetry imported, unless a collector is named. Sending is OTLP over HTTP, in
 batches, by a thread of OpenTelemetry's own with a bounded queue: whoever ends a span never waits, and a collector that

@@ -1,6 +1,5 @@
-"""What somebody on call asks of running models, in a terminal: the facts that the dashboards show, without Grafana.
+"""`status`, `top` and `debug-bundle`: in a terminal, what the dashboards show of running models, without Grafana.
 
-`local_source` and `cluster_source` find objects and reach pods; `readings` asks the pods; `snapshot` makes facts of
-both, purely; `status_view` and `top_view` draw facts, purely; `bundle` packs everything, and `redaction` takes secrets
-out.
+`sources` find objects and reach pods; `facts.scrape` asks the pods; `facts.snapshot` makes facts of both (pure);
+`views` draw facts (pure); `bundle` packs everything, with secrets taken out by `redaction`.
 """

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stageline_cli.up.stage_view import StageRow
-from stageline_local.session.readings import Rates
+from stageline_local.session.stage_polling import Rates
 
 _SECONDS_BETWEEN_RATES: Final = 5.0
 
@@ -31,7 +31,6 @@ class Display(Protocol):
 
 
 def rates_text(rates: Rates) -> str:
-    """`12.3 tok/s, bubble 0.31`."""
     bubble = "idle" if rates.bubble is None else f"bubble {rates.bubble:.2f}"
     return f"{rates.tokens_per_second:.1f} tok/s, {bubble}"
 
@@ -45,7 +44,6 @@ class PlainDisplay:
         self._rates_at = 0.0
 
     def show(self, rows: Sequence[StageRow], rates: Rates | None) -> None:
-        """Print the rows whose milestone is new."""
         for row in rows:
             key = (row.group, row.stage)
             if self._shown.get(key) != row.milestone:
@@ -57,7 +55,6 @@ class PlainDisplay:
             self.say(rates_text(rates))
 
     def say(self, line: str) -> None:
-        """Print a line as it is."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -73,21 +70,17 @@ class LiveDisplay:
         self._live.start()
 
     def show(self, rows: Sequence[StageRow], rates: Rates | None) -> None:
-        """Redraw."""
         footer = Text(rates_text(rates) if rates is not None else "", style="bold")
         self._live.update(Group(stage_table(rows), footer))
 
     def say(self, line: str) -> None:
-        """Print above the table."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the last table standing and show the cursor again."""
         self._live.stop()
 
 
 def plain_line(row: StageRow) -> str:
-    """One stage as one line."""
     parts = [f"group {row.group} stage {row.stage}: {row.phase}"]
     if row.progress is not None:
         parts.append(f"{row.progress:.0%}")
@@ -101,7 +94,6 @@ def plain_line(row: StageRow) -> str:
 
 
 def stage_table(rows: Sequence[StageRow]) -> Table:
-    """All stages as a table."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("group", "stage", "layers", "memory", "phase", "", ""):
         table.add_column(heading, no_wrap=heading != "")

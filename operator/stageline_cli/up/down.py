@@ -10,7 +10,7 @@ import click
 
 from stageline_api.errors import UserError
 from stageline_api.manifests.manifest_loader import load_one_model
-from stageline_local.session.instance import InstanceRecord, default_state_root, read_record
+from stageline_local.session.instance import InstanceRecord, default_state_root, running_instances
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -39,14 +39,6 @@ def down(target: str | None, end_all: bool, state_dir: Path | None, timeout_seco
         _end(record, timeout_seconds)
         click.echo(f"{record.name} ended (pid {record.pid}, {record.url})")
     return 0
-
-
-def running_instances(state_root: Path) -> list[InstanceRecord]:
-    """Instances whose very process still runs; a record that a killed one left behind does not count."""
-    if not state_root.is_dir():
-        return []
-    records = [read_record(each) for each in sorted(state_root.iterdir())]
-    return [record for record in records if record is not None and record.is_running()]
 
 
 def _choose(running: list[InstanceRecord], target: str | None, end_all: bool) -> list[InstanceRecord]:

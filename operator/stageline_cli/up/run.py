@@ -1,6 +1,6 @@
-"""One run of `stageline up`, from the first process to the last: shows, waits for ready, serves, ends.
+"""One run of `stageline up`: starts the session, shows its progress, waits until it is ready, serves, ends.
 
-The outcome is an exit status: 0 when a person ended it or `--once` was answered, else the cause's.
+The result is an exit status: 0 when the user ended it or `--once` was answered, else the cause's.
 """
 
 import asyncio
@@ -14,16 +14,25 @@ import httpx
 
 from stageline_api.errors import UserError
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_cli.up.chat_client import answer_prompt
 from stageline_cli.up.display import Display
-from stageline_cli.up.lines import hopeless_cause, monitor_lines, ready_lines, restart_lines
-from stageline_cli.up.one_prompt import answer_prompt
-from stageline_cli.up.stage_view import StageRow, is_preparing, stage_rows, unschedulable_message, unstartable_message
+from stageline_cli.up.stage_view import (
+    StageRow,
+    hopeless_cause,
+    is_preparing,
+    monitor_lines,
+    ready_lines,
+    restart_lines,
+    stage_rows,
+    unschedulable_message,
+    unstartable_message,
+)
 from stageline_local.node.container_command import pod_directory_name
 from stageline_local.node.pod_status import Terminated
 from stageline_local.session.instance import Instance, default_state_root
-from stageline_local.session.local_model import token_secret
-from stageline_local.session.readings import Rates, Readings, rates_between
+from stageline_local.session.local_overrides import token_secret
 from stageline_local.session.session import LocalSession, SessionOptions
+from stageline_local.session.stage_polling import Rates, Readings, rates_between
 from stageline_operator.planner.types import GroupPhase, PlannedEvent
 
 _RATES_WINDOW_SECONDS: Final = 2.0
@@ -34,8 +43,6 @@ _NOTE_BYTES: Final = 4096
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What the command line asked for."""
-
     once: str | None = None
     max_tokens: int | None = None
     timeout_seconds: float | None = None

@@ -1,7 +1,7 @@
-"""The page that draws the boards: its files, the boards' JSON, and Prometheus' queries behind it.
+"""HTTP server of the page that draws the boards: its files, the boards' JSON, and a read-only proxy to Prometheus.
 
-Listens on loopback and answers only who asks for a loopback name, so that no other site's page can read through it.
-Whatever a browser sends, nothing but queries reaches Prometheus.
+Listens on loopback and answers only requests for a loopback host name, so that no other site's page can read through
+it (DNS rebinding). Only read-only query paths are passed on to Prometheus.
 """
 
 import json
@@ -74,7 +74,6 @@ class BoardServer:
             ) from error
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._runner.cleanup()
         if self._prometheus is not None:
             await self._prometheus.close()

@@ -1,27 +1,84 @@
-"""Prometheus, the page and the operator's series of one session, started and ended together.
+"""Monitoring of one session: Prometheus, the page of boards, and the metrics that the operator exports in a cluster.
 
-The session tells of pods, statuses and passes; everything else happens here. A Prometheus that dies is reported and
-started again; the page says so too while it is gone.
+All three start and end together. A Prometheus that dies is reported and restarted; the page shows that it is gone.
+The operator's metrics come from the operator's own code, fed by the reconciler that stands for it here: gauges of the
+model and its groups, failures, restarts, times to ready and to recover, and reconciles. What only a cluster has
+(watches, requests to an API server) has no samples. This reconciler always leads, its one model never waits for a
+worker, and no reconcile is under way during a scrape, since both are turns of one event loop.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from stageline_api.resource import pipeline_model
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.monitoring.board_server import BoardServer
-from stageline_local.monitoring.operator_series import OperatorSeries
 from stageline_local.monitoring.options import MonitorOptions, find_plotly, find_prometheus
 from stageline_local.monitoring.prometheus import PrometheusServer
 from stageline_local.monitoring.scrape import pod_targets, prometheus_config
+from stageline_local.monitoring.watcher import Watcher
 from stageline_local.node.pod_status import Terminated
+from stageline_operator.controller.telemetry import metric_names as names
+from stageline_operator.controller.telemetry.metrics import OperatorMetrics
+from stageline_operator.controller.telemetry.model_gauges import Reading
+from stageline_operator.controller.telemetry.transitions import transition_between
+from stageline_operator.controller.view.object_cache import ObjectCache
+
+
+class OperatorSeries:
+    def __init__(self, model: PipelineModel) -> None:
+        self._model = model
+        self._status = PipelineModelStatus()
+        self._versions = 0
+        self._cache = ObjectCache()
+        self._metrics = OperatorMetrics()
+        self._metrics.expose(self._cache, _readings)
+        self._keep()
+
+    def status_changed(self, status: PipelineModelStatus, pods: Iterable[Mapping[str, Any]]) -> None:
+        """Count what a new status says for the first time."""
+        dated = [_with_creation(pod) for pod in pods]
+        transition = transition_between(self._status, status, dated, datetime.now(UTC))
+        self._metrics.count_transition(self._model.namespace, self._model.name, transition)
+        self._status = status
+        self._keep()
+
+    def pass_done(self, seconds: float) -> None:
+        self._metrics.reconciles.labels("done").inc()
+        self._metrics.reconcile_seconds.observe(seconds)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Everything, and its content type, in the form that `accept` names."""
+        return self._metrics.registry.exposition(accept)
+
+    def _keep(self) -> None:
+        """The model as an API server would hold it: a later version each time."""
+        self._versions += 1
+        manifest = self._model.to_manifest()
+        manifest["metadata"] = {"namespace": self._model.namespace, "name": self._model.name} | manifest["metadata"]
+        manifest["metadata"]["resourceVersion"] = str(self._versions)
+        self._cache.put(pipeline_model.KIND, manifest | {"status": self._status.to_manifest()})
+
+
+def _readings() -> Iterator[Reading]:
+    yield names.LEADER, (), 1.0
+    yield names.QUEUE_DEPTH, (), 0.0
+    yield names.LONGEST_PASS, (), 0.0
+
+
+def _with_creation(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Pods here are made at the moment they are started."""
+    return {**pod, "metadata": {"creationTimestamp": pod["status"]["startTime"], **pod["metadata"]}}
+
 
 SCRAPE_INTERVAL_SECONDS: Final = 2
 """One machine's handful of targets can be asked often: what happens shows within seconds."""
 
 
-class Monitor:
+class Monitor(Watcher):
     """Watches one model. Raises `UserError` when made without Prometheus or plotly installed."""
 
     def __init__(
@@ -70,19 +127,15 @@ class Monitor:
         )
 
     def set_pods(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Scrape these pods from now on."""
         self.prometheus.set_targets(pod_targets(pods))
 
     def set_status(self, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Count what happened to groups."""
         self.operator.status_changed(status, pods)
 
     def pass_done(self, seconds: float) -> None:
-        """Count a pass of the reconciler."""
         self.operator.pass_done(seconds)
 
     async def is_ready(self) -> bool:
-        """Whether Prometheus answers; the page does from the start."""
         return await self.prometheus.is_ready()
 
     async def stop(self) -> None:

@@ -25,22 +25,18 @@ class MonitorOptions:
 
     @classmethod
     def with_shipped(cls, port: int, alert_speed: float) -> "MonitorOptions":
-        """With the boards and rules that came with Stageline."""
         return cls(port, alert_speed, tuple(shipped.board_paths()), tuple(shipped.rule_paths()))
 
     @property
     def prometheus_port(self) -> int:
-        """Where Prometheus listens."""
         return self.port + 1
 
     @property
     def boards_url(self) -> str:
-        """The page."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def prometheus_url(self) -> str:
-        """Prometheus itself."""
         return f"http://127.0.0.1:{self.prometheus_port}"
 
 

@@ -1,7 +1,7 @@
 """The Prometheus of one session: a child process on loopback that keeps what it scraped under the session's directory.
 
-It dies with the session, however that dies. When it ends by itself somebody is told, and it is started again. What it
-keeps is bounded in time and bytes, and outlives the session.
+It ends with the session, even when that is killed. When it ends by itself, `on_end` is called and it is restarted. Its
+data is bounded in time and bytes, and outlives the session.
 """
 
 import json
@@ -13,8 +13,7 @@ from typing import Any, Final
 import httpx
 import yaml
 
-from stageline_local.monitoring.drill import quickened
-from stageline_local.monitoring.scrape import TargetGroup, targets_file
+from stageline_local.monitoring.scrape import TargetGroup, quickened, targets_file
 from stageline_local.node.container import ContainerCommand
 from stageline_local.node.pod_status import Terminated
 from stageline_local.node.supervised_process import SupervisedProcess
@@ -40,16 +39,13 @@ class PrometheusServer:
 
     @property
     def targets_dir(self) -> Path:
-        """Where the lists of targets are."""
         return self.directory / "targets"
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
         return self._process.pid
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration and begin to run."""
         self.targets_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._write(self.directory / "prometheus.yml", yaml.safe_dump(dict(config), sort_keys=False))
         self._process.start()
@@ -71,7 +67,6 @@ class PrometheusServer:
             self._write(targets_file(self.targets_dir, job), json.dumps(groups, indent=1) + "\n")
 
     async def is_ready(self) -> bool:
-        """Whether it answers queries."""
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=2.0) as client:
             try:
                 return (await client.get(f"{self.url}/-/ready")).is_success
@@ -83,7 +78,6 @@ class PrometheusServer:
         await self._process.stop(_GRACE_SECONDS)
 
     def kill_now(self) -> None:
-        """SIGKILL without waiting."""
         self._process.kill_now()
 
     def _write(self, path: Path, text: str) -> None:

@@ -1,8 +1,8 @@
-"""What a session tells whoever watches it, and the watcher of a session that nobody watches."""
+"""The hooks by which a session reports what happens in it, to a `Monitor` or to nobody."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
@@ -10,55 +10,33 @@ from stageline_local.monitoring.options import MonitorOptions
 from stageline_local.node.pod_status import Terminated
 
 
-class Watcher(Protocol):
-    """Begins before the first pod and ends after the last."""
+class Watcher:
+    """Is told what happens in a session and does nothing with it; `Monitor` overrides every method.
+
+    A session calls these whether it is monitored or not, so that it needs no case of its own for either.
+    """
 
     async def start(self) -> None:
-        """Begin; raises `UserError` when that can't be."""
+        """Called before the first pod; raises `UserError` when watching is not possible."""
 
     def set_pods(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """These pods are there now."""
+        """All pods of this moment."""
 
     def set_status(self, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]]) -> None:
-        """The model's status is another one now."""
+        """The model's new status."""
 
     def pass_done(self, seconds: float) -> None:
-        """The reconciler looked once."""
+        """The reconciler finished a reconcile that took so long."""
 
     async def is_ready(self) -> bool:
-        """Whether a person could look."""
-
-    async def stop(self) -> None:
-        """End, gracefully."""
-
-    def kill_now(self) -> None:
-        """End at once."""
-
-
-class Nobody:
-    """Hears everything and does nothing."""
-
-    async def start(self) -> None:
-        """Nothing to begin."""
-
-    def set_pods(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Nobody scrapes them."""
-
-    def set_status(self, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Nobody counts."""
-
-    def pass_done(self, seconds: float) -> None:
-        """Nobody counts."""
-
-    async def is_ready(self) -> bool:
-        """Nothing to wait for."""
+        """Whether a person can look at the boards by now; a session is ready only then."""
         return True
 
     async def stop(self) -> None:
-        """Nothing to end."""
+        """Called at a clean end, while the last pods are still there."""
 
     def kill_now(self) -> None:
-        """Nothing to end."""
+        """Called when the user does not wait for a clean end."""
 
 
 def watcher_of(
@@ -68,10 +46,10 @@ def watcher_of(
     gateway_admin_port: int | None,
     on_end: Callable[[Terminated], None],
 ) -> Watcher:
-    """Prometheus and boards as `options` say, or nobody. Raises `UserError` when what that needs is not installed."""
+    """A `Monitor` when there are options for one, else hooks that do nothing. Raises `UserError` like `Monitor`."""
     if options is None:
-        return Nobody()
-    # Only who is watched needs a web server and the operator's metrics.
+        return Watcher()
+    # Imported here because only a monitored session needs a web server and the operator's metrics.
     from stageline_local.monitoring.monitor import Monitor
 
     return Monitor(model, options, state_dir, f"127.0.0.1:{gateway_admin_port}", on_end)

@@ -26,8 +26,6 @@ _HOSTS: Final = 254
 
 @dataclass(frozen=True)
 class AddressLease:
-    """One leased address; `release` gives it back."""
-
     address: str
     lock_fd: int
 

@@ -1,4 +1,4 @@
-"""Runs as `python child_exec.py PARENT_PID COMMAND...`: ties a container's life to the node's, then becomes it.
+"""Runs as `python child_exec.py PARENT_PID COMMAND...`: ties the container's life to the node's, then `exec`s it.
 
 The parent-death signal makes the kernel kill the container when the node dies, even by SIGKILL. The setting survives
 `exec`. It is asked for before the parent is checked, so a node that died in between is noticed. Standard library

@@ -1,4 +1,4 @@
-"""One container as a local process in a session of its own: start, wait, last words, kill.
+"""One container as a local process in a session of its own: start, wait, termination message, kill.
 
 The process group is the container: when the main process has ended, whatever it left behind in its group is killed,
 as a container's processes are when its first one ends.
@@ -37,8 +37,6 @@ class ContainerCommand:
 
 
 class ContainerProcess:
-    """A started container."""
-
     def __init__(self, process: asyncio.subprocess.Process, command: ContainerCommand, started_at: datetime) -> None:
         self._process = process
         self._command = command
@@ -68,7 +66,6 @@ class ContainerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the main process has been waited for."""
         return self._process.returncode is not None
 
     @property
@@ -107,7 +104,6 @@ class ContainerProcess:
         self._signal_group(signal.SIGKILL)
 
     def kill_now(self) -> None:
-        """SIGKILL the whole group without waiting."""
         self._signal_group(signal.SIGKILL)
 
     def kill_over_memory(self) -> None:

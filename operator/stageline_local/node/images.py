@@ -1,4 +1,4 @@
-"""Images a process node knows: names that mean "run the command as it is", with the environment the image gives."""
+"""Image names that a process node accepts, and the environment that such an image would set."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A container's memory limit, kept by looking: a plain process has no cgroup in which the kernel would see to it.
+"""Enforces a container's memory limit by polling: a plain process has no cgroup in which the kernel would do it.
 
 What counts is what a cgroup can't take back when it is full: anonymous and shared memory. Pages of mapped files don't
 count, so weights that are mapped cost nothing here either. A container that is over its limit between two looks and

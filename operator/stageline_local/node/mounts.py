@@ -22,8 +22,6 @@ class ObjectLookup(Protocol):
 
 
 class PathRewriter:
-    """Replaces mount paths by local paths in text."""
-
     def __init__(self, local_path_of: Mapping[str, Path]) -> None:
         self._local_path_of = {path.rstrip("/") or "/": local for path, local in local_path_of.items()}
         longest_first = sorted(self._local_path_of, key=len, reverse=True)
@@ -31,7 +29,6 @@ class PathRewriter:
         self._pattern = re.compile(rf"(?<![\w./-])(?:{alternatives})(?![\w.-])") if longest_first else None
 
     def rewrite(self, text: str) -> str:
-        """`text` with every mount path replaced."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: str(self._local_path_of[match[0]]), text)

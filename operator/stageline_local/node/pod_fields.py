@@ -2,7 +2,7 @@
 
 Three kinds of field: *honoured* ones are acted on; *isolation* ones (`ISOLATION_NOT_PROVIDED`) are accepted although
 a plain process can't have them, which is safe because they only ever take something away from a container; all
-others are refused, because ignoring them would make a laptop and a cluster differ without a word.
+others are refused, because ignoring them would silently make a laptop differ from a cluster.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

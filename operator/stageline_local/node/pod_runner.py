@@ -45,7 +45,6 @@ class PodRunner:
         self._stopping = False
 
     def status(self) -> dict[str, Any]:
-        """The pod's status in Kubernetes form."""
         main = list(self._main.values())
         return pod_status(self._admission, list(self._init.values()), main, self.address, self._started_at)
 
@@ -55,18 +54,15 @@ class PodRunner:
         self._on_change()
 
     def start(self) -> None:
-        """Admit the pod and run it."""
         self._admission = Admission(admitted=True)
         self._life = asyncio.create_task(self._live(), name=f"pod {self.pod['metadata']['name']}")
         self._on_change()
 
     @property
     def is_admitted(self) -> bool:
-        """Whether `start` was called."""
         return self._life is not None
 
     def pid_of(self, container_name: str) -> int | None:
-        """Process id of a running container."""
         process = self._processes.get(container_name)
         return process.pid if process else None
 
@@ -81,7 +77,6 @@ class PodRunner:
         self.kill_now()
 
     def kill_now(self) -> None:
-        """SIGKILL everything without waiting."""
         for process in self._processes.values():
             process.kill_now()
 

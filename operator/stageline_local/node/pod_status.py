@@ -16,8 +16,6 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Running:
-    """The process runs."""
-
     started_at: datetime
     pid: int
 
@@ -39,8 +37,6 @@ ContainerState = Waiting | Running | Terminated
 
 @dataclass(frozen=True)
 class ContainerRecord:
-    """One container as the node sees it."""
-
     name: str
     image: str
     state: ContainerState
@@ -55,7 +51,6 @@ class ContainerRecord:
         return ContainerRecord(self.name, self.image, state, restarts=self.restarts + 1, last_end=ended)
 
     def with_state(self, state: ContainerState) -> "ContainerRecord":
-        """The record in another state; a container that does not run is neither started nor ready."""
         runs = isinstance(state, Running)
         return replace(self, state=state, started=self.started and runs, ready=self.ready and runs)
 

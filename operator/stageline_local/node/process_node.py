@@ -93,12 +93,10 @@ class ProcessNode:
         return [self._observed(held) for held in self._pods.values()]
 
     def pid_of(self, namespace: str, name: str, container: str) -> int | None:
-        """Process id of a running container."""
         held = self._pods.get((namespace, name))
         return held.runner.pid_of(container) if held else None
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Delete every pod and wait until none is left."""
         for namespace, name in list(self._pods):
             self.delete_pod(namespace, name, grace_seconds)
         await asyncio.gather(*(held.deletion for held in self._pods.values() if held.deletion is not None))

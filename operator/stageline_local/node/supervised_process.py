@@ -1,4 +1,4 @@
-"""A process that must always run (the gateway): started again, ever more slowly, when it dies."""
+"""A process that must always run (gateway, Prometheus): restarted with exponential back-off when it ends."""
 
 import asyncio
 import logging
@@ -29,12 +29,10 @@ class SupervisedProcess:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to supervise."""
         self._task = asyncio.create_task(self._supervise(), name=self._name)
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
         return self._process.pid if self._process is not None and not self._process.has_ended else None
 
     async def stop(self, grace_seconds: float) -> None:
@@ -48,7 +46,6 @@ class SupervisedProcess:
             await self._process.wait()
 
     def kill_now(self) -> None:
-        """SIGKILL without waiting."""
         if self._process is not None:
             self._process.kill_now()
 

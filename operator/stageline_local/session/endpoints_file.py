@@ -1,4 +1,4 @@
-"""Tells the gateway which groups may take requests: a file replaced by atomic rename, only when it changes."""
+"""Writes the endpoints file, by which the gateway learns which groups may take requests; only when it changes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) ->
 
 
 def write_endpoints(path: Path, endpoints: Endpoints) -> bool:
-    """Replace the file when its content differs; a reader sees the old or the new, never half of one."""
+    """Replace the file atomically when its content differs; returns whether it did."""
     text = endpoints.model_dump_json(indent=2) + "\n"
     try:
         if path.read_text(encoding="utf-8") == text:

@@ -1,7 +1,7 @@
-"""A running `stageline up`, as others find it: a lock held for its life and a record of its process.
+"""How other processes find a running `stageline up`: a lock held for its life and a record of its process.
 
-The lock decides whether an instance is up; the record only says who it is. A process is told from a later one with the
-same id by its start time.
+The lock decides whether an instance is up; the record says which process it is. The start time in it distinguishes that
+process from a later one with the same id.
 """
 
 import fcntl
@@ -29,18 +29,15 @@ class InstanceRecord:
     ready: bool = False
 
     def is_running(self) -> bool:
-        """Whether that very process still runs."""
         return process_start_ticks(self.pid) == self.start_ticks
 
 
 def default_state_root() -> Path:
-    """Directory of all instances of this user."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home) / "stageline"
 
 
 def default_cache_dir() -> Path:
-    """The user's model cache."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "stageline"
 
@@ -62,6 +59,14 @@ def read_record(state_dir: Path) -> InstanceRecord | None:
         return InstanceRecord(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
+
+
+def running_instances(state_root: Path) -> list[InstanceRecord]:
+    """Instances whose process still runs; a record that a killed one left behind does not count."""
+    if not state_root.is_dir():
+        return []
+    records = [read_record(each) for each in sorted(state_root.iterdir())]
+    return [record for record in records if record is not None and record.is_running()]
 
 
 class Instance:
@@ -97,7 +102,6 @@ class Instance:
             self._write()
 
     def release(self) -> None:
-        """Remove the record and give the directory up."""
         (self.state_dir / _RECORD).unlink(missing_ok=True)
         os.close(self._lock_fd)
 

@@ -12,7 +12,6 @@ class ObjectStore:
         self._objects: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
-        """Create or replace an object."""
         metadata = manifest["metadata"]
         key = (manifest["kind"], metadata.get("namespace", "default"), metadata["name"])
         self._objects[key] = copy.deepcopy(dict(manifest))
@@ -22,7 +21,6 @@ class ObjectStore:
         self._objects.pop((kind, namespace, name), None)
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """The object, or None."""
         return self._objects.get((kind, namespace, name))
 
     def labelled(self, namespace: str, key: str, value: str) -> list[tuple[str, str]]:
@@ -34,5 +32,4 @@ class ObjectStore:
         ]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """All objects of a kind."""
         return [each for (own_kind, _, _), each in self._objects.items() if own_kind == kind]

@@ -1,6 +1,6 @@
 """The loop: observe the node and the store, plan one step, apply it; sleep until something changes or time is up.
 
-Every pass starts from what is observed. The order of applying is the plan's contract: status, deletions, objects.
+Every reconcile starts from what is observed (level-triggered). Order of applying: status, deletions, objects.
 """
 
 import asyncio
@@ -46,7 +46,6 @@ class Reconciler:
         """What stages say of themselves; filled in by whoever asks them."""
 
     def wake(self) -> None:
-        """Something changed: plan again."""
         self._changed.set()
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
 """One PipelineModel served on this machine: store, node, reconciler and gateway, from start to a clean end.
 
-`run` returns when nothing is left: no process, no port, no address. What a person sees of it is read from `status`,
-`readings` and the node's pods; `on_change` says when to look.
+`run` returns when no process, port or address of the session is left. A display reads `status`, `readings` and the
+node's pods; `on_change` is called when one of them may have changed.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from stageline_local.node.pod_status import Terminated
 from stageline_local.node.process_node import ProcessNode
 from stageline_local.node.supervised_process import SupervisedProcess
 from stageline_local.session.endpoints_file import group_endpoints, write_endpoints
-from stageline_local.session.local_model import LOCAL_IMAGE
+from stageline_local.session.local_overrides import LOCAL_IMAGE
 from stageline_local.session.object_store import ObjectStore
-from stageline_local.session.readings import Readings, poll
 from stageline_local.session.reconcile import Reconciler
+from stageline_local.session.stage_polling import Readings, poll
 from stageline_local.session.state_file import STATE_FILE, StateRecorder
 from stageline_operator.planner.types import PlannedEvent, Setting
 
@@ -53,13 +53,11 @@ class SessionOptions:
 
     @property
     def url(self) -> str:
-        """Base URL of the gateway, as seen from this machine."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
         return f"http://{host}:{self.port}"
 
     @property
     def endpoints_path(self) -> Path:
-        """File that the gateway reads."""
         return self.state_dir / "endpoints.json"
 
 
@@ -103,12 +101,10 @@ class LocalSession:
 
     @property
     def status(self) -> PipelineModelStatus:
-        """The model's status, as a cluster would show it."""
         return self._reconciler.status
 
     @property
     def gateway_pid(self) -> int | None:
-        """Process id of the gateway while it runs."""
         return self._gateway.pid
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -136,7 +132,6 @@ class LocalSession:
                 raise error
 
     def kill_now(self) -> None:
-        """SIGKILL everything at once."""
         self.node.kill_now()
         self._gateway.kill_now()
         self.watcher.kill_now()

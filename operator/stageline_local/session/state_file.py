@@ -1,7 +1,7 @@
-"""What a person wants to know of a `stageline up`, in one file, as a cluster's API server would tell it.
+"""The objects of a `stageline up` in one file, in the form in which a cluster's API server would return them.
 
-Holds the PipelineModel with its status, its pods, those that ended lately, its ConfigMaps and Events, and no Secret,
-ever. It is replaced by atomic rename and outlives the session, so that a run that has failed can be looked into.
+Holds the PipelineModel with its status, its pods, recently ended pods, ConfigMaps and Events, and never a Secret. It is
+replaced by atomic rename and outlives the session, so that a failed run can be examined.
 """
 
 from collections import deque
@@ -46,8 +46,6 @@ def read_state(state_dir: Path) -> LocalState | None:
 
 
 class StateRecorder:
-    """Writes the file of one session."""
-
     def __init__(self, path: Path, model: PipelineModel) -> None:
         self._path = path
         self._manifest = model.to_manifest()

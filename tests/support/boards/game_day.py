@@ -23,8 +23,8 @@ from boards.game_day_page import page
 from boards.game_day_scenarios import SCENARIOS, Scenario
 from processes.free_ports import free_port
 from processes.serving_command import ServingCommand, serving
-from stageline_local.monitoring.drill import seconds_of
 from stageline_local.monitoring.options import MonitorOptions
+from stageline_local.monitoring.scrape import seconds_of
 from stageline_local.session.instance import default_cache_dir
 
 ROOT: Final = Path(__file__).resolve().parents[3]

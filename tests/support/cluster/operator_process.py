@@ -16,7 +16,7 @@ from cluster.under_test import Cluster
 from processes.ended_process import end_process
 from processes.free_ports import free_port
 from stageline_local.node import child_exec
-from stageline_local.session.local_model import LOCAL_IMAGE
+from stageline_local.session.local_overrides import LOCAL_IMAGE
 from stageline_operator.controller.client.rbac import lease_rules, node_rules, workload_rules
 
 NAMESPACE: Final = "stageline-test"

@@ -18,7 +18,7 @@ from cluster.under_test import Cluster
 from processes.ended_process import end_process
 from processes.serving_command import alive, command_line, descendants
 from stageline_local.node import child_exec
-from stageline_local.session.local_model import LOCAL_IMAGE
+from stageline_local.session.local_overrides import LOCAL_IMAGE
 
 NODE_READY_SECONDS: Final = 150.0
 _SUPPORT: Final = Path(__file__).parents[1]

@@ -1,26 +1,25 @@
 """Collects all that is known of one model into files of a debug bundle, in memory, with secrets taken out.
 
-What can't be collected is listed with its reason, and never stops the rest: the bundle is made when things are broken.
+What can't be collected is listed with its reason in the bundle's README.md, and never stops the rest: a bundle is made
+when things are broken.
 """
 
 import json
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Final
 
 import httpx
 
 from stageline_api import labels
 from stageline_api.errors import UserError
-from stageline_cli.on_call.bundle.document import as_json, as_yaml, snapshot_document
-from stageline_cli.on_call.bundle.index import index_page
+from stageline_cli.on_call.bundle.document import as_json, as_yaml, snapshot_document, text_page
 from stageline_cli.on_call.bundle.redaction import Redactor, redact_object, secret_values
-from stageline_cli.on_call.bundle.text_page import text_page
-from stageline_cli.on_call.bundle.versions import versions
 from stageline_cli.on_call.facts.facts import ModelFacts, Snapshot
-from stageline_cli.on_call.facts.readings import TIMEOUT_SECONDS, pod_endpoints
-from stageline_cli.on_call.sources.last_words import last_words
-from stageline_cli.on_call.sources.source import ModelObjects, Piece, Source
+from stageline_cli.on_call.facts.scrape import TIMEOUT_SECONDS, pod_endpoints
+from stageline_cli.on_call.sources.source import ModelObjects, Piece, Source, last_words
 from stageline_cli.on_call.views.status_view import model_view
 from stageline_runtime.trace.collect import collect
 from stageline_runtime.trace.lanes import common_window
@@ -127,3 +126,89 @@ def _redacted(piece: Piece, redactor: Redactor) -> str:
         return redactor.text(piece.text)
     redacted = redact_object(document)
     return redactor.text(as_json(redacted) if piece.document is None else as_yaml(redacted))
+
+
+_PACKAGES: Final = (
+    "stageline",
+    "torch",
+    "transformers",
+    "fastapi",
+    "uvicorn",
+    "kubernetes",
+    "kopf",
+    "httpx",
+    "pydantic",
+)
+
+
+def versions() -> dict[str, str]:
+    """By name; a package that isn't installed here is said to be so."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed here"
+    return found
+
+
+_MEANINGS: Final = {
+    "status.txt": "all of it for people, as `stageline status` shows it; `status.json` for programs",
+    "pipelinemodel.yaml": "the PipelineModel, spec and status",
+    "pods/": "the pods, with their status",
+    "ended-pods/": "pods that ended lately, as they were last seen",
+    "last-words/": "how containers ended, in their own words; `failures.yaml`: causes kept over incarnations",
+    "events.yaml": "Kubernetes Events of the model and its pods, oldest first",
+    "logs/": "the end of each container's log; `.previous.log` is from before a restart",
+    "logs.previous/": "logs of the `stageline up` before this one",
+    "metrics/": "one scrape of each stage, engine and gateway",
+    "answers/": "what stages, engines and gateways say of themselves",
+    "traces/": "what every stage did; open at https://ui.perfetto.dev",
+    "objects/": "ConfigMaps and Services of the model",
+    "nodes/": "the nodes of its pods: conditions, room, taints",
+    "components/": "operator and gateway: pods and logs",
+    "versions/": "versions here and of the cluster",
+}
+
+
+def index_page(snapshot: Snapshot, files: Mapping[str, str], missing: Mapping[str, str]) -> str:
+    model = snapshot.models[0]
+    lines = [
+        f"# Debug bundle of {model.namespace}/{model.name}",
+        "",
+        f"Made at {snapshot.taken_at.isoformat(timespec='seconds')}, {snapshot.where}. The model is {model.health}: "
+        f"{model.ready_groups} of {model.wanted_groups} groups are ready.",
+        "",
+        *(f"- group {group.group}: {group.phase}" + _waits(group.waits_for) for group in model.groups),
+        *(
+            f"- last failure: group {one.group} incarnation {one.incarnation} stage {one.stage}, {one.failure_class}: "
+            f"{one.message}"
+            for one in model.failures[:1]
+        ),
+        "",
+        "Values that are or look like secrets read `[redacted]`, and no Secret was read. Look through it all the same "
+        "before you send it on: what your own containers log is unknown to Stageline.",
+        "",
+        "## Where to look",
+        "",
+        *(f"- `{place}`: {meaning}" for place, meaning in _MEANINGS.items() if _has(files, place)),
+        "",
+        "## What is missing, and why",
+        "",
+        *(f"- `{path}`: {reason}" for path, reason in sorted(missing.items())),
+        *(f"- {problem}" for problem in snapshot.problems),
+        *([] if missing or snapshot.problems else ["Nothing."]),
+        "",
+        "## All files",
+        "",
+        *(f"- `{path}` ({len(text.encode())} bytes)" for path, text in sorted(files.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _has(files: Mapping[str, str], place: str) -> bool:
+    return any(path.startswith(place) for path in files)
+
+
+def _waits(words: str) -> str:
+    return f", waits for {words}" if words else ""

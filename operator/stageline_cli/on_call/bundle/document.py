@@ -1,18 +1,20 @@
-"""Facts as JSON values, for scripts: field names with units, moments in RFC 3339, None where something is not known."""
+"""Facts as JSON, YAML or plain text: field names with units, times in RFC 3339, null where something is not known."""
 
+import io
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
 import yaml
+from rich.console import Console, RenderableType
 
 from stageline_cli.on_call.facts.facts import Snapshot
 
 
 def snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
-    """The whole snapshot as JSON values."""
     document = dict(_plain(asdict(snapshot)))
     for model, facts in zip(document["models"], snapshot.models, strict=True):
         model["bubble"], model["tokens_per_second"] = facts.bubble, facts.tokens_per_second
@@ -20,12 +22,10 @@ def snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def as_json(document: Any) -> str:
-    """JSON for people and programs."""
     return json.dumps(document, indent=2) + "\n"
 
 
 def as_yaml(document: Any) -> str:
-    """The same in YAML."""
     return str(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
 
 
@@ -43,3 +43,16 @@ def _plain(value: Any) -> Any:
             return round(value, 6)
         case _:
             return value
+
+
+PAGE_WIDTH = 200
+
+
+def text_page(parts: Iterable[RenderableType]) -> str:
+    """One line after the other, without colours."""
+    console = Console(file=io.StringIO(), width=PAGE_WIDTH, highlight=False, color_system=None)
+    for part in parts:
+        console.print(part)
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"

@@ -1,7 +1,6 @@
 """What happened between two readings: shares of stages, quantiles of histograms, rates. Pure.
 
-Counters belong to a process. One that went backwards was begun anew meanwhile, and an interval that spans that says
-nothing: the result is None.
+A counter that went backwards was reset by a restart of its process; the result over such an interval is None.
 """
 
 import math
@@ -9,21 +8,22 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from stageline_cli.on_call.facts import metric_names as metrics
 from stageline_cli.on_call.facts.facts import PipelineFacts, Quantiles, StageActivity, TrafficFacts
 from stageline_cli.on_call.facts.samples import Samples
+from stageline_gateway.telemetry import metric_names as gateway
+from stageline_runtime import metric_names as runtime
 
 _Key = TypeVar("_Key")
 
 
 def stage_activity(earlier: Samples, later: Samples) -> StageActivity | None:
     """What a stage did; None without two readings of the same process."""
-    seconds = _growth(earlier, later, metrics.STAGE_WALL)
+    seconds = _growth(earlier, later, runtime.STAGE_WALL.name)
     if not seconds:
         return None
-    busy = _growths(earlier, later, metrics.STAGE_BUSY, "kind")
-    wait = _growths(earlier, later, metrics.STAGE_WAIT, "reason")
-    idle = _growth(earlier, later, metrics.STAGE_IDLE)
+    busy = _growths(earlier, later, runtime.STAGE_BUSY.name, "kind")
+    wait = _growths(earlier, later, runtime.STAGE_WAIT.name, "reason")
+    idle = _growth(earlier, later, runtime.STAGE_IDLE.name)
     if busy is None or wait is None or idle is None:
         return None
     total_busy, total_wait, dummy = sum(busy.values()), sum(wait.values()), busy.get("dummy", 0.0)
@@ -63,10 +63,10 @@ def traffic_facts(pairs: Sequence[tuple[Samples, Samples]], seconds: float, serv
     """What gateways saw of one model; an earlier and a later scrape of each gateway."""
     if seconds <= 0 or not pairs:
         return None
-    label = {metrics.MODEL_LABEL: served_name}
-    codes = [_growths(one, other, metrics.GATEWAY_REQUESTS, "code", **label) for one, other in pairs]
-    tokens = [_growth(one, other, metrics.GATEWAY_TOKENS, **label) for one, other in pairs]
-    broken = [_growth(one, other, metrics.GATEWAY_BROKEN, **label) for one, other in pairs]
+    label = {"model_name": served_name}
+    codes = [_growths(one, other, gateway.REQUESTS.name, "code", **label) for one, other in pairs]
+    tokens = [_growth(one, other, gateway.GENERATION_TOKENS.name, **label) for one, other in pairs]
+    broken = [_growth(one, other, gateway.BROKEN_ANSWERS.name, **label) for one, other in pairs]
     if None in codes or None in tokens or None in broken:
         return None
     count_of = _summed([one for one in codes if one is not None])
@@ -77,10 +77,10 @@ def traffic_facts(pairs: Sequence[tuple[Samples, Samples]], seconds: float, serv
         requests_per_second=requests / seconds,
         error_ratio=min(1.0, failed / requests) if requests else None,
         tokens_per_second=sum(one or 0.0 for one in tokens) / seconds,
-        in_flight=int(sum(one.total(metrics.GATEWAY_IN_FLIGHT, **label) for _, one in pairs)),
-        queued=int(sum(one.total(metrics.GATEWAY_QUEUED, **label) for _, one in pairs)),
-        first_token=_quantiles(pairs, metrics.FIRST_TOKEN, label),
-        output_token=_quantiles(pairs, metrics.OUTPUT_TOKEN, label),
+        in_flight=int(sum(one.total(gateway.IN_FLIGHT.name, **label) for _, one in pairs)),
+        queued=int(sum(one.total(gateway.QUEUED.name, **label) for _, one in pairs)),
+        first_token=_quantiles(pairs, gateway.TIME_TO_FIRST_TOKEN.name, label),
+        output_token=_quantiles(pairs, gateway.TIME_PER_OUTPUT_TOKEN.name, label),
     )
 
 

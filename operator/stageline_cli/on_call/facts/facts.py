@@ -38,8 +38,6 @@ class StageActivity:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """One stage of one group."""
-
     stage: int
     pod: str
     node: str
@@ -58,8 +56,6 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What a group's engine says."""
-
     phase: str
     requests_running: int
     requests_waiting: int
@@ -82,8 +78,6 @@ class PipelineFacts:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """One copy of the pipeline."""
-
     group: int
     incarnation: int
     revision: str
@@ -125,8 +119,6 @@ class TrafficFacts:
 
 @dataclass(frozen=True)
 class ConditionFacts:
-    """One condition."""
-
     type: str
     holds: bool
     reason: str
@@ -150,8 +142,6 @@ class FailureFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """One PipelineModel."""
-
     name: str
     namespace: str
     served_name: str
@@ -187,8 +177,6 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that one command shows."""
-
     taken_at: datetime
     where: str
     models: tuple[ModelFacts, ...]

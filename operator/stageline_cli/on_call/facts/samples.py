@@ -1,4 +1,4 @@
-"""One scrape of a Prometheus endpoint, ready to be asked for sums. Pure."""
+"""The samples of one scrape of a Prometheus endpoint, with sums over labels. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Sample(NamedTuple):
-    """One line of the exposition."""
-
     labels: Mapping[str, str]
     value: float
 
@@ -25,7 +23,6 @@ class Samples:
         return sum(sample.value for sample in self._with(name, labels))
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Like `total`, but None when there is no such sample."""
         found = self._with(name, labels)
         return sum(sample.value for sample in found) if found else None
 

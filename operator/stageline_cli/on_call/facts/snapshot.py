@@ -1,4 +1,4 @@
-"""From objects and two readings to facts. Pure.
+"""From objects and two readings to facts, with one sentence on what each group is waiting for. Pure.
 
 Objects decide what exists and in which phase it is; readings add what only the processes know. Without a second
 reading there are no shares and no rates.
@@ -6,13 +6,13 @@ reading there are no shares and no rates.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from stageline_api import labels
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.health import Phase, StageStatus
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
-from stageline_cli.on_call.facts import metric_names as metrics
 from stageline_cli.on_call.facts.activity import counter_rate, pipeline_facts, stage_activity, traffic_facts
 from stageline_cli.on_call.facts.facts import (
     ConditionFacts,
@@ -25,12 +25,12 @@ from stageline_cli.on_call.facts.facts import (
     StageFacts,
     TrafficFacts,
 )
-from stageline_cli.on_call.facts.readings import PodReading, Reading
 from stageline_cli.on_call.facts.samples import Samples
-from stageline_cli.on_call.facts.waiting import waits_for
+from stageline_cli.on_call.facts.scrape import PodReading, Reading
 from stageline_cli.on_call.sources.source import ModelObjects
 from stageline_operator.planner.group.failure import recent_restarts, restart_policy
 from stageline_operator.planner.types import GroupPhase
+from stageline_runtime import metric_names as runtime
 
 _NOTHING = PodReading()
 _STARTING = (Reason.GROUPS_STARTING, Reason.ROLLING_OUT)
@@ -66,7 +66,7 @@ def model_facts(model: ModelObjects, earlier: Reading, later: Reading, now: date
             for one in status.conditions
         ),
         groups=tuple(_group(model, status, group, earlier, later, now) for group in status.groups),
-        failures=tuple(_failure(one) for one in status.last_failures),
+        failures=tuple(FailureFacts(**one.model_dump(exclude={"reason"})) for one in status.last_failures),
         traffic=_traffic(model, earlier, later),
     )
 
@@ -136,8 +136,8 @@ def _stage(row: StageObserved, before: PodReading, after: PodReading) -> StageFa
         if own and own.phase is Phase.LOADING and own.total_bytes
         else None,
         memory_bytes=own.memory_bytes if own is not None else None,
-        kv_tokens=_whole(samples.value(metrics.STAGE_KV_TOKENS)),
-        kv_capacity_tokens=_whole(samples.value(metrics.STAGE_KV_CAPACITY)),
+        kv_tokens=_whole(samples.value(runtime.STAGE_KV_TOKENS.name)),
+        kv_capacity_tokens=_whole(samples.value(runtime.STAGE_KV_CAPACITY.name)),
         steps=own.steps if own is not None else None,
         activity=stage_activity(before.stage_samples, samples) if before.stage_samples.by_name else None,
     )
@@ -162,11 +162,11 @@ def _engine(before: PodReading, after: PodReading, seconds: float) -> EngineFact
         phase=own.phase.value,
         requests_running=own.requests_running,
         requests_waiting=own.requests_waiting,
-        kv_usage_ratio=samples.value(metrics.ENGINE_KV_USAGE),
-        tokens_per_second=counter_rate(before.engine_samples, samples, metrics.ENGINE_TOKENS, seconds)
+        kv_usage_ratio=samples.value(runtime.KV_CACHE_USAGE.name),
+        tokens_per_second=counter_rate(before.engine_samples, samples, runtime.GENERATION_TOKENS.name, seconds)
         if has_two
         else None,
-        preemptions=_whole(samples.value(metrics.ENGINE_PREEMPTIONS)),
+        preemptions=_whole(samples.value(runtime.PREEMPTIONS.name)),
     )
 
 
@@ -179,18 +179,70 @@ def _traffic(model: ModelObjects, earlier: Reading, later: Reading) -> TrafficFa
     return traffic_facts(told_twice, seconds, model.served_name)
 
 
-def _failure(one: FailureRecord) -> FailureFacts:
-    return FailureFacts(
-        one.time,
-        one.group,
-        one.incarnation,
-        one.stage,
-        one.container,
-        one.failure_class.value,
-        one.exit_code,
-        one.message,
-    )
-
-
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+_NO_POD: Final = "NoPod"
+
+
+def waits_for(
+    group: GroupStatus,
+    stages: Sequence[StageFacts],
+    engine: EngineFacts | None,
+    failure: FailureRecord | None,
+    now: datetime,
+) -> str:
+    """Empty when the group serves. `failure` is its latest."""
+    match group.phase:
+        case GroupPhase.READY:
+            return ""
+        case GroupPhase.CREATING | GroupPhase.STARTING:
+            return _slowest_start(stages)
+        case GroupPhase.TERMINATING:
+            return f"its pods to end{_after(failure)}"
+        case GroupPhase.BACKING_OFF:
+            return f"its next start{_at(group.backoff_until, now)}{_after(failure)}"
+        case GroupPhase.WAITING:
+            return f"nodes for all of its stages at once; tries again{_at(group.backoff_until, now)}"
+        case GroupPhase.FAILED:
+            return f"you: it stays down until the spec or the annotation {labels.RESTART} changes{_after(failure)}"
+        case GroupPhase.REPLACING:
+            return f"{_answers(engine)}, then starts anew with the changed template"
+        case GroupPhase.DRAINING:
+            return f"{_answers(engine)}, then is gone"
+        case _:
+            return ""
+
+
+def _slowest_start(stages: Sequence[StageFacts]) -> str:
+    late = [one for one in stages if not one.is_ready]
+    if not late:
+        return "the operator's next look: all stages are ready"
+    # A stage without a pod has nothing to say that its neighbours' words don't explain.
+    said = [one for one in late if one.message and one.phase != _NO_POD]
+    first = (said or late)[0]
+    loaded = "" if first.loaded_share is None else f" {first.loaded_share:.0%}"
+    words = f": {first.message}" if first.message else ""
+    others = f" (and {len(late) - 1} more)" if len(late) > 1 else ""
+    return f"stage {first.stage}, {first.phase}{loaded}{words}{others}"
+
+
+def _at(moment: datetime | None, now: datetime) -> str:
+    if moment is None:
+        return ""
+    seconds = (moment - now).total_seconds()
+    return f" in {seconds:.0f} s" if seconds >= 1 else " now"
+
+
+def _after(failure: FailureRecord | None) -> str:
+    if failure is None:
+        return ""
+    stage = "" if failure.stage is None else f" of stage {failure.stage}"
+    return f" (after {failure.failure_class}{stage})"
+
+
+def _answers(engine: EngineFacts | None) -> str:
+    if engine is None:
+        return "its pods to end"
+    return f"{engine.requests_running + engine.requests_waiting} answers in progress"

@@ -1,7 +1,7 @@
-"""Which machine or cluster a command asks, and the options that say it.
+"""Which machine or cluster a command asks, and the options that choose it.
 
-Without any option it is this machine when a `stageline up` runs here, else the cluster that kubectl would talk to; the
-heading of every output says which.
+Without any option it is this machine when a `stageline up` runs here, else the cluster of kubectl's current context.
+The heading of every output names it.
 """
 
 from collections.abc import Callable, Iterator

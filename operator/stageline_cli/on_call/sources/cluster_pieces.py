@@ -1,6 +1,6 @@
 """What a cluster keeps of a model besides its PipelineModel and pods: events, logs, ConfigMaps, nodes, the operator.
 
-Secrets are never asked for. What the API server refuses is a piece too: one that says why it is missing.
+Secrets are never asked for. What the API server refuses becomes a piece that says why it is missing.
 """
 
 import re
@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from stageline_api import labels, ports
-from stageline_cli.on_call.sources.log_tail import MAX_LOG_BYTES, whole_lines
-from stageline_cli.on_call.sources.source import Manifest, ModelObjects, Piece
+from stageline_cli.on_call.sources.source import MAX_LOG_BYTES, Manifest, ModelObjects, Piece, whole_lines
 from stageline_kubernetes.errors import ApiError
 from stageline_kubernetes.reader import ApiServer
 

@@ -1,7 +1,7 @@
-"""Models of a cluster: PipelineModels, pods and gateways from the API server, and what stands behind its pods.
+"""Models of a cluster: PipelineModels, pods and gateways from the API server, and HTTP access to the pods.
 
 `reach` says how to ask the pods themselves: through the API server's proxy (from anywhere), or at their addresses
-(from inside). Where the rights or the network don't allow it the objects still tell most of it.
+(from inside). Without the rights or the network for that, the objects alone still give most facts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,8 +25,6 @@ _PAGE: Final = "500"
 
 
 class Reach(StrEnum):
-    """How pods are asked."""
-
     PROXY = "proxy"
     """Through the API server; needs the right `get` on `pods/proxy`."""
     DIRECT = "direct"
@@ -34,8 +32,6 @@ class Reach(StrEnum):
 
 
 class ClusterSource:
-    """One namespace of a cluster, or all of them (None)."""
-
     def __init__(self, api: ApiServer, namespace: str | None, reach: Reach) -> None:
         self._api = api
         self._namespace = namespace
@@ -45,27 +41,22 @@ class ClusterSource:
 
     @property
     def where(self) -> str:
-        """Where the models run."""
         namespace = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
         return f"cluster {self._api.context}, {namespace}"
 
     @property
     def http(self) -> httpx.Client:
-        """To the pods, by `reach`."""
         return self._http
 
     @property
     def secrets(self) -> Sequence[str]:
-        """What the kubeconfig logs in with."""
         return self._api.secrets
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
         self._api.close()
 
     def models(self, name: str | None) -> list[ModelObjects]:
-        """PipelineModels in the order of their names."""
         manifests = [one for one in self._models() if name is None or one["metadata"]["name"] == name]
         problems: list[str] = []
         namespaces = sorted({one["metadata"]["namespace"] for one in manifests})
@@ -87,7 +78,6 @@ class ClusterSource:
         ]
 
     def pieces(self, model: ModelObjects) -> Iterable[Piece]:
-        """Objects, events and logs from the API server."""
         return cluster_pieces(self._api, model, datetime.now(UTC))
 
     def _models(self) -> list[dict[str, Any]]:

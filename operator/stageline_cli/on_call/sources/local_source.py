@@ -8,9 +8,7 @@ from typing import Final
 import httpx
 
 from stageline_api.errors import UserError
-from stageline_cli.on_call.sources.last_words import last_words
-from stageline_cli.on_call.sources.log_tail import tail_of
-from stageline_cli.on_call.sources.source import Endpoint, ModelObjects, Piece, is_of
+from stageline_cli.on_call.sources.source import Endpoint, ModelObjects, Piece, is_of, last_words, tail_of
 from stageline_local.node.container_command import pod_directory_name
 from stageline_local.session.instance import InstanceRecord, read_record
 from stageline_local.session.state_file import LocalState, read_state
@@ -21,8 +19,6 @@ _UP_LOG: Final = "up.log"
 
 
 class LocalSource:
-    """All state directories under one root."""
-
     def __init__(self, state_root: Path) -> None:
         self._root = state_root
         # A proxy of the environment is not meant for loopback, and loading certificates is slow.
@@ -30,21 +26,17 @@ class LocalSource:
 
     @property
     def where(self) -> str:
-        """Where the models run."""
         return "stageline up on this machine"
 
     @property
     def http(self) -> httpx.Client:
-        """Pods have loopback addresses."""
         return self._http
 
     @property
     def secrets(self) -> Sequence[str]:
-        """Nobody logs in."""
         return ()
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
     def models(self, name: str | None) -> list[ModelObjects]:
@@ -55,7 +47,6 @@ class LocalSource:
         return [one for one in found if one is not None and one.name == name]
 
     def pieces(self, model: ModelObjects) -> Iterable[Piece]:
-        """Objects and logs of its state directory."""
         directory = self._root / model.name
         state = read_state(directory)
         if state is None:

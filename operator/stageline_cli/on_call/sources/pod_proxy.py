@@ -1,4 +1,4 @@
-"""Reaches pods through the API server (`pods/proxy`), so that what a laptop asks needs no route into the cluster.
+"""Reaches pods through the API server (`pods/proxy`), so that a laptop needs no network route into the cluster.
 
 An httpx transport: a request for `http://<pod IP>:<port>/<path>` goes to the API server's proxy of that pod.
 """
@@ -17,18 +17,12 @@ _HTTP_DEFAULT_PORT: Final = 80
 
 
 class PodProxy(httpx.BaseTransport):
-    """Knows pods by address."""
-
     def __init__(self, api: ApiServer, pod_of: PodOf) -> None:
         self._api = api
         self._pod_of = pod_of
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """httpx: send one GET.
-
-        Raises:
-            httpx.ConnectError: no pod has that address, or the API server doesn't let us through to it.
-        """
+        """Send one GET. Raises `httpx.ConnectError` for an unknown address, or when the API server refuses."""
         pod = self._pod_of(request.url.host)
         if pod is None:
             raise httpx.ConnectError(f"no pod has the address {request.url.host}", request=request)

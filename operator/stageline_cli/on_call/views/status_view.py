@@ -17,7 +17,7 @@ from stageline_cli.on_call.facts.facts import (
     Snapshot,
     StageFacts,
 )
-from stageline_cli.on_call.views.words import UNKNOWN, age, fine_percent, milliseconds, percent, rate
+from stageline_cli.on_call.views.figures import UNKNOWN, age, fine_percent, milliseconds, percent, rate
 from stageline_local.node.quantities import format_bytes
 
 _STYLE_OF = {
@@ -31,7 +31,6 @@ _STYLE_OF = {
 
 
 def fleet_view(snapshot: Snapshot, wide: bool) -> Iterator[RenderableType]:
-    """One row for each model."""
     yield Text(snapshot.where, style="dim")
     if not snapshot.models:
         yield Text("no PipelineModel is there")
@@ -64,7 +63,6 @@ def model_view(snapshot: Snapshot, model: ModelFacts, wide: bool) -> Iterator[Re
 
 
 def group_line(group: GroupFacts, snapshot: Snapshot) -> str:
-    """One group in one line."""
     restarts = f"{group.restarts_in_window} of {group.max_restarts} restarts in {group.restart_window_seconds} s"
     lived = f" for {age(group.since, snapshot.taken_at)}" if group.since is not None else ""
     return (
@@ -74,7 +72,6 @@ def group_line(group: GroupFacts, snapshot: Snapshot) -> str:
 
 
 def traffic_line(model: ModelFacts) -> str:
-    """What users get, in one line."""
     seen = model.traffic
     if seen is None:
         return "traffic: not known, no gateway told twice"
@@ -90,7 +87,6 @@ def traffic_line(model: ModelFacts) -> str:
 
 
 def problem_lines(snapshot: Snapshot) -> Iterator[RenderableType]:
-    """What could not be learnt."""
     for problem in snapshot.problems:
         yield Text(f"not known: {problem}", style="yellow")
 

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stageline_cli.on_call.facts.facts import GroupFacts, ModelFacts, Snapshot, StageActivity
+from stageline_cli.on_call.views.figures import UNKNOWN, fine_percent, percent, rate
 from stageline_cli.on_call.views.status_view import group_line, problem_lines, traffic_line
-from stageline_cli.on_call.views.words import UNKNOWN, fine_percent, percent, rate
 
 LONGEST_BAR_CELLS: Final = 40
 _SHORTEST_BAR_CELLS: Final = 10

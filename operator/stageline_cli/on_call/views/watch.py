@@ -1,8 +1,8 @@
-"""Looks at a source again and again, and keeps what the next look is compared with.
+"""Polls a source repeatedly, and keeps the readings that the next one is compared with.
 
-Stages and engines are compared with the last look, so that a group that was replaced has figures from its second look
-on; gateways with the oldest of some seconds, since answers are rarer than steps. A look that fails keeps the last
-objects and says why.
+Stages and engines are compared with the previous poll, so that a replaced group has figures from its second poll on;
+gateways with the oldest poll of a window of seconds, since requests are rarer than steps. A poll that fails keeps the
+last objects and says why.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from typing import Final
 
 from stageline_api.errors import UserError
 from stageline_cli.on_call.facts.facts import Snapshot
-from stageline_cli.on_call.facts.readings import Reading, read_all
+from stageline_cli.on_call.facts.scrape import Reading, read_all
 from stageline_cli.on_call.facts.snapshot import build_snapshot
 from stageline_cli.on_call.sources.choose_source import one_model
 from stageline_cli.on_call.sources.source import ModelObjects, Source
@@ -31,7 +31,6 @@ class Watch:
         self._snapshot: Snapshot | None = None
 
     def latest(self) -> Snapshot:
-        """What the last look saw."""
         return self._snapshot or self.look()
 
     def look(self) -> Snapshot:

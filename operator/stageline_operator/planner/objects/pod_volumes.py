@@ -5,7 +5,7 @@ from typing import Any, Final, assert_never
 from stageline_api.resource.model import CacheSpec
 from stageline_api.resource.model_source import ClaimSource, FileSource, HubSource, ImageSource, PackageSource
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.volume import VolumeSpec
+from stageline_api.resource.template import VolumeSpec
 from stageline_operator.planner.objects.config import CACHE_DIR, CONFIG_DIR, SOURCE_DIR
 from stageline_operator.planner.objects.identity import config_map_name
 

@@ -1,6 +1,6 @@
-"""Asks pods and gateways over HTTP, all at once: their own status, and one scrape of their metrics.
+"""Asks all pods and gateways over HTTP in parallel: `/status`, and one scrape of `/metrics`.
 
-Who doesn't answer leaves a sentence in `problems`; it is for probes to judge, not for a display.
+One that doesn't answer adds a sentence to `problems`.
 """
 
 import time
@@ -46,7 +46,6 @@ class Reading:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody answered."""
         samples = [*self.gateways.values(), *(one.stage_samples for one in self.pods.values())]
         return not any(one.by_name for one in (*samples, *(each.engine_samples for each in self.pods.values())))
 
@@ -58,7 +57,6 @@ class _Answer:
 
 
 def pod_key(pod: Manifest) -> str:
-    """Identity of a pod among all namespaces; an incarnation's pods have names of their own."""
     metadata = pod["metadata"]
     return f"{metadata.get('namespace') or 'default'}/{metadata['name']}"
 

@@ -1,4 +1,4 @@
-"""Asks a gateway one question, as any OpenAI client would, and writes the answer as it comes."""
+"""A minimal OpenAI client for `--once`: streams one chat completion to the given writer."""
 
 import json
 from collections.abc import Callable

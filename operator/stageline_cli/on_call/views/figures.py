@@ -1,4 +1,4 @@
-"""Figures as people read them; a dash stands for what is not known. Pure."""
+"""Formats numbers for people; a dash stands for what is not known. Pure."""
 
 from datetime import datetime
 from typing import Final
@@ -10,7 +10,6 @@ _DAY: Final = 86_400
 
 
 def percent(share: float | None) -> str:
-    """`14 %`."""
     return UNKNOWN if share is None else f"{100 * share:.0f} %"
 
 

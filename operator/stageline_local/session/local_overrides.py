@@ -1,4 +1,4 @@
-"""What a PipelineModel means on this machine: where its cache is, and the secrets that a cluster would hold."""
+"""What `stageline up` puts in place of a cluster's: the image, the model cache and the Hub token's Secret."""
 
 import os
 from collections.abc import Mapping
