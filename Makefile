@@ -10,6 +10,8 @@ CRD_FILES := $(addsuffix /crds/stageline.dev_pipelinemodels.yaml,operator/stagel
 PRINT_REFERENCE := from stageline_api.manifests.field_reference import *; print(render_field_reference(), end="")
 BENCH := $(PY) -m stageline_bench.runtime
 GPU_PYTHON ?= $(PY)
+# Tests wait for processes half of their time.
+WORKERS ?= $$(($$(nproc) * 2))
 BENCH_PAGE := --page docs/benchmarks.md
 export PYTHON
 
@@ -32,8 +34,8 @@ up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…"
 ## Work on it
 
 .PHONY: test
-test: setup ## Run every test, two files at a time (ARGS="…" go to pytest; ARGS="-n 0" one by one)
-	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+test: setup ## Run every test, two files at a time on each core (ARGS="…" go to pytest; ARGS="-n 0" one by one)
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup ## Run tests/cluster on a real Kubernetes control plane; builds it once with Go (ARGS="…" go to pytest)

@@ -45,10 +45,37 @@ def kernels_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_trusted_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """HTTP clients of the test process trust one authority that signed nothing, in place of certifi's hundreds.
+
+    httpx reads them all for each client that it makes, for 30 ms; polls of a page make thousands of clients. No test
+    talks to anybody whom these authorities know. Tests of TLS bring authorities of their own.
+    """
+    import certifi
+    import trustme
+
+    authority = tmp_path_factory.mktemp("trusted") / "authority.pem"
+    trustme.CA().cert_pem.write_to_path(authority)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(authority))
+        yield
+
+
 def _common_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of all workers of this session: each has a directory of its own in a common one."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+LONG_FOLDERS = ("runtime/pipeline", "runtime/device", "runtime/graphs", "chaos", "main_job", "bench", "on_call")
+"""Folders whose tests start groups or compile: a file of theirs that began last would be waited for alone."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first. The order within a file stays."""
+    tests = config.rootpath / "tests"
+    items.sort(key=lambda item: not any(item.path.is_relative_to(tests / folder) for folder in LONG_FOLDERS))
 
 
 def pytest_configure() -> None:

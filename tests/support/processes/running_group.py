@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from processes.fork_server import ForkedProcess, can_fork, fork_server
 from stageline_api import env, ports
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
@@ -41,11 +42,13 @@ class RunningGroup:
     """The plan bus's secret."""
     index: int = 0
     """Which of its model's groups it is."""
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, "subprocess.Popen[bytes] | ForkedProcess"] = field(default_factory=dict)
     stage_command: tuple[str, ...] = STAGE_COMMAND
     """Arguments of the interpreter that make a stage."""
     engine_command: tuple[str, ...] = ENGINE_COMMAND
     """Those that make the engine."""
+    is_fresh: bool = False
+    """Whether each process begins with an interpreter of its own, as in a pod, and not as a fork."""
 
     @property
     def url(self) -> str:
@@ -183,6 +186,7 @@ def running_group(
     stage_command: tuple[str, ...] = STAGE_COMMAND,
     engine_command: tuple[str, ...] = ENGINE_COMMAND,
     index: int = 0,
+    is_fresh: bool = False,
     **config: Any,
 ) -> Iterator[RunningGroup]:
     """Start a group on `model_dir` and wait until it is ready; everything is ended on the way out.
@@ -200,6 +204,7 @@ def running_group(
         index,
         stage_command=stage_command,
         engine_command=engine_command,
+        is_fresh=is_fresh,
     )
     settings = RuntimeConfig(
         model_name="test",
@@ -247,9 +252,13 @@ def start_process(group: RunningGroup, name: str, **changed: str) -> None:
         "OMP_NUM_THREADS": "1",
         **changed,
     }
+    arguments = group.stage_command if command == "stage" else group.engine_command
     with (group.directory / f"{name}.log").open("wb") as log:
+        if not group.is_fresh and can_fork(environment):
+            group.processes[name] = fork_server().start(arguments, environment, log.fileno())
+            return
         group.processes[name] = subprocess.Popen(
-            [sys.executable, *(group.stage_command if command == "stage" else group.engine_command)],
+            [sys.executable, *arguments],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
