@@ -12,7 +12,6 @@ recorded.
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -102,22 +101,22 @@ def _write_record(path: Path, calls: dict[tuple[CodeType, ...], int]) -> None:
 
 
 class RecordedProcess:
-    """The end outside: begins and ends records of a process that was started with `recorded`."""
+    """The end outside: begins and ends records of a process that was started with `recorded`, by signals to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], records: Path) -> None:
-        self._process = process
+    def __init__(self, send_signal: Callable[[int], None], records: Path) -> None:
+        self._send_signal = send_signal
         self._records = records
         self._count = 0
 
     def begin(self, wait: Callable[[Callable[[], bool]], None]) -> None:
         """Begin a record; `wait` waits until what it is given holds."""
-        self._process.send_signal(_BEGIN)
+        self._send_signal(_BEGIN)
         wait(Path(f"{self._records}-{self._count}.began").exists)
 
     def end(self, wait: Callable[[Callable[[], bool]], None]) -> Record:
         """End the record that was begun, and return it."""
         written = Path(f"{self._records}-{self._count}.json")
-        self._process.send_signal(_END)
+        self._send_signal(_END)
         wait(written.exists)
         self._count += 1
         return {

@@ -40,7 +40,8 @@ class ForkedProcess:
         self._server = server
         self._pidfd = os.pidfd_open(pid)
         self.pid = pid
-        self.returncode: int | None = None
+        self.returncode: int | Any = None
+        """As `Popen` has it: None while it runs."""
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""

@@ -62,13 +62,14 @@ def record_requests(directory: Path, num_requests: int) -> RecordedRequests:
             dtype="float32",
             engine_command=recorded(directory / "engine", "engine"),
             stage_command=recorded(directory / "stage", "stage"),
+            is_fresh=True,
         ) as group,
         _running_gateway(directory, group) as (gateway, url),
     ):
         processes = {
-            GATEWAY: RecordedProcess(gateway, directory / "gateway"),
-            ENGINE: RecordedProcess(group.processes["engine"], directory / "engine"),
-            STAGE_0: RecordedProcess(group.processes["stage-0"], directory / "stage"),
+            GATEWAY: RecordedProcess(gateway.send_signal, directory / "gateway"),
+            ENGINE: RecordedProcess(group.processes["engine"].send_signal, directory / "engine"),
+            STAGE_0: RecordedProcess(group.processes["stage-0"].send_signal, directory / "stage"),
         }
         record = partial(_record, processes, lambda come: eventually(come, group.account))
         pause = _recorded_pause(url, record)
