@@ -17,8 +17,7 @@ import pytest
 from chaos.answers import MOST_NEAR_TIES, different, incomplete, num_parted, request
 from chaos.clients import Seen, Traffic, stream_all, streaming
 from chaos.comebacks import freeze_newcomers, hold_load, hold_rendezvous, hold_warm_up, kill
-from chaos.groups import DEADLINE_SECONDS, FIRST, LAST, ChaosGroups, Member, serving_tiny
-from processes.recorded_requests import ENGINE
+from chaos.groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, Member, serving_tiny
 
 pytestmark = pytest.mark.timeout(1500)
 CONTEXT_TOKENS = 1024

@@ -5,8 +5,7 @@ from statistics import median
 from typing import Any
 
 from stageline_bench.page_section import replace_section
-from stageline_bench.runtime.peer_environment import VLLM
-from stageline_bench.runtime.peers import STAGELINE, start_medians
+from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
 from stageline_bench.runtime.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
 

@@ -19,8 +19,7 @@ import yaml
 
 from stageline_api.errors import UserError
 from stageline_bench.runtime.line_process import PINNED
-from stageline_bench.runtime.peer_environment import VLLM
-from stageline_bench.runtime.peers import STAGELINE
+from stageline_bench.runtime.peers import STAGELINE, VLLM
 from stageline_runtime.model_facts.model_config import read_model_config
 
 START_SECONDS: Final = 240.0

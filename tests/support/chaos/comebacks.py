@@ -7,8 +7,7 @@ ready nor fail; `kill` ends that, and what was frozen goes on and sees it.
 from collections.abc import Mapping
 from pathlib import Path
 
-from chaos.groups import FIRST, LAST, ChaosGroups, stage_status
-from processes.recorded_requests import ENGINE
+from chaos.groups import ENGINE, FIRST, LAST, ChaosGroups, stage_status
 from stageline_api.health import Phase
 
 
