@@ -12,6 +12,7 @@ BENCH := $(PY) -m stageline_bench.runtime
 GPU_PYTHON ?= $(PY)
 # Tests wait for processes half of their time.
 WORKERS ?= $$(($$(nproc) * 2))
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH_PAGE := --page docs/benchmarks.md
 export PYTHON
 
@@ -34,8 +35,12 @@ up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…"
 ## Work on it
 
 .PHONY: test
-test: setup ## Run every test, two files at a time on each core (ARGS="…" go to pytest; ARGS="-n 0" one by one)
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## Run the tests, two files at a time on each core (ARGS="…" go to pytest; ARGS="-n 0" one by one)
+	@$(PYTEST) -m "not thorough" $(ARGS)
+
+.PHONY: test-thorough
+test-thorough: setup ## Run the tests that `make test` leaves out: the rest of the kill matrix, long chaos, more models compiled
+	@$(PYTEST) -m thorough $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup ## Run tests/cluster on a real Kubernetes control plane; builds it once with Go (ARGS="…" go to pytest)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from functools import partial
 
 from fastapi import FastAPI
@@ -82,8 +83,12 @@ def build_app(settings: GatewaySettings) -> FastAPI:
 
 
 def _add_document(app: FastAPI, with_keys: bool) -> None:
-    written = JsonAnswer(document(with_keys)).body
-
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(written, media_type="application/json")
+        return Response(_written_document(with_keys), media_type="application/json")
+
+
+@cache
+def _written_document(with_keys: bool) -> bytes:
+    # Made when it is first asked for: it takes longer than the rest of a gateway's start.
+    return bytes(JsonAnswer(document(with_keys)).body)

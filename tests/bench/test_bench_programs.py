@@ -98,6 +98,7 @@ def test_paced_stages_measure_a_bubble_and_fill_the_page(tmp_path: Path) -> None
     assert text.endswith("More prose.\n")
 
 
+@pytest.mark.thorough
 def test_pipeline_pairs_the_three_measurements(tmp_path: Path, tiny_model: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("pipeline"))
@@ -143,6 +144,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
         bench.stdout.close()
 
 
+@pytest.mark.thorough
 def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*BENCH, "paced", "--rounds", "1000", "--results", str(tmp_path), "--stage-cores", two_cores()],

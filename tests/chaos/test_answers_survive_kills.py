@@ -1,6 +1,6 @@
 """DESIGN's promise: stages and engines are killed at random moments, and every answer is the one it would have been.
 
-`stageline up` serves a tiny model with real processes. The same 200 requests, half greedy and half seeded, are
+`stageline up` serves a tiny model with real processes. The same requests, half greedy and half seeded, are
 streamed twice: undisturbed, then while processes are killed, each kill at a moment drawn by a seed and counted in
 tokens relayed since the last one, so that it falls into running answers. Answers are compared as `chaos_answers` says.
 """
@@ -17,14 +17,13 @@ from chaos.answers import MOST_NEAR_TIES, different, incomplete, num_parted, req
 from chaos.clients import stream_all
 from chaos.groups import DEADLINE_SECONDS, ChaosGroups, serving_tiny
 
-NUM_REQUESTS = 200
 TOKENS = 48
 AT_ONCE = 12
 
 
-def bodies() -> list[dict[str, Any]]:
+def bodies(count: int) -> list[dict[str, Any]]:
     """The requests; some prompts share their beginning."""
-    return [request(index, TOKENS, f"{'the ' * (index % 7)}story number {index}") for index in range(NUM_REQUESTS)]
+    return [request(index, TOKENS, f"{'the ' * (index % 7)}story number {index}") for index in range(count)]
 
 
 @dataclass
@@ -55,9 +54,9 @@ class Killer:
             victim.kill()
 
 
-def run_twice(groups: ChaosGroups, killer: Killer) -> None:
+def run_twice(groups: ChaosGroups, num_requests: int, killer: Killer) -> None:
     """All requests undisturbed, then with the killer about; fails with what differs."""
-    requests = bodies()
+    requests = bodies(num_requests)
     undisturbed = asyncio.run(stream_all(groups.served.url, requests, AT_ONCE))
     assert not (broken := incomplete(requests, undisturbed)), broken
     disturbed = asyncio.run(stream_all(groups.served.url, requests, AT_ONCE, killer.count))
@@ -77,12 +76,14 @@ def patience_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(1500)
-def test_two_groups_and_kills_all_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_requests", "kills"), [(60, 2), pytest.param(200, 6, marks=pytest.mark.thorough)])
+def test_two_groups_and_kills_all_along(num_requests: int, kills: int, tmp_path: Path) -> None:
     with serving_tiny(tmp_path, replicas=2, engine=", maxNumSeqs: 8") as groups:
-        run_twice(groups, Killer(groups, random.Random(7), kills=6, tokens_between=(600, 1600)))
+        run_twice(groups, num_requests, Killer(groups, random.Random(7), kills=kills, tokens_between=(600, 1600)))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1500)
 def test_one_group_that_comes_back_in_time(tmp_path: Path) -> None:
     with serving_tiny(tmp_path, replicas=1, engine=", maxNumSeqs: 8") as groups:
-        run_twice(groups, Killer(groups, random.Random(11), kills=3, tokens_between=(1500, 3500)))
+        run_twice(groups, 200, Killer(groups, random.Random(11), kills=3, tokens_between=(1500, 3500)))

@@ -19,7 +19,7 @@ from chaos.clients import Seen, Traffic, stream_all, streaming
 from chaos.comebacks import freeze_newcomers, hold_load, hold_rendezvous, hold_warm_up, kill
 from chaos.groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, Member, serving_tiny
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.thorough]
 CONTEXT_TOKENS = 1024
 PLACES = 4
 """Requests that a group runs at once; others wait in its queue."""

@@ -68,7 +68,7 @@ def plans(graphs: GraphMode) -> list[StepPlan]:
 
 
 @pytest.mark.parametrize("graphs", [GraphMode.FULL, GraphMode.PIECEWISE])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in [*MODELS][1:])])
 def test_replays_equal_eager_runs(name: str, graphs: GraphMode, tmp_path: Path) -> None:
     model_dir = MODELS[name](tmp_path)
     eager, captured = build(model_dir), build(model_dir)

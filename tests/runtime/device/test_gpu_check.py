@@ -95,6 +95,7 @@ def test_docs_name_every_part_and_call_it_unproven_until_it_ran(tmp_path: Path) 
         assert render(unproven(program.sections(tmp_path)), "Never run on a GPU.") in text
 
 
+@pytest.mark.thorough
 def test_the_parts_that_need_no_gpu_pass_on_a_device_in_disguise(tmp_path: Path) -> None:
     """The same code that the GPU will run, with plain attention and noted operations for graphs."""
     parts = DeviceParts(tmp_path, ImmediateAccelerator(), PlainAttention)

@@ -63,7 +63,14 @@ def support_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join([str(SUPPORT), *filter(None, sys.path)]))
 
 
-@pytest.mark.parametrize(("stages", "graphs"), [(2, "off"), (2, "auto"), (1, "piecewise")])
+@pytest.mark.parametrize(
+    ("stages", "graphs"),
+    [
+        pytest.param(2, "off", marks=pytest.mark.thorough),
+        (2, "auto"),
+        pytest.param(1, "piecewise", marks=pytest.mark.thorough),
+    ],
+)
 def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
     stages: int, graphs: str, expected: tuple[tuple[int, ...], ...], model_dir: Path, tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
 
 @needs_compilers
 @pytest.mark.parametrize("graphs", ["piecewise", "full"])
-@pytest.mark.parametrize("write_model", [write_tiny_llama, write_tiny_qwen3])
+@pytest.mark.parametrize("write_model", [write_tiny_llama, pytest.param(write_tiny_qwen3, marks=pytest.mark.thorough)])
 def test_two_stages_equal_hugging_face(
     write_model: Callable[..., Path], graphs: str, tmp_path: Path, compiled_code: Path
 ) -> None:

@@ -96,10 +96,10 @@ def default_stance() -> Iterator[None]:
     ("write_model", "dtype"),
     [
         (write_tiny_llama, torch.float32),
-        (write_tiny_qwen3, torch.float32),
-        (write_tiny_qwen2, torch.float32),
-        (write_tiny_windowed, torch.float32),
-        (write_tiny_llama, torch.bfloat16),
+        pytest.param(write_tiny_qwen3, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(write_tiny_qwen2, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(write_tiny_windowed, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(write_tiny_llama, torch.bfloat16, marks=pytest.mark.thorough),
     ],
 )
 def test_compiled_and_plain_layers_agree_and_nothing_compiles_later(

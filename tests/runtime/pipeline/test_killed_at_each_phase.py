@@ -21,12 +21,20 @@ from stageline_api import env
 FIRST = "stage-0"
 ROLES = (("engine", 2), (FIRST, 2), ("stage-1", 2), ("stage-1", 3))
 """Who is killed, of how many stages."""
+
+
+def roles(*usual: tuple[str, int]) -> pytest.MarkDecorator:
+    """Everybody is killed in each phase; `make test` kills the `usual` ones, everybody in one phase or another."""
+    cases = [role if role in usual else pytest.param(*role, marks=pytest.mark.thorough) for role in ROLES]
+    return pytest.mark.parametrize(("killed", "stage_count"), cases)
+
+
 CHUNK_TOKENS = 16
 PROMPT = tuple(3 + index % 50 for index in range(30 * CHUNK_TOKENS))
 """Far more chunks than a group of a few stages has plans in flight."""
 
 
-@pytest.mark.parametrize(("killed", "stage_count"), ROLES)
+@roles(("engine", 2), ("stage-1", 3))
 def test_killed_while_loading(killed: str, stage_count: int, stuck_model: Path, tmp_path: Path) -> None:
     stages = range(stage_count)
     with running_group(tmp_path / "group", stuck_model, stage_count, start=False) as group:
@@ -83,7 +91,7 @@ def warming_group(directory: Path, model: Path, stage_count: int, patience: floa
         yield group
 
 
-@pytest.mark.parametrize(("killed", "stage_count"), ROLES)
+@roles((FIRST, 2), ("stage-1", 2))
 def test_killed_while_warming_up(killed: str, stage_count: int, tiny_llama: Path, tmp_path: Path) -> None:
     with warming_group(tmp_path, tiny_llama, stage_count) as group:
         kill_and_let_go(group, killed, frozen=last_of(group))
@@ -101,7 +109,7 @@ def test_a_stage_that_hangs_in_the_warm_up_ends_the_group(tiny_llama: Path, tmp_
         assert "the warm-up plan did not finish within" in group.last_words(FIRST)["detail"]
 
 
-@pytest.mark.parametrize(("killed", "stage_count"), ROLES)
+@roles(("stage-1", 3), (FIRST, 2))
 def test_killed_in_the_middle_of_a_prefill(killed: str, stage_count: int, tiny_llama: Path, tmp_path: Path) -> None:
     """With the last stage frozen the prompt gets as far as plans may run ahead, and no token has been made."""
     chunked: dict[str, Any] = {"max_num_batched_tokens": CHUNK_TOKENS, "prefix_cache": False}
