@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
-from functools import partial
+from functools import cache, partial
 
 from fastapi import FastAPI
 from starlette.responses import Response

@@ -268,7 +268,7 @@ def test_containers_die_with_the_node(tmp_path: Path) -> None:
     driver = (
         "import asyncio, os, sys, pathlib\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1] / 'support')!r})\n"
-        "from node_pods import *\n"
+        "from cluster.node_pods import *\n"
         "async def main():\n"
         f"    fixture = NodeFixture(pathlib.Path({str(tmp_path / 'inner')!r}))\n"
         "    fixture.node.create_pod(pod_of(python_container('time.sleep(600)')))\n"
