@@ -3,7 +3,7 @@
 from typing import Final
 
 CONFIG: Final = "STAGELINE_CONFIG"
-"""Path of the resolved config (`stage_config.RuntimeConfig` as JSON)."""
+"""Path of the resolved config (`runtime_config.RuntimeConfig` as JSON)."""
 STAGE_INDEX: Final = "STAGELINE_STAGE_INDEX"
 STAGE_COUNT: Final = "STAGELINE_STAGE_COUNT"
 GROUP_INDEX: Final = "STAGELINE_GROUP_INDEX"

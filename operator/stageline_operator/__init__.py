@@ -1,5 +1,5 @@
-"""The control plane's thinking: what should exist for a PipelineModel, and the next step towards it.
+"""The control plane: what should exist for a PipelineModel, and the process that brings it about.
 
-Planning is pure: a model, what was observed, the time and a random token go in; objects, deletions and a status come
-out. Nothing here talks to an API server, reads a clock or remembers anything.
+`planner` is pure: a model, what was observed, the time and a random token go in; objects, deletions and a status come
+out. `controller` is the operator process around it, and alone talks to an API server.
 """

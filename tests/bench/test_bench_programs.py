@@ -76,6 +76,7 @@ def test_offline_reports_every_stage_and_its_states_tile_the_time(tmp_path: Path
         assert all(stage["steps"] >= 2 * 24 - 1 for stage in one["whole"]["stages"]), one["whole"]["stages"]
 
 
+@pytest.mark.thorough
 def test_paced_stages_measure_a_bubble_and_fill_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("paced"))
@@ -121,6 +122,7 @@ def test_pipeline_pairs_the_three_measurements(tmp_path: Path, tiny_model: Path)
     assert "| P = 2 |" in page.read_text()
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*BENCH, "paced", "--rounds", "1000", "--results", str(tmp_path), "--stage-cores", two_cores()],

@@ -23,6 +23,7 @@ def on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stageline_bench.gateway.processes.os.sched_setaffinity", lambda *_: None)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("on_any_core")
 def test_streams_are_whole_with_and_without_a_gateway(tmp_path: Path) -> None:
     port = free_port()

@@ -1,8 +1,8 @@
-"""DESIGN's promise: stages and engines are killed at random moments, and every answer is the one it would have been.
+"""Stages and engines are killed at random moments, and every answer is the one it would have been.
 
 `stageline up` serves a tiny model with real processes. The same requests, half greedy and half seeded, are
 streamed twice: undisturbed, then while processes are killed, each kill at a moment drawn by a seed and counted in
-tokens relayed since the last one, so that it falls into running answers. Answers are compared as `chaos_answers` says.
+tokens relayed since the last one, so that it falls into running answers. Answers are compared as `chaos.answers` says.
 """
 
 import asyncio

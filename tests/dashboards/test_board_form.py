@@ -131,7 +131,7 @@ def test_panels_fill_the_grid_without_overlap(name: str) -> None:
 
 
 @EACH
-def test_the_first_rows_say_for_whom_it_is_bad_and_which_part_it_is(name: str) -> None:
+def test_the_open_rows_are_the_overview_and_what_it_is_traced_to(name: str) -> None:
     headings = [panel for panel in board_named(name)["panels"] if panel["type"] == "row"]
     assert not any(heading["collapsed"] for heading in headings[:2])
     assert [heading["title"] for heading in headings if not heading["collapsed"]] == OPEN_ROWS[name]

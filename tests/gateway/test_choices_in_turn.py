@@ -25,7 +25,7 @@ from stageline_gateway.engine_client.generation import (
 )
 from stageline_gateway.errors import ApiError
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
-from stageline_gateway.relay.dispatch import Dispatcher, GenerateJob
+from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
 from stageline_gateway.relay.placement import RetryPolicy, Runs
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 
@@ -62,13 +62,17 @@ class ScriptedEvents(EngineClient):
             self.closed += 1
 
 
-async def run(engine: ScriptedEvents, seen: list[tuple[int, StreamEvent]]) -> None:
-    """Run all choices with a reader that takes a while over every event."""
+async def run_with(engine: ScriptedEvents, deliver: Deliver) -> None:
     groups = DiscoveredGroups("a test")
     groups.accept(Endpoints(groups=(GroupEndpoint(model=MODEL, group=0, incarnation=1, url="http://e", ready=True),)))
     backends = Backends(groups)
     dispatcher = Dispatcher(backends, engine, Runs(backends), GatewayMetrics(), RetryPolicy())
     request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"), sampling=SamplingParams(max_tokens=DELTAS))
+    await dispatcher.run_choices(GenerateJob(MODEL, request), NUM_CHOICES, deliver)
+
+
+async def run(engine: ScriptedEvents, seen: list[tuple[int, StreamEvent]]) -> None:
+    """Run all choices with a reader that takes a while over every event."""
     delivering = 0
 
     async def deliver(choice: int, event: StreamEvent) -> None:
@@ -80,7 +84,7 @@ async def run(engine: ScriptedEvents, seen: list[tuple[int, StreamEvent]]) -> No
         seen.append((choice, event))
         delivering -= 1
 
-    await dispatcher.run_choices(GenerateJob(MODEL, request), NUM_CHOICES, deliver)
+    await run_with(engine, deliver)
 
 
 def test_every_choice_is_delivered_in_its_order_behind_one_admitted() -> None:
@@ -106,3 +110,15 @@ def test_a_failure_comes_behind_the_events_before_it_and_ends_all() -> None:
     others = [event for number, event in seen if number != FAILS and isinstance(event, Delta)]
     assert len(others) < DELTAS, f"the other choices went on: {seen}"
     assert (engine.opened, engine.closed) == (NUM_CHOICES, NUM_CHOICES)
+
+
+def test_a_deliver_that_refuses_an_event_ends_all_at_once() -> None:
+    """Its turn is not given back, and whoever then waits for one must not wait for ever."""
+
+    async def refuse(choice: int, event: StreamEvent) -> None:  # noqa: ARG001 - the signature of a deliver
+        raise ApiError(500, "It can't be written.", "server_error", "answer_failed")
+
+    engine = ScriptedEvents(fails=False)
+    with pytest.raises(ApiError, match="can't be written"):
+        asyncio.run(asyncio.wait_for(run_with(engine, refuse), timeout=60))
+    assert engine.opened == engine.closed == NUM_CHOICES

@@ -72,6 +72,7 @@ def gateway_tasks(gateway: RunningGateway) -> int:
     return int(gateway.admin.get("/status").json()["tasks"])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 def test_nothing_is_left_of_clients_that_left(
     gateway: RunningGateway, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture

@@ -67,6 +67,7 @@ def about_one_model(described: Any) -> Any:
     return described
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200 * fuzz_effort.FACTOR)
 def test_schemathesis_finds_nothing(gateway: RunningGateway, engine: ScriptedEngine, tmp_path: Path) -> None:
     asked = tmp_path / "openapi.json"

@@ -38,10 +38,13 @@ def manifest(tmp_path: Path, **spec: object) -> Path:
     return path
 
 
-def test_a_bad_file_is_refused_by_its_fields(tmp_path: Path) -> None:
-    done = stageline("up", manifest(tmp_path, parallelism={"pipeline": 0}), "--state-dir", tmp_path / "state")
+@pytest.mark.parametrize(
+    ("spec", "field"), [({"parallelism": {"pipeline": 0}}, "parallelism.pipeline"), ({"replicas": 0}, "replicas")]
+)
+def test_a_bad_file_is_refused_by_its_fields(spec: dict[str, object], field: str, tmp_path: Path) -> None:
+    done = stageline("up", manifest(tmp_path, **spec), "--state-dir", tmp_path / "state")
     assert done.returncode == 2, done
-    assert "spec.parallelism.pipeline: 0 is not allowed" in done.stderr
+    assert f"spec.{field}: 0 is not allowed" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "state").exists()
 
@@ -81,6 +84,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         done = stageline("up", manifest(tmp_path), "--state-dir", tmp_path / "state", "--port", str(port))
     assert done.returncode == 1, done
     assert f"can't listen on 127.0.0.1:{port}" in done.stderr
+    assert "in use" in done.stderr
     assert "--port" in done.stderr
 
 

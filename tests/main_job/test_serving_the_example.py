@@ -122,6 +122,7 @@ def test_the_gateway_exports_the_times_a_user_feels(served: ServingCommand) -> N
     assert expected <= names, names
 
 
+@pytest.mark.thorough
 def test_a_killed_stage_is_named_and_the_answer_goes_on_when_the_group_is_back(
     served: ServingCommand, client: openai.OpenAI
 ) -> None:
@@ -165,6 +166,7 @@ def test_ctrl_c_leaves_no_process_and_no_port_behind(served: ServingCommand) -> 
     assert "Traceback" not in served.output()
 
 
+@pytest.mark.thorough
 def test_detach_serves_in_the_background_until_down(smollm2_dir: Path, tmp_path: Path) -> None:
     port = free_port()
     state = str(tmp_path / "state")

@@ -39,6 +39,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(scratch / GGUF_NAME, converted)
 
 
+@pytest.mark.thorough
 def test_every_weight_is_transformers_reading_rounded_to_bfloat16(demo: Demo) -> None:
     from transformers import AutoModelForCausalLM
     from transformers import modeling_gguf_pytorch_utils as gguf_utils

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from processes.call_recorder import Function, Record
 from processes.recorded_requests import ENGINE, GATEWAY, STAGE_0, RecordedRequests, Records
 from processes.repository_files import ROOT
@@ -24,6 +26,7 @@ MAIN, HTTP, BUS, LAYERS = (
 CLOCK = Function("operator/stageline_cli/__init__.py", "tick")
 
 
+@pytest.mark.thorough
 def test_the_way_in_has_not_grown() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "request-path"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)

@@ -118,6 +118,7 @@ def test_setup_refuses_an_interpreter_that_is_not_there(checkout: Path) -> None:
     assert "PYTHON=python-of-nowhere is not a program on this machine" in done.stderr
 
 
+@pytest.mark.thorough
 def test_setup_builds_once_and_again_only_when_its_inputs_change(checkout: Path) -> None:
     first = make_setup(checkout, PYTHON=sys.executable)
     assert first.returncode == 0, first.stderr
@@ -137,6 +138,7 @@ def test_setup_builds_once_and_again_only_when_its_inputs_change(checkout: Path)
     assert "Creating" not in changed.stdout
 
 
+@pytest.mark.thorough
 def test_setup_that_failed_starts_over(checkout: Path) -> None:
     """Half an environment is never trusted: what an interrupted run left is thrown away."""
     (checkout / "constraints.txt").write_text("sample==99\n", encoding="utf-8")
@@ -165,7 +167,7 @@ def test_help_is_the_default_target_and_lists_every_target() -> None:
     assert missing == [], done.stdout
 
 
-@pytest.mark.parametrize("broken", ["check", "test", "test-cluster", "serve"])
+@pytest.mark.parametrize("broken", ["check", "test", "test-thorough", "test-cluster", "serve"])
 def test_ci_runs_every_gate_and_fails_when_one_does(tmp_path: Path, broken: str) -> None:
     """The real script with a stand-in for make, so that each gate can be made to fail alone."""
     script = tmp_path / ".ci" / "run"
@@ -184,6 +186,7 @@ def test_ci_runs_every_gate_and_fails_when_one_does(tmp_path: Path, broken: str)
         "setup",
         "check",
         "test",
+        "test-thorough",
         "test-cluster",
         "serve",
     ]

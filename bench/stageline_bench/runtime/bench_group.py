@@ -1,4 +1,4 @@
-"""A real group for a benchmark: P stage processes, each on its core, and an engine host; no pods, no HTTP door."""
+"""A real group for a benchmark: P stage processes, each on its core, and an engine host; no pods, no HTTP edge."""
 
 import secrets
 import sys

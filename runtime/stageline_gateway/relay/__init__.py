@@ -1,1 +1,1 @@
-"""The choices of a request on their groups, and on other groups when those fail them."""
+"""The choices of a request on their groups, and on other groups when a group fails."""

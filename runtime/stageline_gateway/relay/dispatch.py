@@ -83,25 +83,34 @@ class _ChoicesInTurn:
         self._unadmitted = count
         self._first: tuple[int, Admitted] | None = None
         self._all_admitted = asyncio.Event()
+        self._has_failed = False
         # Wakes those who wait in the order in which they came.
         self._turn = asyncio.Lock()
 
     async def deliver(self, choice: int, event: StreamEvent) -> None:
         await self._turn.acquire()
-        if not isinstance(event, Admitted):
-            await self._deliver(choice, event)
-        else:
-            self._first = self._first or (choice, event)
-            self._unadmitted -= 1
-            if not self._unadmitted:
-                await self._deliver(*self._first)
-                self._all_admitted.set()
-        self._turn.release()  # not in a `finally`: nothing is delivered after a failure
+        try:
+            await self._take(choice, event)
+        except BaseException:
+            self._has_failed = True  # and keeps its turn: nothing is delivered after a failure
+            raise
+        self._turn.release()
         await self._all_admitted.wait()
 
     async def fail(self) -> None:
         """Wait for the events that came before a failure, and let none follow it: this turn is never given back."""
-        await self._turn.acquire()
+        if not self._has_failed:
+            await self._turn.acquire()
+
+    async def _take(self, choice: int, event: StreamEvent) -> None:
+        if not isinstance(event, Admitted):
+            await self._deliver(choice, event)
+            return
+        self._first = self._first or (choice, event)
+        self._unadmitted -= 1
+        if not self._unadmitted:
+            await self._deliver(*self._first)
+            self._all_admitted.set()
 
 
 @dataclass(frozen=True, slots=True)

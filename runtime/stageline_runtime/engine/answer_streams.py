@@ -15,7 +15,7 @@ from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, GUIDE, Reques
 from stageline_runtime.engine.telemetry.request_trace import Outcome, RequestTrace
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
 
-ABORTED: Final = Outcome(FinishReason.ABORT, "aborted", "Whoever asked left before the end.")
+ABORTED: Final = Outcome(FinishReason.ABORT, "aborted", "The client disconnected before the end.")
 
 
 @dataclass(slots=True)

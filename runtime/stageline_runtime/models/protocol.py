@@ -31,7 +31,7 @@ class StageShape:
     slot_tokens: int
     """Capacity of one slot in tokens."""
     num_blocks: int = 0
-    """Blocks (`kv_blocks`) that all slots together ever hold; 0: as many as they could. For caches that are paged."""
+    """Blocks (`step_plan.blocks_of`) of all slots together, at most; 0: as many as they could. For paged caches."""
     max_step_tokens: int = 512
     """Most tokens of a plan, padding included; only devices with buffers of a fixed size ask."""
 

@@ -228,8 +228,8 @@ class StageProcess:
         is_loss = failure.failure_class in (FailureClass.ENGINE_LOST, FailureClass.PEER_LOST)
         if not is_loss or self._bus is None:
             return None
-        told = self._bus.unread_end() or self._shutdown  # in this order: it may be taken from there meanwhile
-        return told.reason if isinstance(told, Shutdown) else None
+        message = self._bus.unread_end() or self._shutdown  # in this order: it may be taken from there meanwhile
+        return message.reason if isinstance(message, Shutdown) else None
 
     def _engine_hung_up(self) -> bool:
         return self._bus is not None and self._bus.engine_hung_up()

@@ -29,15 +29,18 @@ def results() -> list[dict[str, Any]]:
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.thorough
 def test_every_shape_is_as_plain_torch_has_it(results: list[dict[str, Any]]) -> None:
     wrong = [result for result in results if not result["error"] <= TOLERANCE[result["case"]["dtype"]]]
     assert not wrong, wrong
 
 
+@pytest.mark.thorough
 def test_keys_and_values_are_stored_alike(results: list[dict[str, Any]]) -> None:
     assert [result for result in results if not result["same_cache"]] == []
 
 
+@pytest.mark.thorough
 def test_the_cases_cover_what_could_differ(results: list[dict[str, Any]]) -> None:
     assert {result["splits"] for result in results} >= {1, 2}
     assert all(result["size"] > 0.1 for result in results if result["case"]["rows"])

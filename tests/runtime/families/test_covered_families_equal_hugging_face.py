@@ -38,7 +38,9 @@ BOTH_WAYS: dict[str, Writer] = {
 }
 
 
-@pytest.mark.parametrize("family", COVERED)
+@pytest.mark.parametrize(
+    "family", ["gemma2", *(pytest.param(name, marks=pytest.mark.thorough) for name in COVERED if name != "gemma2")]
+)
 def test_greedy_tokens(family: str, tmp_path: Path) -> None:
     model_dir = COVERED[family](tmp_path)
     config = read_model_config(model_dir)
@@ -46,7 +48,9 @@ def test_greedy_tokens(family: str, tmp_path: Path) -> None:
     assert_equals_hugging_face(model_dir)
 
 
-@pytest.mark.parametrize("name", BOTH_WAYS)
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in BOTH_WAYS if name != "llama")]
+)
 def test_own_decoder_and_hugging_faces_layers_agree(name: str, tmp_path: Path) -> None:
     model_dir = BOTH_WAYS[name](tmp_path)
     assert pipeline_tokens(model_dir, 2) == pipeline_tokens(model_dir, 2, build_covered_stage)

@@ -46,7 +46,12 @@ MODELS: dict[str, tuple[str, Writer]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+USUAL = ("llama", "mistral, window of several chunks", "qwen3", "qwen3_moe, dense and sparse layers", "mixtral")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS]
+)
 def test_greedy_tokens(name: str, tmp_path: Path) -> None:
     family, write = MODELS[name]
     model_dir = write(tmp_path)

@@ -49,7 +49,7 @@ def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
 
 
 @needs_compilers
-@pytest.mark.parametrize("graphs", ["piecewise", "full"])
+@pytest.mark.parametrize("graphs", [pytest.param("piecewise", marks=pytest.mark.thorough), "full"])
 @pytest.mark.parametrize("write_model", [write_tiny_llama, pytest.param(write_tiny_qwen3, marks=pytest.mark.thorough)])
 def test_two_stages_equal_hugging_face(
     write_model: Callable[..., Path], graphs: str, tmp_path: Path, compiled_code: Path
@@ -93,7 +93,7 @@ def test_auto_starts_without_compiling_and_says_so(tmp_path: Path) -> None:
     assert counts["piecewise"] == counts["full"] == 0
 
 
-@pytest.mark.parametrize("graphs", ["piecewise", "full"])
+@pytest.mark.parametrize("graphs", [pytest.param("piecewise", marks=pytest.mark.thorough), "full"])
 def test_asked_for_graphs_without_a_compiler_are_refused_by_name(
     graphs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,9 @@ def default_stance() -> Iterator[None]:
 @needs_compilers
 @pytest.mark.usefixtures("default_stance")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own imports
-@pytest.mark.parametrize("graphs", MODES)
+@pytest.mark.parametrize(
+    "graphs", [mode if mode is GraphMode.FULL else pytest.param(mode, marks=pytest.mark.thorough) for mode in MODES]
+)
 @pytest.mark.parametrize(
     ("write_model", "dtype"),
     [
@@ -123,7 +125,9 @@ def test_compiled_and_plain_layers_agree_and_nothing_compiles_later(
         assert error < tolerance, f"step {step}: {error}"
 
 
-@pytest.mark.parametrize("graphs", MODES)
+@pytest.mark.parametrize(
+    "graphs", [mode if mode is GraphMode.FULL else pytest.param(mode, marks=pytest.mark.thorough) for mode in MODES]
+)
 def test_a_mixture_of_experts_is_refused(graphs: GraphMode, tmp_path: Path) -> None:
     model = build(write_tiny_qwen3_moe(tmp_path / "model"), torch.float32)
     with pytest.raises(GraphsUnavailableError, match="mixture of experts"):

@@ -23,7 +23,9 @@ RUNS = 200
 CORE_RUNS = 60
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "num_stages", [pytest.param(1, marks=pytest.mark.thorough), 2, 3, pytest.param(4, marks=pytest.mark.thorough)]
+)
 def test_drawn_workloads(num_stages: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(RUNS):

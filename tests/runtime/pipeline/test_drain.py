@@ -38,7 +38,9 @@ def assert_all_say(group: RunningGroup, asked_by: str) -> None:
     assert words == dict.fromkeys(group.processes, f"told to drain by {asked_by}"), group.account()
 
 
-@pytest.mark.parametrize("told", WAYS)
+@pytest.mark.parametrize(
+    "told", ["engine", "stage-1", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("stage-0", "http"))]
+)
 def test_a_drained_group_finishes_its_streams(told: str, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2) as group:
         with open_stream(group, (5, 6, 7), greedy(400)) as stream:
@@ -81,7 +83,9 @@ def test_a_group_told_to_end_before_it_stands(tiny_llama: Path, tmp_path: Path) 
         assert_all_drained(group)
 
 
-@pytest.mark.parametrize("told", WAYS)
+@pytest.mark.parametrize(
+    "told", ["stage-0", "http", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("engine", "stage-1"))]
+)
 def test_a_group_told_to_end_while_it_loads(told: str, stuck_model: Path, tmp_path: Path) -> None:
     """Nobody waits for weights that nobody will use, and a stage that was not told itself calls it no loss."""
     with running_group(tmp_path / "group", stuck_model, 2, start=False) as group:

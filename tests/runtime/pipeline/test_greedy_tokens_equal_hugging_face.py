@@ -32,9 +32,8 @@ def smollm2_expected(smollm2_dir: Path) -> tuple[list[tuple[int, ...]], list[lis
     return prompts, hugging_face_tokens(smollm2_dir, prompts, [16] * len(prompts))
 
 
-@pytest.mark.parametrize(
-    "stage_count", [pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("stage_count", [1, 2, 3])
 def test_smollm2(
     stage_count: int,
     smollm2_dir: Path,

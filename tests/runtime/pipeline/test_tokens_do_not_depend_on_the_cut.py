@@ -42,6 +42,7 @@ def bfloat16_outputs(
     return outputs
 
 
+@pytest.mark.thorough
 def test_bfloat16_tokens_are_the_same_when_shapes_are(
     bfloat16_outputs: dict[int, tuple[list[list[int]], list[list[int]]]],
 ) -> None:
@@ -51,6 +52,7 @@ def test_bfloat16_tokens_are_the_same_when_shapes_are(
     assert alone[3] == alone[1]
 
 
+@pytest.mark.thorough
 def test_bfloat16_divergence_between_shapes_is_reported(
     bfloat16_outputs: dict[int, tuple[list[list[int]], list[list[int]]]],
     record_property: Callable[[str, object], None],

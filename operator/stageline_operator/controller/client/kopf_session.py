@@ -1,4 +1,4 @@
-"""kopf's own HTTP session, with the operator's address and credentials, whose requests somebody else hears of."""
+"""kopf's own HTTP session, with the operator's address and credentials and a trace hook on its requests."""
 
 from dataclasses import dataclass, field
 
@@ -15,14 +15,14 @@ class KopfSession(kopf.AiohttpSession):
     aiohttp_session: aiohttp.ClientSession = field(compare=False)
 
 
-async def kopf_session(configuration: Configuration, told: aiohttp.TraceConfig) -> KopfSession:
-    """A session as kopf would make it, whose requests `told` hears of. Whoever calls closes it."""
+async def kopf_session(configuration: Configuration, trace: aiohttp.TraceConfig) -> KopfSession:
+    """A session as kopf would make it, with `trace` on its requests. Whoever calls closes it."""
     connection = await _kopf_connection(configuration)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
         headers=connection.as_http_headers(),
         proxy=connection.proxy_url,
-        trace_configs=[told],
+        trace_configs=[trace],
     )
     return KopfSession(server=connection.server, aiohttp_session=session, connection=connection)
 

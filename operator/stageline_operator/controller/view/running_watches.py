@@ -51,7 +51,7 @@ class RunningWatches:
         return f"the watch of {path} {how_long}{others}; the log says why"
 
 
-def told_of_watches(on_answer: OnAnswer) -> aiohttp.TraceConfig:
+def watch_trace_config(on_answer: OnAnswer) -> aiohttp.TraceConfig:
     """What makes an HTTP session tell how its requests were answered."""
 
     async def answered(_: aiohttp.ClientSession, __: object, end: aiohttp.TraceRequestEndParams) -> None:

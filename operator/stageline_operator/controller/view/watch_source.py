@@ -19,7 +19,7 @@ from kubernetes.aio.client import Configuration
 
 from stageline_operator.controller.client.kopf_session import kopf_session
 from stageline_operator.controller.client.resources import Resource
-from stageline_operator.controller.view.running_watches import RunningWatches, told_of_watches
+from stageline_operator.controller.view.running_watches import RunningWatches, watch_trace_config
 
 OnWatchEvent = Callable[[Resource, str | None, dict[str, Any]], None]
 """Called in the operator's loop: resource, type (`ADDED`, `MODIFIED`, `DELETED`; None while listing), object."""
@@ -118,7 +118,7 @@ class WatchSource:
 
     async def _operate(self, stop: threading.Event) -> None:
         registry = kopf.OperatorRegistry()
-        told = told_of_watches(lambda path, is_watch: self._call(self._answered, path, is_watch))
+        told = watch_trace_config(lambda path, is_watch: self._call(self._answered, path, is_watch))
         sessions: list[aiohttp.ClientSession] = []
 
         async def login(**_: Any) -> kopf.AiohttpSession:
