@@ -78,6 +78,11 @@ class EngineConnection(asyncio.Protocol):
         """How long the reader has waited for what comes next; 0 when it isn't waiting."""
         return 0.0 if self._waiter is None else self._loop.time() - self._silent_since
 
+    @property
+    def is_waited_on(self) -> bool:
+        """Whether its reader waits and nothing is unread, so that an interrupt now comes before any further line."""
+        return self._waiter is not None and not self._waiter.done()
+
     def interrupt(self, error: Exception) -> None:
         """End the reader's wait, now or at its next one, with `error`; lines that are here are still given out."""
         self._fail(error)

@@ -258,7 +258,10 @@ class Runs:
         since = self.backends.draining_since.get(key)
         if since is None or not any(map(self.backends.has_room, others)):
             return None
-        if not run.progress.has_output or self.backends.clock() - since >= self.drain_patience_seconds:
+        # With a token of it unread it would leave for another revision, and could not go on there.
+        is_queued = not run.progress.has_output and connection.is_waited_on
+        has_lasted = self.backends.clock() - since >= self.drain_patience_seconds
+        if is_queued or (run.progress.has_output and has_lasted):
             self.backends.take_room(others)
             return EngineLostError(LossKind.LEFT, LEFT)
         return None
