@@ -151,7 +151,6 @@ def test_the_shipped_rules_are_loaded_and_none_fails(up: Monitored) -> None:
 
 
 @pytest.mark.skipif(not is_installed(), reason=HOW_TO_GET)
-@pytest.mark.thorough
 def test_every_board_is_drawn_without_an_error(up: Monitored, tmp_path: Path) -> None:
     body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
     assert httpx.post(f"http://127.0.0.1:{up.port}/v1/completions", json=body, timeout=60, trust_env=False).is_success

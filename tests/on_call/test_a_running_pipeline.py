@@ -292,7 +292,6 @@ def test_a_bundle_from_a_cluster_reads_no_secret_and_says_what_it_could_not_have
     assert not [path for path in api.paths if "secrets" in path], api.paths
 
 
-@pytest.mark.thorough
 def test_a_killed_stage_is_seen_by_every_command_and_the_group_comes_back(
     stageline: Run, up: ServingCommand, tmp_path: Path
 ) -> None:
