@@ -9,7 +9,6 @@ One server serves one process of pytest (`fork_server()`), over a pair of socket
 process is gone. Requests and answers are JSON lines; standard output of the fork travels along as a descriptor.
 """
 
-import array
 import atexit
 import gc
 import json
@@ -137,7 +136,7 @@ def serve(control: socket.socket) -> tuple[Job, int] | None:
     """Fork until the client is gone. Returns in each fork, with its job and output, and in the server with None."""
     children: set[int] = set()
     while True:
-        message, descriptors, *_ = _received(control)
+        message, descriptors, *_ = socket.recv_fds(control, _LONGEST_MESSAGE_BYTES, 1)
         if not message:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
@@ -159,11 +158,6 @@ def serve(control: socket.socket) -> tuple[Job, int] | None:
             case unknown:
                 raise ValueError(f"the fork server does not know {unknown!r}")
         control.send(json.dumps(answer).encode())
-
-
-def _received(control: socket.socket) -> tuple[bytes, list[int]]:
-    message, descriptors, *_ = socket.recv_fds(control, _LONGEST_MESSAGE_BYTES, 1)
-    return message, list(array.array("i", descriptors))
 
 
 def become(job: Job, output: int) -> None:
