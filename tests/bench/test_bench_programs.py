@@ -59,6 +59,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.thorough
 def test_offline_reports_every_stage_and_its_states_tile_the_time(tmp_path: Path, tiny_model: Path) -> None:
     result = run_bench(
         tmp_path,
@@ -74,9 +75,13 @@ def test_offline_reports_every_stage_and_its_states_tile_the_time(tmp_path: Path
         assert 0 <= one["whole"]["bubble_ratio"] <= 1
         # Two cohorts of 24 tokens each; a stage counts its last step after the engine has heard of it.
         assert all(stage["steps"] >= 2 * 24 - 1 for stage in one["whole"]["stages"]), one["whole"]["stages"]
+    text = next((tmp_path / "results").glob("*.json")).read_text()
+    assert json.loads(text)["program"] == "offline"
+    assert len(text) < 10_000, "numbers are rounded to what was measured"
+    assert result.machine.cores == len(CORES)
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 def test_paced_stages_measure_a_bubble_and_fill_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("paced"))
@@ -122,7 +127,7 @@ def test_pipeline_pairs_the_three_measurements(tmp_path: Path, tiny_model: Path)
     assert "| P = 2 |" in page.read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*BENCH, "paced", "--rounds", "1000", "--results", str(tmp_path), "--stage-cores", two_cores()],
@@ -146,7 +151,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
         bench.stdout.close()
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 def test_a_killed_benchmark_leaves_no_process(tmp_path: Path) -> None:
     bench = subprocess.Popen(
         [*BENCH, "paced", "--rounds", "1000", "--results", str(tmp_path), "--stage-cores", two_cores()],
@@ -197,14 +202,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(options: tupl
     assert complaint in " ".join(refused.output.split()), refused.output
 
 
-def test_results_are_json_without_rounding_noise(tmp_path: Path) -> None:
-    result = run_bench(tmp_path, "paced", "--stage-cores", two_cores(), "--rounds", "1", "--output-tokens", "16")
-    text = next((tmp_path / "results").glob("*.json")).read_text()
-    assert json.loads(text)["program"] == "paced"
-    assert len(text) < 10_000
-    assert result.machine.cores == len(CORES)
-
-
 def _descendants(pid: int) -> list[int]:
     """Two stages and an engine, each below the leader of its session."""
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -218,3 +215,17 @@ def _alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+@pytest.mark.soak
+def test_paced_drafts_are_measured_beside_none_and_beside_unchained_ones(tmp_path: Path) -> None:
+    result = run_bench(
+        tmp_path,
+        "paced-speculation",
+        *("--stage-cores", two_cores(), "--output-tokens", "48", "--rounds", "1", "--seconds-per-step", "0.01"),
+    )
+    assert [sorted(one["tokens_per_second"]) for one in result.rounds] == [["drafts", "plain"], ["drafts", "no chains"]]
+    for one in result.rounds:
+        assert all(rate > 0 for rate in one["tokens_per_second"].values())
+        assert one["equal_answers"] == one["answers"] == 1
+    assert all(target.measured is not None for target in result.targets)

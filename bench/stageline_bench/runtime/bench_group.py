@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stageline_api import env, ports
 from stageline_api.errors import UserError
-from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
 from stageline_bench.runtime.engine_host import RoundOrder
 from stageline_bench.runtime.figures import RoundReport, ran_together
 from stageline_bench.runtime.line_process import LineProcess
@@ -43,6 +43,9 @@ class GroupShape:
     """What each stage sees of the machine's CUDA devices; empty: all of them."""
     prefix_cache: bool = False
     """Off, so that whole prompts are computed: an engine that keeps beginnings would skip some of what is measured."""
+    speculative: SpeculativeConfig | None = None
+    engine_options: tuple[str, ...] = ()
+    """Of the engine host."""
     stage_command: tuple[str, ...] = field(default=STAGE_COMMAND)
     """Arguments of the interpreter that make a stage."""
 
@@ -70,6 +73,11 @@ class BenchGroup:
         prompts = tuple(map(tuple, workload.prompts(read_model_config(self._model_dir).vocab_size)))
         order = RoundOrder(prompts=prompts, output_tokens=workload.output_tokens, start_at_seconds=start_at_seconds)
         self.engine.order(order.model_dump_json())
+
+    def run_order(self, order: RoundOrder) -> RoundReport:
+        """One round of given prompts."""
+        self.engine.order(order.model_dump_json())
+        return self.finish()
 
     def finish(self) -> RoundReport:
         """The report of the round that was begun."""
@@ -138,7 +146,7 @@ def _start(shape: GroupShape, model_dir: Path, directory: Path, ends: ExitStack)
         return process
 
     stages = [start(f"stage-{i}", i, shape.stage_command, [core]) for i, core in enumerate(shape.stage_cores)]
-    host = ["-m", "stageline_bench.runtime.engine_host", *addresses]
+    host = ["-m", "stageline_bench.runtime.engine_host", *shape.engine_options, *addresses]
     engine = start("engine", 0, host, shape.engine_cores)
     return BenchGroup(shape, addresses, engine, stages, model_dir)
 
@@ -157,6 +165,7 @@ def _last_words(directory: Path) -> list[str]:
 def _config(shape: GroupShape, model_dir: Path, directory: Path) -> RuntimeConfig:
     return RuntimeConfig(
         prefix_cache=shape.prefix_cache,
+        speculative=shape.speculative,
         model_name="bench",
         namespace="default",
         served_name="bench",

@@ -1,4 +1,7 @@
-"""`stageline bench`: offline, pipeline, paced, peers, serve. Each prints progress and writes one result."""
+"""`stageline bench`: offline, pipeline, paced, speculation, paced-speculation, peers, serve.
+
+Each prints progress and writes one result.
+"""
 
 import os
 import signal
@@ -17,13 +20,15 @@ from stageline_bench.runtime.arrivals import ArrivalLoad
 from stageline_bench.runtime.bench_group import MAX_MODEL_LEN, GroupShape
 from stageline_bench.runtime.offline import run_offline
 from stageline_bench.runtime.paced import run_paced
-from stageline_bench.runtime.peer_environment import ensure_environment
+from stageline_bench.runtime.peer_environment import DIRECTORY, ensure_environment
 from stageline_bench.runtime.peers import PeerBench
 from stageline_bench.runtime.pipeline import run_pipeline
 from stageline_bench.runtime.report import update_page
 from stageline_bench.runtime.results import Result, result_of_today, write_result
 from stageline_bench.runtime.serve import run_serve
 from stageline_bench.runtime.served_engines import Servers
+from stageline_bench.runtime.speculation import run_paced_speculation, run_speculation
+from stageline_bench.runtime.vllm_engine import ARRIVALS, TRIAL_ARRIVALS, TRIAL_BURSTS, run_vllm_engine
 from stageline_bench.runtime.workload import INPUT_TOKENS, Workload
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
@@ -166,12 +171,42 @@ def paced(results: Path, page: Path | None, **rest: Any) -> None:
 @bench.command()
 @model_options
 @common
+@click.option("--cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--rounds", type=click.IntRange(1), default=5)
+def speculation(source: str, cache_dir: Path, results: Path, page: Path | None, **rest: Any) -> None:
+    """Drafts by lookup: the same prompts with and without, one request, four and sixteen."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = _model(source, cache_dir)
+        _keep(run_speculation(model, directory=Path(scratch), say=click.echo, **rest), results, page)
+
+
+@bench.command("paced-speculation")
+@common
+@click.option("--stage-cores", callback=_cores, default="0,1,0,1", help="A core for each stage; they only wait.")
+@click.option("--output-tokens", type=click.IntRange(2), default=256)
+@click.option("--seconds-per-step", type=click.FloatRange(0), default=0.02)
+@click.option("--seconds-per-token", type=click.FloatRange(0), default=0.001)
+@click.option("--rounds", type=click.IntRange(1), default=5)
+def paced_speculation(results: Path, page: Path | None, **rest: Any) -> None:
+    """Drafts of a known acceptance over stages that wait a fixed time: with chains, without, and no drafts."""
+    _check_context(INPUT_TOKENS, rest["output_tokens"], MAX_MODEL_LEN)
+    with tempfile.TemporaryDirectory() as scratch:
+        _keep(run_paced_speculation(directory=Path(scratch), say=click.echo, **rest), results, page)
+
+
+@bench.command()
+@model_options
+@common
 @click.option("--cores", callback=_cores, default="0,1")
-@click.option("--starts", type=click.IntRange(1), default=5, help="Starts of each engine at each P.")
+@click.option(
+    "--starts", type=click.IntRange(1), show_default="5, with --vllm-engine 3", help="Of each engine at each P."
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds per workload and start.")
 @click.option("--stages", callback=_numbers, default="1,2", help="Pipeline lengths to compare.")
 @click.option("--add", is_flag=True, help="Add the starts to today's result instead of replacing it.")
-@click.option("--environment", type=click.Path(path_type=Path), default=Path(".bench-venv"), help="vLLM's own.")
+@click.option("--vllm-engine", is_flag=True, help="Over HTTP: vLLM under Stageline against vLLM by itself, P = 2.")
+@click.option("--trial", is_flag=True, help="With --vllm-engine: a few requests, to see that it runs; kept nowhere.")
+@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
 @click.option("--driver", type=click.Path(path_type=Path), default=Path(__file__).with_name("vllm_offline.py"))
 def peers(
     source: str,
@@ -180,17 +215,29 @@ def peers(
     page: Path | None,
     environment: Path,
     driver: Path,
-    starts: int,
+    starts: int | None,
     stages: tuple[int, ...],
     add: bool,
+    vllm_engine: bool,
+    trial: bool,
     **rest: Any,
 ) -> None:
     """The same prompts on vLLM and on Stageline, engine starts interleaved."""
+    if trial and not vllm_engine:
+        raise click.BadParameter("is for --vllm-engine", param_hint="--trial")
     python = ensure_environment(environment, click.echo)
     with tempfile.TemporaryDirectory() as scratch:
+        if vllm_engine:
+            servers = Servers(_model(source, cache_dir), python, Path(scratch), dtype=rest["dtype"], stages=2)
+            if trial:
+                run_vllm_engine(servers, TRIAL_ARRIVALS, bursts=TRIAL_BURSTS, starts=1, rounds=1, say=click.echo)
+                return
+            result = run_vllm_engine(servers, ARRIVALS, starts=starts or 3, rounds=rest["rounds"], say=click.echo)
+            _keep(result, results, page)
+            return
         peer = PeerBench(_model(source, cache_dir), python, driver, directory=Path(scratch), **rest)
         earlier = result_of_today("peers", results) if add else None
-        _keep(peer.run(starts, stages, click.echo, earlier), results, page)
+        _keep(peer.run(starts or 5, stages, click.echo, earlier), results, page)
 
 
 @bench.command()
@@ -202,7 +249,7 @@ def peers(
 @click.option("--output-tokens", type=click.IntRange(2), default=48)
 @click.option("--starts", type=click.IntRange(1), default=3, help="Starts of each server.")
 @click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both.")
-@click.option("--environment", type=click.Path(path_type=Path), default=Path(".bench-venv"), help="vLLM's own.")
+@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
 def serve(
     source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
 ) -> None:

@@ -1,9 +1,11 @@
 """An engine without HTTP: the real core, scheduler and plan bus, driven by rounds read from standard input.
 
-`python -m stageline_bench.runtime.engine_host STAGE_ADDRESS…`, under the pod contract. Writes one JSON line when
-ready, then reads one `RoundOrder` a line and answers each with a `RoundReport`. The end of standard input ends it.
+`python -m stageline_bench.runtime.engine_host [--acceptance A] [--no-chains] STAGE_ADDRESS…`, under the pod contract.
+Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a `RoundReport`. The end of
+standard input ends it.
 """
 
+import argparse
 import asyncio
 import sys
 import time
@@ -16,12 +18,15 @@ from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
 from stageline_bench.runtime.figures import RoundReport
 from stageline_bench.runtime.scrape import StageScraper
+from stageline_bench.runtime.scripted_drafts import ScriptedSpeculation
 from stageline_bench.runtime.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
-from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler, warm_up_tokens
+from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler
+from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.engine.warm_up import warm_up
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.plan_bus.messages import RequestSampling, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
@@ -41,6 +46,8 @@ class RoundOrder(BaseModel):
 
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    """None: every answer has all its tokens."""
     start_at_seconds: float = 0.0
     """On the monotonic clock; lets engines start together."""
 
@@ -69,7 +76,7 @@ class _Round:
                 prompt_token_ids=prompt,
                 sampling=sampling,
                 max_new_tokens=self._order.output_tokens,
-                stop_token_ids=frozenset(),
+                stop_token_ids=frozenset(self._order.stop_token_ids),
             )
             self._core.submit(request, partial(self._take, index, ended[index]))
         await asyncio.gather(*ended)
@@ -97,7 +104,9 @@ class _Round:
 class EngineHost:
     """One engine of a benchmark, from handshake to the end of its input."""
 
-    def __init__(self, contract: PodContract, scraper: StageScraper) -> None:
+    def __init__(self, contract: PodContract, options: argparse.Namespace) -> None:
+        scraper = StageScraper(options.addresses)
+        self._options = options
         self._contract = contract
         self._scraper = scraper
         config = contract.config
@@ -138,14 +147,26 @@ class EngineHost:
     async def _serve(self, group: StageGroup) -> None:
         await group.listen()
         scheduler = await form_scheduler(group, self._contract.config, MAX_WAITING)
+        self._script_drafts(scheduler)
         self._core.attach(scheduler, group.broadcast)
-        await self._core.warm_up(warm_up_tokens(self._contract.config))
+        await warm_up(self._core, self._contract.config, self._model, scheduler.speculation)
         self._core.set_phase(Phase.READY)
         orders = await _standard_input()
         print('{"ready": true}', flush=True)  # noqa: T201 - standard output is this program's answer
         while line := await orders.readline():
             report = await self._run_round(RoundOrder.model_validate_json(line))
             print(report.model_dump_json(), flush=True)  # noqa: T201
+
+    def _script_drafts(self, scheduler: Scheduler) -> None:
+        speculation = scheduler.speculation
+        if speculation is None:
+            return
+        if self._options.acceptance is not None:
+            settings = (speculation.tokens, speculation.min_match, speculation.cost)
+            scheduler.speculation = ScriptedSpeculation(*settings, acceptance=self._options.acceptance)
+        if self._options.no_chains:
+            assert scheduler.speculation is not None, "it was there"
+            scheduler.speculation.chains = False
 
     async def _run_round(self, order: RoundOrder) -> RoundReport:
         work = _Round(self._core, order)
@@ -189,10 +210,18 @@ async def _standard_input() -> asyncio.StreamReader:
     return reader
 
 
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("addresses", nargs="+")
+    parser.add_argument("--acceptance", type=float, help="Drafts of this acceptance in place of the lookup.")
+    parser.add_argument("--no-chains", action="store_true")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Run until the input ends; a failed group ends it with a termination message and its class's exit code."""
     try:
-        host = EngineHost(read_contract(), StageScraper(sys.argv[1:]))
+        host = EngineHost(read_contract(), _options())
         asyncio.run(host.run())
     except RuntimeFailure as failure:
         sys.exit(write_last_words(failure.message(None)))

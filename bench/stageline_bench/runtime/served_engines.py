@@ -1,4 +1,4 @@
-"""Two HTTP servers of one model, as their users start them: `stageline up`, and vLLM's OpenAI server.
+"""HTTP servers of one model, as their users start them: `stageline up` with either engine, and vLLM's OpenAI server.
 
 Each is started in a session of its own and ended with everything in it. A server is up when it has answered a request.
 """
@@ -12,18 +12,27 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from stageline_api import ports
 from stageline_api.errors import UserError
 from stageline_bench.runtime.line_process import PINNED
+from stageline_bench.runtime.peer_environment import PEER
 from stageline_bench.runtime.peers import STAGELINE, VLLM
+from stageline_local.session.state_file import read_state
+from stageline_runtime.metric_names import STAGE_BUSY, STAGE_STEPS
 from stageline_runtime.model_facts.model_config import read_model_config
 
 START_SECONDS: Final = 240.0
+VLLM_START_SECONDS: Final = 1800.0
+"""75 s on a quiet machine; it compiles, which takes many times that on a busy one."""
 END_SECONDS: Final = 30.0
+STAGELINE_VLLM: Final = "stageline-vllm"
+"""`stageline up` with `engine.name: vllm`."""
 MODEL_NAME: Final = "bench"
 MAX_MODEL_LEN: Final = 640
 MAX_NUM_SEQS: Final = 64
@@ -42,13 +51,13 @@ class Servers:
 
     @contextmanager
     def running(self, engine: str) -> Iterator[str]:
-        """URL of a server of `STAGELINE` or `VLLM` that has answered once; it is ended on the way out.
+        """URL of a server of any of the three that has answered once; it is ended on the way out.
 
         Raises:
             UserError: it ended or did not answer in time; the message holds its last words.
         """
         port = _free_port()
-        command, environment = self._stageline(port) if engine == STAGELINE else self._vllm(port)
+        command, environment = self._vllm(port) if engine == VLLM else self._stageline(port, engine)
         log = self._directory / f"{engine}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -61,33 +70,67 @@ class Servers:
             )
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait_for_answer(url, process, log)
+            _wait_for_answer(url, process, log, START_SECONDS if engine == STAGELINE else VLLM_START_SECONDS)
             yield url
         finally:
             _end(process)
 
-    def _stageline(self, port: int) -> tuple[Sequence[str], dict[str, str]]:
-        manifest = self._directory / "model.yaml"
-        engine = {"dtype": self.dtype, "maxModelLen": MAX_MODEL_LEN, "maxNumSeqs": MAX_NUM_SEQS}
-        spec = {
+    def parameters(self, starts: int) -> dict[str, Any]:
+        """What a result says of how it was measured, whatever was played."""
+        return {"peer": PEER, "stages": self.stages, "dtype": self.dtype, "starts": starts}
+
+    def decode_step_seconds(self, engine: str) -> float:
+        """What a running `stageline up` has computed in a decode, on average, in the stage that is quickest.
+
+        Raises:
+            UserError: a stage doesn't answer.
+        """
+        state = read_state(self._directory / f"{engine}-state" / MODEL_NAME)
+        addresses = [pod["status"]["podIP"] for pod in state.pods] if state is not None else []
+        with httpx.Client(trust_env=False, timeout=60.0) as http:
+            try:
+                pages = [http.get(f"http://{each}:{ports.STAGE_HEALTH}/metrics").text for each in addresses]
+            except httpx.TransportError as error:
+                raise UserError(f"a stage of {engine} doesn't answer: {error}") from error
+        return min(_decode_seconds(page) for page in pages)
+
+    def _stageline(self, port: int, name: str) -> tuple[Sequence[str], dict[str, str]]:
+        """`name` of `STAGELINE` or `STAGELINE_VLLM`."""
+        manifest = self._directory / f"{name}.yaml"
+        engine: dict[str, object] = {"dtype": self.dtype, "maxModelLen": MAX_MODEL_LEN, "maxNumSeqs": MAX_NUM_SEQS}
+        environment: dict[str, str] = {}
+        spec: dict[str, object] = {
             "model": {"source": f"file://{self.model_dir}", "servedName": MODEL_NAME},
             "parallelism": {"pipeline": self.stages},
             "engine": engine,
         }
+        if name == STAGELINE_VLLM:
+            engine |= {"name": "vllm"}
+            spec |= {
+                "template": {
+                    "env": [{"name": each, "value": value} for each, value in self._vllm_environment().items()]
+                },
+                "timeouts": {"loadSeconds": round(VLLM_START_SECONDS)},
+            }
+            environment = {"STAGELINE_VLLM_PYTHON": str(self._peer_python.absolute())}
         resource = {"apiVersion": "stageline.dev/v1alpha1", "kind": "PipelineModel", "metadata": {"name": MODEL_NAME}}
         manifest.write_text(yaml.safe_dump({**resource, "spec": spec}), encoding="utf-8")
-        places = ["--state-dir", str(self._directory / "state"), "--cache", str(self._directory / "cache")]
+        places = ["--state-dir", str(self._directory / f"{name}-state"), "--cache", str(self._directory / "cache")]
         serve = [sys.executable, "-m", "stageline_cli.main", "up", str(manifest), "--plain"]
-        return [*serve, "--port", str(port), *places], {}
+        return [*serve, "--port", str(port), *places], environment
 
     def _vllm(self, port: int) -> tuple[Sequence[str], dict[str, str]]:
         sizes = ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS), "--dtype", self.dtype]
         serve = [str(self._peer_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model_dir)]
         names = ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
         pipeline = ["--pipeline-parallel-size", str(self.stages), "--distributed-executor-backend", "mp"]
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.stages)))}
+        return [*serve, *names, *sizes, *(pipeline if self.stages > 1 else [])], cores | self._vllm_environment()
+
+    def _vllm_environment(self) -> dict[str, str]:
+        """The same for vLLM by itself and under Stageline."""
         home = self._peer_python.parent.parent / "cache"
-        return [*serve, *names, *sizes, *(pipeline if self.stages > 1 else [])], {
-            "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.stages))),
+        return {
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_CACHE_ROOT": str(home.resolve()),
             "VLLM_NO_USAGE_STATS": "1",
@@ -98,15 +141,26 @@ class Servers:
 ENGINES: Final = (STAGELINE, VLLM)
 
 
-def _wait_for_answer(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _decode_seconds(page: str) -> float:
+    """Busy seconds of a decode, from a stage's metrics."""
+    found = {
+        family.name: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.labels.get("kind") == "decode" and family.name in (STAGE_BUSY.family, STAGE_STEPS.family)
+    }
+    return found[STAGE_BUSY.family] / found[STAGE_STEPS.family]
+
+
+def _wait_for_answer(url: str, process: "subprocess.Popen[bytes]", log: Path, patience_seconds: float) -> None:
+    deadline = time.monotonic() + patience_seconds
     body = {"model": MODEL_NAME, "prompt": [100, 101, 102], "max_tokens": 4, "temperature": 0}
     with httpx.Client(trust_env=False, timeout=60.0) as http:
         while True:
             if process.poll() is not None:
                 raise UserError(f"{log.stem} ended with status {process.returncode}: {_tail(log)}")
             if time.monotonic() > deadline:
-                raise UserError(f"{log.stem} did not answer within {START_SECONDS:g} s: {_tail(log)}")
+                raise UserError(f"{log.stem} did not answer within {patience_seconds:g} s: {_tail(log)}")
             try:
                 if http.post(f"{url}/v1/completions", json=body).status_code == httpx.codes.OK:
                     return

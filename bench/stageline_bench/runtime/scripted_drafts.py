@@ -1,0 +1,30 @@
+"""Drafts of a known acceptance: for paced stages, whose every token is 0, and for drafts that are always wrong.
+
+A draft is token 0 with the given probability and token 1 otherwise; which, follows from its place alone. With real
+layers and probability 0 every draft is wrong, as greedy decoding never says token 1, which is a special one.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from stageline_runtime.speculation.draft_length import DraftLength
+from stageline_runtime.speculation.lookup import Lookup
+from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
+
+
+class ScriptedDrafts(RequestDrafts):
+    def __init__(self, speculation: "ScriptedSpeculation") -> None:
+        super().__init__(speculation, Lookup(speculation.min_match), DraftLength(speculation.tokens))
+        self._acceptance = speculation.acceptance
+
+    def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:  # noqa: ARG002
+        """As the lookup's, and always something."""
+        return tuple(int(Random(known + place).random() >= self._acceptance) for place in range(count))
+
+
+@dataclass(slots=True)
+class ScriptedSpeculation(Speculation):
+    acceptance: float = 0.0
+
+    def of_request(self) -> RequestDrafts:
+        return ScriptedDrafts(self)

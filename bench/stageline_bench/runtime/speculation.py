@@ -1,0 +1,201 @@
+"""What drafts win and what they cost: the same prompts with and without, in turn, on real layers and on paced stages.
+
+Every figure is a ratio of tokens per second between first and last token, without drafts taken as 1, of two groups that
+are measured next to each other; the order turns from round to round. Answers end where the model ends them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from stageline_api.engine_http import ChatMessage, ChatPrompt
+from stageline_api.runtime_config import SpeculativeConfig
+from stageline_bench.runtime.bench_group import BenchGroup, GroupShape, bench_group
+from stageline_bench.runtime.engine_host import RoundOrder
+from stageline_bench.runtime.paced import write_paced_model
+from stageline_bench.runtime.results import Result, Target, this_machine, today
+from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.model_facts.model_config import read_model_config
+
+PROMPTS = Path(__file__).with_name("speculation_prompts.json")
+FLOORS = {"repeat": 2.0, "spelling": 2.0, "rename": 1.3, "summary": 1.2, "json": 0.97, "chat": 0.97}
+WRONG_FLOOR, FULL_FLOOR = 0.93, 0.98
+PACED_FLOOR, CHAIN_FLOOR, PACED_ACCEPTANCE = 2.5, 1.2, 0.7
+FULL_REQUESTS = 16
+PLAIN, DRAFTS, WRONG, NO_CHAINS = "plain", "drafts", "wrong", "no chains"
+DRAFTING = SpeculativeConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    order: RoundOrder
+    variants: tuple[str, ...]
+    """Groups that are measured; the first is what the others are divided by."""
+    floors: dict[str, float]
+    """By variant."""
+
+
+def run_speculation(
+    model_dir: Path,
+    *,
+    cores: Sequence[int],
+    rounds: int,
+    dtype: str,
+    directory: Path,
+    say: Callable[[str], None],
+) -> Result:
+    """Measure every case `rounds` times on a pipeline of as many stages as cores."""
+    machine = this_machine()
+    cases = _cases(model_dir)
+    shapes = {name: _shape(name, cores, dtype) for name in (PLAIN, DRAFTS, WRONG)}
+    measured = _measure(model_dir, shapes, cases, rounds, directory, say)
+    parameters = {"model": model_dir.name, "dtype": dtype, "cores": list(cores), "rounds": rounds, "tokens": 15}
+    return Result(
+        program="speculation",
+        date=today(),
+        machine=machine,
+        parameters=parameters,
+        rounds=measured,
+        targets=_targets(cases, measured, f"P = {len(cores)}"),
+    )
+
+
+def run_paced_speculation(
+    *,
+    stage_cores: Sequence[int],
+    rounds: int,
+    output_tokens: int,
+    seconds_per_step: float,
+    seconds_per_token: float,
+    directory: Path,
+    say: Callable[[str], None],
+) -> Result:
+    """One request over stages that wait instead of computing: no drafts, drafts without chains, and with them."""
+    machine = this_machine()
+    order = RoundOrder(prompts=((5,) * 16,), output_tokens=output_tokens)
+    cases = (
+        Case("paced, with drafts", order, (PLAIN, DRAFTS), {DRAFTS: PACED_FLOOR}),
+        Case("paced, chains", order, (NO_CHAINS, DRAFTS), {DRAFTS: CHAIN_FLOOR}),
+    )
+    command = ("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(seconds_per_token))
+    scripted = ("--acceptance", str(PACED_ACCEPTANCE))
+    shapes = {
+        name: replace(shape, stage_command=command, engine_options=() if name == PLAIN else (*scripted, *options))
+        for name, options in {PLAIN: (), DRAFTS: (), NO_CHAINS: ("--no-chains",)}.items()
+        for shape in (_shape(name, stage_cores, "bfloat16"),)
+    }
+    model_dir = write_paced_model(directory / "model", len(stage_cores))
+    measured = _measure(model_dir, shapes, cases, rounds, directory, say)
+    return Result(
+        program="paced-speculation",
+        date=today(),
+        machine=machine,
+        parameters={
+            "stages": len(stage_cores),
+            "seconds_per_step": seconds_per_step,
+            "seconds_per_token": seconds_per_token,
+            "output_tokens": output_tokens,
+            "acceptance": PACED_ACCEPTANCE,
+            "rounds": rounds,
+        },
+        rounds=measured,
+        targets=_targets(cases, measured, f"P = {len(stage_cores)}"),
+    )
+
+
+def _shape(name: str, cores: Sequence[int], dtype: str) -> GroupShape:
+    return GroupShape(
+        name=name.replace(" ", "-"),
+        stage_cores=tuple(cores),
+        dtype=dtype,
+        max_num_seqs=FULL_REQUESTS,
+        speculative=None if name == PLAIN else DRAFTING,
+        engine_options=("--acceptance", "0") if name == WRONG else (),
+    )
+
+
+def _cases(model_dir: Path) -> tuple[Case, ...]:
+    """One request and four of each prompt, drafts that are always wrong, and a full group."""
+    model = read_model_config(model_dir)
+    reader = PromptReader.load(
+        model_dir, vocab_size=model.vocab_size, max_model_len=2048, eos_token_ids=model.eos_token_ids
+    )
+    written: dict[str, Any] = json.loads(PROMPTS.read_text(encoding="utf-8"))
+    ids = {
+        name: reader.render_prompt(ChatPrompt(messages=(ChatMessage(role="user", content=each["text"]),)))
+        for name, each in written.items()
+    }
+    ends = tuple(sorted(model.eos_token_ids))
+    orders = {
+        name: RoundOrder(prompts=(ids[name],), output_tokens=each["tokens"], stop_token_ids=ends)
+        for name, each in written.items()
+    }
+    both = (PLAIN, DRAFTS)
+    single = [Case(name, order, both, {DRAFTS: FLOORS[name]}) for name, order in orders.items()]
+    four = [
+        Case(f"{name}, 4 requests", order.model_copy(update={"prompts": order.prompts * 4}), both, {})
+        for name, order in orders.items()
+    ]
+    everything = [*ids.values()] * FULL_REQUESTS
+    full = orders["chat"].model_copy(update={"prompts": tuple(everything[:FULL_REQUESTS])})
+    return (
+        *single,
+        Case("chat, drafts always wrong", orders["chat"], (PLAIN, WRONG), {WRONG: WRONG_FLOOR}),
+        Case(f"all prompts, {FULL_REQUESTS} requests", full, both, {DRAFTS: FULL_FLOOR}),
+        *four,
+    )
+
+
+def _measure(
+    model_dir: Path,
+    shapes: dict[str, GroupShape],
+    cases: Sequence[Case],
+    rounds: int,
+    directory: Path,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    measured: list[dict[str, Any]] = []
+    with ExitStack() as ends:
+        groups = {
+            name: ends.enter_context(bench_group(shape, model_dir, directory / shape.name))
+            for name, shape in shapes.items()
+        }
+        for case in cases:
+            for name in case.variants:
+                groups[name].run_order(case.order)  # sockets, caches, the CPU's clock
+        for index in range(rounds):
+            for case in cases:
+                measured.append(_one(groups, case, index))
+                say(f"round {index + 1}/{rounds}, {case.name}: {json.dumps(measured[-1]['tokens_per_second'])}")
+    return measured
+
+
+def _one(groups: dict[str, BenchGroup], case: Case, index: int) -> dict[str, Any]:
+    """One case on all its groups, in an order that turns."""
+    turn = index % len(case.variants)
+    rates: dict[str, float] = {}
+    outputs = {}
+    for name in case.variants[turn:] + case.variants[:turn]:
+        report = groups[name].run_order(case.order)
+        rates[name] = round(1.0 / report.mean_tpot_seconds, 2)
+        outputs[name] = report.outputs
+    first = outputs[case.variants[0]]
+    equal = sum(one == other for name in case.variants[1:] for one, other in zip(first, outputs[name], strict=True))
+    answers = len(first) * (len(case.variants) - 1)
+    return {"case": case.name, "tokens_per_second": rates, "equal_answers": equal, "answers": answers}
+
+
+def _targets(cases: Sequence[Case], measured: list[dict[str, Any]], where: str) -> list[Target]:
+    targets = []
+    for case in cases:
+        for name, floor in case.floors.items():
+            pairs = [one["tokens_per_second"] for one in measured if one["case"] == case.name]
+            ratio = median(one[name] / one[case.variants[0]] for one in pairs)
+            what = f"{case.name}, {where}: tokens per second, {name} / {case.variants[0]}"
+            targets.append(Target(name=what, measured=round(ratio, 3), at_least=floor))
+    return targets

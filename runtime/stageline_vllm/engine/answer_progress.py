@@ -1,0 +1,98 @@
+"""One answer as vLLM generates it: its events become tokens, until a stop token or the limit. Pure.
+
+The last token waits for the event after it, which says how much of the prompt was cached. A guided answer is followed
+through its grammar here as well: vLLM's worker masks, this side lets no other token pass, so a mask that was lost or
+belongs to another grammar ends the request with that failure and never in wrong text.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.scheduling.scheduler import NewToken
+from stageline_runtime.plan_bus.messages import TokenLogprobs
+from stageline_vllm.engine.generate_words import Choice, StreamEvent, VllmAnswerError, reported_logprobs
+
+
+class GrammarWalk(Protocol):
+    """A matcher of `JsonGrammars`."""
+
+    def consume_token(self, token: int) -> bool: ...
+
+    def is_stopped(self) -> bool: ...
+
+
+class NotAdmittedError(Exception):
+    """The grammar doesn't admit a token; which one, as half a sentence."""
+
+
+class AnswerProgress:
+    """Tokens of one request, in order; `cached_tokens` once known."""
+
+    def __init__(self, request: AdmittedRequest, grammar: GrammarWalk | None = None) -> None:
+        """`grammar` stands at its beginning.
+
+        Raises:
+            NotAdmittedError: it doesn't admit what was generated before.
+        """
+        self._request = request
+        self._grammar = grammar
+        self._count = len(request.generated_token_ids)
+        self._last: NewToken | None = None
+        self.cached_tokens: int | None = None
+        for token in request.generated_token_ids:
+            self._follow(token)
+
+    def take(self, event: StreamEvent) -> list[NewToken]:
+        """What the event adds; the last token is kept for `end`.
+
+        Raises:
+            VllmAnswerError: vLLM ended the answer itself, or failed.
+        """
+        if event.error is not None:
+            raise VllmAnswerError(f"vLLM failed: {event.error.message or 'it does not say why'}")
+        if event.cached_tokens is not None:
+            self.cached_tokens = min(event.cached_tokens, len(self._request.prompt_token_ids))
+        return [token for choice in event.choices for token in self._take_choice(choice)]
+
+    def end(self) -> NewToken | None:
+        """The last token; None where the stream ended before it."""
+        return self._last
+
+    def _take_choice(self, choice: Choice) -> Iterator[NewToken]:
+        logprobs = self._logprobs(choice)
+        for index, token in enumerate(choice.token_ids or ()):
+            if self._last is not None:
+                raise VllmAnswerError("vLLM went on after the answer's end")
+            new = self._new(token, logprobs[index] if logprobs else None)
+            if new.finished:
+                self._last = new
+            else:
+                yield new
+        if choice.finish_reason is not None and self._last is None:
+            raise VllmAnswerError(f"vLLM ended the answer by itself: {choice.finish_reason}")
+
+    def _new(self, token: int, logprobs: TokenLogprobs | None) -> NewToken:
+        name = self._request.request_id
+        try:
+            self._follow(token)
+        except NotAdmittedError as error:
+            return NewToken(name, token, True, False, failure=str(error))
+        self._count += 1
+        stopped = token in self._request.stop_token_ids
+        return NewToken(name, token, stopped or self._count >= self._request.max_new_tokens, stopped, logprobs)
+
+    def _follow(self, token: int) -> None:
+        if self._grammar is None or self._grammar.is_stopped():
+            return
+        if not self._grammar.consume_token(token):
+            raise NotAdmittedError(f"token {token} is not admitted by the grammar")
+
+    def _logprobs(self, choice: Choice) -> list[TokenLogprobs]:
+        count = self._request.sampling.num_top_logprobs
+        if count is None:
+            return []
+        content = () if choice.logprobs is None else choice.logprobs.content or ()
+        if len(content) != len(choice.token_ids or ()):
+            raise VllmAnswerError("vLLM left out log probabilities that were asked for")
+        return [reported_logprobs(sampled, count) for sampled in content]

@@ -1,0 +1,228 @@
+"""The engine's core over vLLM: requests wait here, as many as vLLM takes at once are handed to it, tokens come back.
+
+The queue is the engine's own, as for the own runtime: by priority, then by arrival, bounded, and told to who waits.
+vLLM never holds more than `max_num_seqs` of our requests, so its own order decides nothing. Stages learn from here
+whether work is outstanding. Nothing here blocks; one task a request sleeps while its tokens come.
+"""
+
+import asyncio
+import logging
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+
+from stageline_api.engine_http import FinishReason, ModelInfo
+from stageline_api.health import Phase
+from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink
+from stageline_runtime.engine.core_life import CoreLife, RequestLoad
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
+from stageline_runtime.engine.telemetry.tracing import TracedRequests
+from stageline_runtime.plan_bus.messages import ToStage
+from stageline_vllm.engine.generation import Generation, VllmServer, generate_one_token
+from stageline_vllm.engine.vllm_figures import VllmFigures, read_figures
+
+logger = logging.getLogger(__name__)
+
+FIGURES_SECONDS: Final = 5.0
+"""How often vLLM's own metrics are read while it works."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: AdmittedRequest
+    number: int
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        return self.request.priority, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    generation: Generation
+    task: "asyncio.Task[None]"
+
+
+class VllmCore(CoreLife):
+    """Implements `EngineCoreApi` over vLLM's HTTP server."""
+
+    stalled_words = "vLLM made no step"
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        metrics: EngineMetrics,
+        tracing: TracedRequests | None,
+        server: VllmServer,
+        *,
+        max_running: int,
+        max_waiting: int,
+        adapters: Iterable[str] = (),
+        group: int | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        """`max_running` is vLLM's own `--max-num-seqs`."""
+        super().__init__(info, metrics, tracing, group=group, incarnation=incarnation)
+        self._server = server
+        self.adapters = frozenset(adapters)
+        self._max_running, self._max_waiting = max_running, max_waiting
+        self._numbers = 0
+        self._waiting: list[_Waiting] = []
+        self._running: dict[str, _Running] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._stands = False
+        self._events = 0
+        self._progress_at = time.monotonic()
+        self._figures = VllmFigures()
+        self._figures_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._http = httpx.AsyncClient(timeout=FIGURES_SECONDS, trust_env=False)
+
+    # -- life of the engine ------------------------------------------------------------------------------------
+
+    def attach(self, send: Callable[[ToStage], None]) -> None:
+        """The group stands: vLLM answers on all stages, which are told by `send` whether work is outstanding."""
+        self._send = send
+        self._stands = True
+
+    async def warm_up(self) -> None:
+        """One token through all stages.
+
+        Raises:
+            VllmUnreachableError, VllmAnswerError: vLLM does not give it.
+        """
+        await generate_one_token(self._server)
+
+    def is_running(self, request_id: str) -> bool:
+        return request_id in self._running
+
+    def seconds_without_progress(self) -> float:
+        return time.monotonic() - self._progress_at if self._running else 0.0
+
+    def beat_if_idle(self) -> None:
+        """Read vLLM's metrics when it is time to; they also tell of steps that gave nobody a token."""
+        due = time.monotonic() - self._figures_at >= FIGURES_SECONDS
+        if due and self._reading is None:
+            self._reading = asyncio.create_task(self._read_figures())
+
+    def fail_all(self, message: str, hung: bool = False) -> None:
+        super().fail_all(message, hung)
+        for running in list(self._running.values()):
+            self._let_go(running)
+        self._running.clear()
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """End what is still asked of vLLM."""
+        if self._reading is not None:
+            self._reading.cancel()
+        for running in list(self._running.values()):
+            self._let_go(running)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._http.aclose()
+
+    # -- EngineCoreApi -----------------------------------------------------------------------------------------
+
+    def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
+        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now."""
+        self._check_room(request)
+        self._numbers += 1
+        insort(self._waiting, _Waiting(request, self._numbers), key=lambda each: each.seniority)
+        self._streams.open(request, sink)
+        self._want_pump()
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            self._let_go(running)
+        else:
+            self._waiting = [each for each in self._waiting if each.request.request_id != request_id]
+        self._streams.abort(request_id, reason)
+        self._want_pump()
+
+    def steps_while_queued(self, request_id: str) -> int | None:
+        if request_id not in self._streams or request_id in self._running:
+            return None
+        return self._events + self._figures.steps
+
+    def load(self) -> RequestLoad:
+        waiting = len(self._waiting)
+        room = max(0, self._max_waiting - waiting) if self._stands else None
+        return RequestLoad(len(self._running), waiting, room)
+
+    def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
+        """All series; what vLLM alone knows is as its own metrics had it up to `FIGURES_SECONDS` ago."""
+        self._streams.show_waiting()
+        if not self._stands:
+            return self._metrics.page(None, accept)
+        figures = self._figures
+        held = round(figures.kv_usage * figures.kv_blocks)
+        # vLLM counts blocks that it may find again as free, and doesn't tell them apart.
+        blocks = {"held": held, "free": figures.kv_blocks - held} if figures.kv_blocks else {}
+        load = self.load()
+        occupancy = Occupancy(running=load.running, waiting=load.waiting, kv_usage=figures.kv_usage, kv_blocks=blocks)
+        return self._metrics.page(occupancy, accept)
+
+    # -- requests to vLLM --------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        if self._phase not in (Phase.READY, Phase.DRAINING):
+            return
+        self._say_outstanding(bool(self._waiting or self._running))
+        while self._waiting and len(self._running) < self._max_running:
+            self._start(self._waiting.pop(0))
+        self._check_drained()
+
+    def _start(self, waiting: _Waiting) -> None:
+        if not self._running:
+            self._progress_at = time.monotonic()
+        generation = Generation(waiting.request, waiting.number, self._server, self._streams, self._heard)
+        task = asyncio.create_task(self._run(generation))
+        self._running[waiting.request.request_id] = _Running(generation, task)
+
+    async def _run(self, generation: Generation) -> None:
+        try:
+            await generation.run()
+        finally:
+            name = generation.request.request_id
+            running = self._running.get(name)
+            if running is not None and running.generation is generation:
+                del self._running[name]
+            self._want_pump()
+
+    def _let_go(self, running: _Running) -> None:
+        running.generation.leave()
+        running.task.cancel()
+        self._leaving.add(running.task)
+        running.task.add_done_callback(self._leaving.discard)
+
+    def _heard(self) -> None:
+        self._events += 1
+        self._progress_at = time.monotonic()
+
+    # -- vLLM's own figures ------------------------------------------------------------------------------------
+
+    async def _read_figures(self) -> None:
+        try:
+            response = await self._http.get(f"http://{self._server.host}:{self._server.port}/metrics")
+            if response.is_success:
+                self._take_figures(read_figures(response.text))
+        except (httpx.HTTPError, ValueError) as error:
+            # Whether vLLM lives is its supervisors' to say.
+            logger.warning("vLLM's metrics can't be read: %s", type(error).__name__)
+        finally:
+            self._figures_at = time.monotonic()
+            self._reading = None
+
+    def _take_figures(self, new: VllmFigures) -> None:
+        old, self._figures = self._figures, new
+        if new.steps > old.steps:
+            self._progress_at = time.monotonic()
+        self._metrics.counted_elsewhere(max(0, new.steps - old.steps), max(0, new.preemptions - old.preemptions))
+        self._metrics.requests.looked_up(
+            max(0, new.prefix_queries - old.prefix_queries), max(0, new.prefix_hits - old.prefix_hits)
+        )

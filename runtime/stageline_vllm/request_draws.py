@@ -1,0 +1,58 @@
+"""What the engine container tells the logits processor of one request's draws, inside vLLM's own `extra_args`.
+
+A request that has them runs at `temperature: 0` with all of vLLM's own sampling left at what changes nothing: the
+processor alone decides its token. A request without them is vLLM's: plain greedy. Free of torch and of vllm.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from stageline_runtime.plan_bus.messages import RequestSampling
+
+KEY: Final = "stageline_draws"
+VERSION: Final = 1
+
+
+class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How one request's tokens are drawn, from its beginning or from where another group left it."""
+
+    version: int
+    number: int
+    """Tells requests of one engine apart, also a later one of the same id."""
+    sampling: RequestSampling
+    """`num_prompt_tokens` is the border in what vLLM takes for the prompt: ids behind it were generated before."""
+    eos_token_ids: tuple[int, ...] = ()
+    """What ends an answer that a grammar guides."""
+
+
+class DrawsError(ValueError):
+    """What stands under the key can't be read; a sentence about why."""
+
+
+def needs_draws(sampling: RequestSampling) -> bool:
+    """Whether vLLM's plain argmax would not give the token that this request asks for."""
+    return sampling.temperature > 0.0 or sampling.depends_on_history or bool(sampling.logit_bias)
+
+
+def as_extra_args(draws: RequestDraws) -> dict[str, Any]:
+    """Plain lists, texts and numbers, as JSON has them."""
+    return {KEY: msgspec.to_builtins(draws)}
+
+
+def read_draws(extra_args: Mapping[str, Any] | None) -> RequestDraws | None:
+    """The draws in a request's `extra_args`; None when it has none.
+
+    Raises:
+        DrawsError: they are malformed, or of another version.
+    """
+    if extra_args is None or (found := extra_args.get(KEY)) is None:
+        return None
+    version = found[0] if isinstance(found, list | tuple) and found else None
+    if version != VERSION:
+        raise DrawsError(f"{KEY} is of version {version!r}; this processor reads {VERSION}")
+    try:
+        return msgspec.convert(found, RequestDraws)
+    except msgspec.ValidationError as error:
+        raise DrawsError(f"{KEY}: {error}") from error

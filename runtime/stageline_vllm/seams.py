@@ -1,0 +1,170 @@
+"""Every name inside vLLM that this package uses, and what for. The one place to look when a new vLLM comes.
+
+`broken_seams` is asked inside vLLM's environment (`python -m stageline_vllm.seams`): it imports each name and compares
+what can be compared without running anything, so that a new wheel says by itself which of them it has changed.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    path: str
+    """`module:attribute.attribute`."""
+    purpose: str
+    parameters: tuple[str, ...] = ()
+    """Of a callable: names of its first parameters, `self` left out."""
+    fields: tuple[str, ...] = ()
+    """Of a class: attributes or annotated fields that it must have."""
+    attributes_in_source: tuple[str, ...] = ()
+    """Of a class: attributes that its own code sets on `self`."""
+
+
+SEAMS: Final = (
+    Seam(
+        "vllm.v1.worker.gpu_worker:Worker.execute_model",
+        "a step begins; wrapped by the state clock",
+        parameters=("scheduler_output",),
+    ),
+    Seam(
+        "vllm.v1.worker.gpu_worker:Worker.sample_tokens",
+        "a step's second call; wrapped by the state clock",
+        parameters=("grammar_output",),
+    ),
+    Seam("vllm.v1.worker.gpu_worker:Worker.init_device", "after it the worker's device is known"),
+    Seam("vllm.v1.worker.gpu_worker:Worker.load_model", "phase Loading"),
+    Seam("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", "phase Warming"),
+    Seam("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", "KV cache size", parameters=("kv_cache_config",)),
+    Seam("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", "after it the worker is ready"),
+    Seam("vllm.v1.worker.gpu_worker:AsyncIntermediateTensors.wait_for_comm", "the wait for a hidden tensor"),
+    Seam("vllm.distributed.parallel_state:GroupCoordinator.irecv_tensor_dict", "a hidden tensor is received"),
+    Seam(
+        "vllm.distributed.parallel_state:GroupCoordinator.isend_tensor_dict",
+        "a hidden tensor is sent",
+        parameters=("tensor_dict",),
+    ),
+    Seam(
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        "what a step holds, and which requests are over",
+        fields=(
+            "finished_req_ids",
+            "num_scheduled_tokens",
+            "scheduled_cached_reqs",
+            "scheduled_new_reqs",
+            "total_num_scheduled_tokens",
+        ),
+    ),
+    Seam(
+        "vllm.v1.core.sched.output:NewRequestData", "a request's first step", fields=("num_computed_tokens", "req_id")
+    ),
+    Seam("vllm.v1.core.sched.output:CachedRequestData", "later steps", fields=("num_computed_tokens", "req_ids")),
+    Seam(
+        "vllm.v1.kv_cache_interface:KVCacheConfig",
+        "KV cache size",
+        fields=("kv_cache_groups", "kv_cache_tensors", "num_blocks"),
+    ),
+    Seam("vllm.config.model:ModelConfig.get_layers_start_end_indices", "layers held", parameters=("parallel_config",)),
+    Seam(
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        "even cohorts are made round it",
+        attributes_in_source=("current_step", "max_num_active_reqs", "parallel_config", "running"),
+    ),
+    Seam("vllm.v1.core.sched.async_scheduler:AsyncScheduler", "even cohorts where scheduling is asynchronous"),
+    Seam(
+        "vllm.v1.request:Request",
+        "is it a decode whose last token is back?",
+        fields=("num_tokens_with_spec",),
+        attributes_in_source=(
+            "is_prefill_chunk",
+            "next_decode_eligible_step",
+            "num_computed_tokens",
+            "num_output_placeholders",
+            "request_id",
+        ),
+    ),
+    Seam(
+        "vllm.config.scheduler:SchedulerConfig",
+        "a scheduler of our own",
+        fields=("async_scheduling", "scheduler_cls"),
+    ),
+    Seam(
+        "vllm.engine.arg_utils:AsyncEngineArgs",
+        "flags of the command line",
+        fields=(
+            "distributed_executor_backend",
+            "dtype",
+            "enable_prefix_caching",
+            "master_addr",
+            "master_port",
+            "max_model_len",
+            "max_num_seqs",
+            "nnodes",
+            "node_rank",
+            "pipeline_parallel_size",
+            "scheduler_cls",
+            "served_model_name",
+            "tensor_parallel_size",
+        ),
+    ),
+    Seam(
+        "vllm.envs:environment_variables",
+        "environment of a node",
+        fields=("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_PP_LAYER_PARTITION"),
+    ),
+    Seam(
+        "vllm.entrypoints.scale_out.token_in_token_out.protocol:GenerateRequest",
+        "ids in, ids out",
+        fields=("request_id", "sampling_params", "stream", "stream_options", "token_ids"),
+    ),
+    Seam("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed noise", fields=("apply", "update_state")),
+    Seam("vllm.plugins:DEFAULT_PLUGINS_GROUP", "how the state clock is loaded"),
+)
+
+
+def broken_seams(seams: Iterable[Seam] = SEAMS) -> dict[str, str]:
+    """What isn't there or looks otherwise, by path. Imports vLLM."""
+    return {seam.path: fault for seam in seams if (fault := _fault(seam))}
+
+
+def _fault(seam: Seam) -> str:
+    try:
+        found, owner = _find(seam.path)
+    except (ImportError, AttributeError) as error:
+        return f"not there: {error}"
+    if seam.parameters:
+        names = tuple(name for name in inspect.signature(inspect.unwrap(found)).parameters if name != "self")
+        if names[: len(seam.parameters)] != seam.parameters:
+            return f"takes {names}, not {seam.parameters}"
+    if missing := [name for name in seam.fields if not _has(found, name)]:
+        return f"has no {', '.join(missing)}"
+    source = inspect.getsource(owner) if seam.attributes_in_source else ""
+    if missing := [name for name in seam.attributes_in_source if f"self.{name}" not in source]:
+        return f"sets no {', '.join(missing)}"
+    return ""
+
+
+def _find(path: str) -> tuple[Any, Any]:
+    """The object, and the class or module that it is in (a class is its own)."""
+    module, _, names = path.partition(":")
+    owner: Any = importlib.import_module(module)
+    found: Any = owner
+    for name in names.split("."):
+        owner, found = found, getattr(found, name)
+    return found, found if inspect.isclass(found) else owner
+
+
+def _has(found: Any, name: str) -> bool:
+    if isinstance(found, dict):
+        return name in found
+    annotated = any(name in vars(base).get("__annotations__", {}) for base in getattr(found, "__mro__", ()))
+    return annotated or hasattr(found, name)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(broken_seams()) + "\n")

@@ -1,0 +1,25 @@
+"""What the engine container's core needs of `vllm serve`: words of its command line and its environment. Pure.
+
+Whoever starts vLLM adds them to its own; without one of them a request would be refused, or answered differently.
+"""
+
+from typing import Final
+
+from stageline_api.engine_http import MAX_TOP_LOGPROBS
+
+LOGITS_PROCESSOR: Final = "stageline_vllm.plugin.keyed_noise:KeyedNoise"
+MAX_LOGPROBS: Final = MAX_TOP_LOGPROBS + 1
+"""vLLM's list has the sampled token among the best, so one more is asked for than is reported."""
+
+NEEDED_WORDS: Final = (
+    "--enable-scale-out",  # opens POST /inference/v1/generate: token ids in, token ids out
+    "--enable-prompt-tokens-details",  # says how much of a prompt was cached
+    "--logits-processors", LOGITS_PROCESSOR,  # draws by keyed noise; named here, not as an entry point (keyed_noise)
+    "--no-async-scheduling",  # the first model runner refuses it together with a pipeline
+    "--logprobs-mode", "raw_logprobs",  # of the model's own distribution, as the own runtime reports them
+    "--max-logprobs", str(MAX_LOGPROBS),
+)  # fmt: skip
+NEEDED_ENVIRONMENT: Final = {
+    # The first model runner shows a logits processor the ids of the output; the second one keeps them on the device.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}

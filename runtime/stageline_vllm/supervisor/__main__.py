@@ -1,0 +1,8 @@
+"""`python -m stageline_vllm.supervisor`: the stage where Stageline lies on a volume beside vLLM's own image."""
+
+import sys
+
+from stageline_vllm.supervisor.entry import run_stage
+
+if __name__ == "__main__":
+    sys.exit(run_stage())

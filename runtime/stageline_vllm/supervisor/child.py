@@ -1,0 +1,132 @@
+"""vLLM as a child process: its log passed on line by line, its first words of failure kept, its end in a bounded time.
+
+The child stays in the supervisor's process group, so that a node that kills the container kills all of it.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from stageline_vllm.supervisor import bound_child
+from stageline_vllm.supervisor.outcome import FirstWords
+
+LAST_LINES_SECONDS: Final = 1.0
+"""How long after its end a child's last lines may take; its own children may hold the pipe open for longer."""
+
+
+class VllmChild:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it.
+
+        Raises:
+            OSError: no process can be made.
+        """
+        wrapper = (sys.executable, "-I", "-S", bound_child.__file__, str(os.getpid()))
+        self._process = subprocess.Popen(
+            [*wrapper, *words],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self._process.stdout is not None, "it was asked for"
+        self._words = FirstWords()
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), name="vllm log", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit status once it has ended, negative for a signal; its last lines have been read by then."""
+        status = self._process.poll()
+        if status is not None:
+            self._reader.join(LAST_LINES_SECONDS)
+        return status
+
+    @property
+    def words(self) -> str:
+        """The exception it named first; empty where it named none."""
+        return self._words.first
+
+    @property
+    def last_line(self) -> str:
+        return self._words.last
+
+    @property
+    def said_worker_died(self) -> bool:
+        """Whether it said that a worker of its own had ended without its doing."""
+        return self._words.worker_died
+
+    @property
+    def said_engine_died(self) -> bool:
+        """Whether its engine had given up before any of its workers ended."""
+        return self._words.engine_died
+
+    def got_ready(self) -> None:
+        """What it complained of until now did no harm."""
+        self._words.forget()
+
+    def end(self, grace_seconds: float, others: Iterable[int] = ()) -> None:
+        """SIGTERM, and SIGKILL for it and the `others` (process ids of its workers) once the grace is over."""
+        if self._process.poll() is None and grace_seconds > 0:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_seconds)
+        for pid in others:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self, log: IO[bytes]) -> None:
+        for line in log:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            self._words.read(line.decode(errors="replace"))
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this id that has not ended."""
+    return _kernel_state(pid) not in ("", "Z", "X")
+
+
+def descriptor_of_end(pid: int) -> int | None:
+    """Can be read once the process has ended, whosever child it is. None: it has, or the kernel knows no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the kernel has it stopped."""
+    return _kernel_state(pid) in ("T", "t")
+
+
+def _kernel_state(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
+
+
+MEMORY_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
+
+
+def kernel_kills(events: Path = MEMORY_EVENTS) -> int:
+    """How many processes of this container the kernel has ended for want of memory; 0 where it keeps no account."""
+    try:
+        lines = events.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

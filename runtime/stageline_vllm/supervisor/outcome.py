@@ -1,0 +1,170 @@
+"""From how a vLLM node ended to the failure that its pod reports: class, operation and the first failure's words. Pure.
+
+A node that fails says why in one line of a traceback, and after it hundreds of lines of shutdown: of the workers that
+lost the first one, of the engine that lost the workers. So the first line that names an exception is kept, and a class
+follows from it, from the exit status, from what the kernel did, and from how far the worker had come.
+"""
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from stageline_api.failures import ExitCode, FailureClass
+from stageline_runtime.termination import RuntimeFailure
+from stageline_vllm.worker_state import WorkerPhase
+
+LONGEST_WORDS: Final = 600
+_EXCEPTION: Final = re.compile(
+    r"(?:^|[\s\]):])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (\S.*)$"
+)
+_USAGE: Final = re.compile(r"^(?:vllm serve|api_server\.py|main\.py): error: (.+)$")
+_CONSEQUENCES: Final = (
+    "Engine core initialization failed",
+    "EngineCore encountered an issue",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "WorkerProc initialization failed",
+    "Executor failed",
+    "RPC call to",
+    "cancelled",
+)
+"""Words of those who only saw that another one had failed."""
+_ENGINE_DIED: Final = ("EngineDeadError", "EngineCore encountered", "RPC call to")
+_WORKER_DIED: Final = "died unexpectedly"
+"""What a node says of a worker of its own that it did not end itself."""
+_CONNECTION_LOST: Final = re.compile(
+    r"Connection (?:closed|reset|refused)|Broken pipe|gloo.*(?:timed? ?out|closed)|NCCL.*(?:remote|socket|unhandled)"
+    r"|DistNetworkError|DistBackendError|recvValueWithTimeout",
+    re.IGNORECASE,
+)
+_OUT_OF_MEMORY: Final = re.compile(
+    r"out of memory|OutOfMemory|No available memory for the cache blocks|can't allocate memory|MemoryError"
+    r"|larger than the available KV cache memory|KV cache is needed.*larger|not enough (?:free |available )?memory"
+    r"|Free memory on device|Available memory on node",
+    re.IGNORECASE,
+)
+_BAD_CONFIG: Final = re.compile(
+    r"ValidationError|ArgumentError|unrecognized arguments|is not supported for|does not support|divisible",
+    re.IGNORECASE,
+)
+_NOISE: Final = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
+
+
+class FirstWords:
+    """Keeps the first line of a log that names a failure, and what a last resort would be: the last line of all.
+
+    Who only says that somebody else failed names no failure.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.last = ""
+        self.worker_died = False
+        self.engine_died = False
+        """Its engine core gave up before the node said that a worker had ended: it ends its workers itself."""
+
+    def read(self, line: str) -> None:
+        """One line of vLLM's log, without its end."""
+        text = line.strip()
+        if not text or _NOISE.search(text):
+            return
+        self.last = text[:LONGEST_WORDS]
+        self.worker_died = self.worker_died or _WORKER_DIED in text
+        self.engine_died = self.engine_died or (not self.worker_died and any(each in text for each in _ENGINE_DIED))
+        words = failure_words(text)
+        if words is not None and not self.first and not any(each in text for each in _CONSEQUENCES):
+            self.first = words[:LONGEST_WORDS]
+
+    def forget(self) -> None:
+        """What was said so far did no harm: the node got ready all the same."""
+        self.first, self.worker_died, self.engine_died = "", False, False
+
+
+def failure_words(line: str) -> str | None:
+    """The exception that a line names, as in `ValueError: …`; None for any other line."""
+    if (usage := _USAGE.search(line)) is not None:
+        return f"vllm serve: {usage[1]}"
+    if (found := _EXCEPTION.search(line)) is None:
+        return None
+    return f"{found[1].rpartition('.')[2]}: {found[2]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnd:
+    """What is known of a node that has ended without having been told to."""
+
+    status: int
+    """As `subprocess` has it: negative for a signal."""
+    words: str
+    """The exception it named first; empty where it named none."""
+    last_line: str = ""
+    phase: WorkerPhase | None
+    """How far its worker had come; None where there never was one."""
+    kernel_kills: int = 0
+    """Processes of this container that the kernel ended since the start, for want of memory."""
+    worker_vanished: bool = False
+    """The worker was gone while its node stood: the node was ended for that."""
+    engine_died: bool = False
+    """The node's engine had given up before, and ended its worker."""
+
+    @property
+    def worker_was_killed(self) -> bool:
+        return self.worker_vanished and not self.words and not self.engine_died
+
+
+def failure_of(end: NodeEnd) -> RuntimeFailure:
+    """Why the pod of this node fails."""
+    words = end.words or end.last_line
+    detail = f"{_how(end)}: {words}" if words else _how(end)
+    return RuntimeFailure(_class_of(end), detail, operation=_operation(end))
+
+
+def is_lost_connection(end: NodeEnd) -> bool:
+    """Whether the node ended because another one was gone, by its own words: who that was, the engine may know."""
+    return _CONNECTION_LOST.search(end.words) is not None and _class_of(end) is not FailureClass.OUT_OF_MEMORY
+
+
+def _how(end: NodeEnd) -> str:
+    if end.kernel_kills:
+        return "the kernel ended a process of vLLM because memory ran out"
+    if end.worker_was_killed:
+        return "vLLM's worker was killed"
+    if end.engine_died and not end.words:
+        return "vLLM ended its engine and its worker"
+    if end.status < 0:
+        return f"vLLM was ended by {signal.Signals(-end.status).name}"
+    if end.status == 0:
+        return "vLLM ended with status 0 without having been told to drain"
+    return f"vLLM ended with status {end.status}"
+
+
+def _class_of(end: NodeEnd) -> FailureClass:
+    if end.kernel_kills or _OUT_OF_MEMORY.search(end.words):
+        return FailureClass.OUT_OF_MEMORY
+    if end.status == 128 + signal.SIGKILL:
+        return FailureClass.OUT_OF_MEMORY  # a wrapper's account of a kill from outside; the kernel's is the usual one
+    if end.worker_was_killed or end.status == -signal.SIGKILL:
+        return FailureClass.KILLED
+    if end.status == ExitCode.BAD_CONFIG or end.status == 2 or _is_refusal(end):
+        return FailureClass.BAD_CONFIG
+    if end.phase in (WorkerPhase.LOADING, WorkerPhase.WARMING):
+        return FailureClass.MODEL_LOAD
+    return FailureClass.INTERNAL
+
+
+def _is_refusal(end: NodeEnd) -> bool:
+    """vLLM checks its configuration before it starts a worker."""
+    return end.phase is None and end.status > 0 and _BAD_CONFIG.search(end.words) is not None
+
+
+def _operation(end: NodeEnd) -> str:
+    match end.phase:
+        case None | WorkerPhase.STARTING:
+            return "start vLLM"
+        case WorkerPhase.LOADING:
+            return "load the model"
+        case WorkerPhase.WARMING:
+            return "warm up"
+        case WorkerPhase.READY | WorkerPhase.FAILED:
+            return "run vLLM"

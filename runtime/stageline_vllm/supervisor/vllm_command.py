@@ -1,0 +1,144 @@
+"""The command line and environment of one vLLM node, from the pod contract and the engine's welcome. Pure.
+
+Every node gets the same words but for its rank, since vLLM builds one configuration from them on each. What a person
+added (`extraArgs`) comes last and was checked before; what the pod's environment sets already is left alone, so that
+`template.env` can overrule a default of ours, but never what decides the group.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from stageline_api import ports
+from stageline_runtime.contract import PodContract
+from stageline_runtime.plan_bus.messages import Welcome
+from stageline_vllm.addresses import http_host, network_interface, rendezvous_port
+from stageline_vllm.plugin_path import EVEN_COHORTS_SCHEDULER, plugin_names
+from stageline_vllm.serve_words import NEEDED_ENVIRONMENT, NEEDED_WORDS
+from stageline_vllm.worker_state import DIRECTORY_VARIABLE
+
+VLLM_MODULE: Final = "vllm.entrypoints.cli.main"
+SCHEDULER_VARIABLE: Final = "STAGELINE_VLLM_EVEN_COHORTS"
+"""Set to 0, vLLM keeps its own scheduler: for comparisons."""
+
+OWN_TIMEOUT_GRACE_SECONDS: Final = 15
+"""vLLM's own limit for a step doesn't say who hung, so it comes after all those that do."""
+
+
+def node_words(contract: PodContract, welcome: Welcome, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What follows the interpreter: module, `serve`, the model's directory and all arguments."""
+    return (
+        *("-m", VLLM_MODULE, "serve", welcome.model_dir),
+        *_group_words(contract),
+        *_model_words(contract, welcome),
+        *_adapter_words(contract),
+        *NEEDED_WORDS,
+        *(("--scheduler-cls", EVEN_COHORTS_SCHEDULER) if _wants_even_cohorts(contract, environ) else ()),
+        *_server_words(contract),
+        *contract.config.extra_args,
+    )
+
+
+def _wants_even_cohorts(contract: PodContract, environ: Mapping[str, str]) -> bool:
+    return contract.stage_count > 1 and environ.get(SCHEDULER_VARIABLE, "1") != "0"
+
+
+def _group_words(contract: PodContract) -> tuple[str, ...]:
+    timeouts = contract.config.timeouts
+    # Loading takes longer than a step; a worker that is gone is seen by its supervisor long before either.
+    limit = str(max(1, round(timeouts.step_seconds), round(timeouts.load_seconds)))
+    return (
+        *("--pipeline-parallel-size", str(contract.stage_count)),
+        *("--tensor-parallel-size", str(contract.config.tensor)),
+        *("--nnodes", str(contract.stage_count)),
+        *("--node-rank", str(contract.stage)),
+        *("--master-addr", contract.master_addr),
+        *("--master-port", str(rendezvous_port(contract.master_addr, contract.master_port))),
+        *("--distributed-executor-backend", "mp"),
+        *("--distributed-timeout-seconds", limit),
+        *("--cpu-distributed-timeout-seconds", limit),
+    )
+
+
+def _model_words(contract: PodContract, welcome: Welcome) -> tuple[str, ...]:
+    config = contract.config
+    return (
+        *("--served-model-name", config.served_name),
+        *("--dtype", welcome.dtype),
+        *("--max-model-len", str(welcome.slot_tokens)),
+        *("--max-num-seqs", str(config.max_num_seqs)),
+        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        "--enable-prefix-caching" if config.prefix_cache else "--no-enable-prefix-caching",
+        *("--seed", str(config.seed)),
+        *("--scheduling-policy", "priority"),
+    )
+
+
+def _adapter_words(contract: PodContract) -> tuple[str, ...]:
+    adapters = contract.config.lora_adapters
+    if not adapters:
+        return ()
+    modules = (f"{adapter.name}={adapter.path}" for adapter in adapters)
+    return ("--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *modules)
+
+
+def _server_words(contract: PodContract) -> tuple[str, ...]:
+    if contract.stage != 0:
+        return ("--headless",)
+    return ("--host", http_host(contract.pod_ip), "--port", str(ports.VLLM_HTTP), "--disable-uvicorn-access-log")
+
+
+def node_environment(
+    contract: PodContract, welcome: Welcome, environ: Mapping[str, str], *, state_dir: Path, scratch: Path,
+    python_path: tuple[Path, ...], cores: tuple[int, ...],
+) -> dict[str, str]:  # fmt: skip
+    """The child's whole environment; `cores` are those of the machine that this process may use."""
+    step_seconds = round(contract.config.timeouts.step_seconds) + OWN_TIMEOUT_GRACE_SECONDS
+    decided = {
+        **NEEDED_ENVIRONMENT,
+        "VLLM_HOST_IP": contract.pod_ip,
+        "VLLM_PP_LAYER_PARTITION": ",".join(map(str, welcome.layer_counts)),
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(step_seconds),
+        "VLLM_PLUGINS": plugin_names(),
+        "PYTHONPATH": _joined(python_path, environ.get("PYTHONPATH", "")),
+        DIRECTORY_VARIABLE: str(state_dir),
+    }
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
+        "HOME": str(scratch),
+        "USER": "stageline",  # torch asks for a name, and a container's user may have none
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor-cache"),
+        "TRITON_CACHE_DIR": str(scratch / "triton-cache"),
+        **_interface(contract),
+        **_own_cores(contract, welcome, cores),
+    }
+    kept = {name: value for name, value in environ.items() if name not in _NOT_PASSED_ON}
+    return defaults | kept | decided
+
+
+_NOT_PASSED_ON: Final = frozenset(
+    {"STAGELINE_BUS_TOKEN", "HF_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+"""Secrets that vLLM has no use for, and what torch would take for a group of its own."""
+
+
+def _interface(contract: PodContract) -> dict[str, str]:
+    name = network_interface(contract.pod_ip, contract.config.network_interface)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name}
+
+
+def _own_cores(contract: PodContract, welcome: Welcome, cores: tuple[int, ...]) -> dict[str, str]:
+    """Of a machine that several stages share, this stage's part: vLLM would give all of it to each (CPU only)."""
+    sharing = welcome.stages_on_host
+    if sharing < 2 or contract.config.tensor > 1 or len(cores) < sharing:
+        return {}
+    own = cores[contract.stage % sharing :: sharing]
+    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, own))}
+
+
+def _joined(paths: tuple[Path, ...], earlier: str) -> str:
+    return ":".join([*map(str, paths), *([earlier] if earlier else [])])

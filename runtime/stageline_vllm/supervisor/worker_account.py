@@ -1,0 +1,172 @@
+"""What the workers' state files say, as the account that every stage gives: status and `stageline_stage_*`.
+
+The files are read when something is asked for, so the seconds sum to wall time at that very moment. Time before the
+first worker had a clock counts as idle. Several workers of one stage (tensor parallel) run in step: the first one's
+clock stands for the stage, and the last one of them to get ready decides whether it is.
+"""
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from stageline_runtime.plan_bus.messages import PlanMoments
+from stageline_runtime.stage.telemetry.metrics import BUBBLE_WINDOW_SECONDS
+from stageline_runtime.stage.telemetry.progress import BucketCounts, StageProgress
+from stageline_runtime.stage.telemetry.state_clock import (
+    IDLE,
+    RECENT_STEPS,
+    BusyKind,
+    State,
+    StateClock,
+    StepRecord,
+    Timeline,
+    WaitReason,
+    moments_of,
+)
+from stageline_vllm.step_ring import StepRingReader, step_ring_path
+from stageline_vllm.worker_clock import Step
+from stageline_vllm.worker_state import (
+    BUSY_STATES,
+    STEP_BOUNDS,
+    WAIT_STATES,
+    WorkerPhase,
+    WorkerState,
+    WorkerStateError,
+    WorkerStateReader,
+    worker_state_path,
+)
+from stageline_vllm.worker_state import State as WorkerActivity
+
+_STATES: Final[dict[WorkerActivity, State]] = {
+    WorkerActivity.IDLE: IDLE,
+    **{state: BusyKind(state.name.lower()) for state in BUSY_STATES},
+    **{state: WaitReason(state.name.lower()) for state in WAIT_STATES},
+}
+
+
+class Workers:
+    """Readers of one stage's workers."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self.directory = directory
+        self._readers = [WorkerStateReader(worker_state_path(directory, rank)) for rank in range(count)]
+
+    def states(self) -> dict[int, WorkerState]:
+        """By rank, those that have written something; a file that can't be read says nothing."""
+        found: dict[int, WorkerState] = {}
+        for rank, reader in enumerate(self._readers):
+            try:
+                state = reader.read()
+            except WorkerStateError:
+                continue
+            if state is not None:
+                found[rank] = state
+        return found
+
+    def first(self) -> WorkerState | None:
+        return self.states().get(0)
+
+    def phase(self) -> WorkerPhase | None:
+        """The phase of whichever is least far; None until all have begun."""
+        states = self.states()
+        if len(states) < len(self._readers):
+            return None
+        return min(state.life.phase for state in states.values())
+
+
+class WorkerClockView(StateClock):
+    """The worker's clock, seen from outside."""
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__(time.monotonic_ns)
+        self._workers = workers
+
+    def reading(self) -> tuple[dict[State, float], float]:
+        """Seconds by state and wall seconds since the supervisor began, taken at one instant."""
+        worker, now = self._workers.first(), self._now()
+        wall = (now - self._started) / 1e9
+        if worker is None:
+            return {IDLE: wall}, wall
+        before = max(0, worker.clock.started_nanoseconds - self._started)
+        spent = {_STATES[state]: value / 1e9 for state, value in worker.clock.spent_at(now).items()}
+        spent[IDLE] = spent.get(IDLE, 0.0) + before / 1e9
+        return spent, sum(spent.values())
+
+
+class WorkerTimeline(Timeline):
+    """The worker's last steps from its ring; the bubble ratio of the last seconds from readings of the clock."""
+
+    def __init__(self, clock: StateClock, steps: StepRingReader) -> None:
+        super().__init__(ring_steps=1)
+        self._clock = clock
+        self._steps = steps
+        self._readings: deque[tuple[int, dict[State, float]]] = deque()
+
+    def note(self) -> None:
+        """Called about once a second."""
+        now = self._clock.now_nanoseconds()
+        self._readings.append((now, self._clock.reading()[0]))
+        while len(self._readings) > 2 and now - self._readings[1][0] >= BUBBLE_WINDOW_SECONDS * 10**9:
+            self._readings.popleft()
+
+    def records(self) -> list[StepRecord]:
+        """The steps kept, oldest first. For any thread."""
+        return [_record(step) for step in self._steps.steps()]
+
+    def recent_moments(self) -> tuple[PlanMoments, ...]:
+        """When the newest steps were received and sent."""
+        return tuple(moments_of(record) for record in self.records()[-RECENT_STEPS:])
+
+    def seconds_since(self, begin_nanoseconds: int, now_nanoseconds: int) -> dict[State, float]:
+        """Seconds in each state since the oldest reading that is kept, which is about `begin`."""
+        del begin_nanoseconds, now_nanoseconds
+        if not self._readings:
+            return {}
+        earlier = self._readings[0][1]
+        return {state: value - earlier.get(state, 0.0) for state, value in self._clock.reading()[0].items()}
+
+
+def _record(step: Step) -> StepRecord:
+    """A step of vLLM as a plan of the own runtime: it has no cohort of its own, and feeds nothing back by itself."""
+    marks = tuple((_STATES[mark.state], mark.operation.wire_name, mark.at_nanoseconds) for mark in step.marks)
+    kind = BusyKind(step.kind.name.lower())
+    return StepRecord(step.seq, 0, kind, step.rows, step.tokens, -1, marks, step.end_nanoseconds)
+
+
+class _Buckets(BucketCounts):
+    """A histogram as the worker has counted it."""
+
+    def set(self, counts: tuple[int, ...], total_nanoseconds: int) -> None:
+        self._counts, self._sum = list(counts), total_nanoseconds / 1e9
+
+
+def account_of(workers: Workers, *, stage: int, stage_count: int, incarnation: int) -> StageProgress:
+    clock = WorkerClockView(workers)
+    buckets: dict[BusyKind, BucketCounts] = {kind: _Buckets(STEP_BOUNDS) for kind in BusyKind}
+    return StageProgress(
+        stage=stage,
+        stage_count=stage_count,
+        incarnation=incarnation,
+        clock=clock,
+        timeline=WorkerTimeline(clock, StepRingReader(step_ring_path(workers.directory, 0))),
+        step_seconds_by_kind=buckets,
+    )
+
+
+def refresh(progress: StageProgress, worker: WorkerState) -> None:
+    """Bring what the worker counts into the stage's account. Called before each page and each status."""
+    counters, life = worker.counters, worker.life
+    progress.steps = worker.clock.steps_done
+    progress.memory_bytes = life.memory_bytes
+    progress.num_slots = life.kv_blocks
+    progress.kv_capacity_tokens = life.kv_capacity_tokens
+    progress.hidden_bytes_sent = counters.hidden_bytes_sent
+    progress.occupancy.tokens = counters.kv_tokens
+    for index, state in enumerate(BUSY_STATES):
+        kind = BusyKind(state.name.lower())
+        progress.steps_by_kind[kind] = counters.steps[index]
+        progress.tokens_by_kind[kind] = counters.tokens[index]
+        buckets = progress.step_seconds_by_kind[kind]
+        assert isinstance(buckets, _Buckets), "made by account_of"
+        buckets.set(counters.step_seconds[index], counters.busy_nanoseconds[index])

@@ -1,0 +1,120 @@
+"""The real vLLM over two stages: one start that answers, is measured, goes on from ids, and loses a worker.
+
+The tests of this file share the start and run in order; the last one ends it. `make test-vllm` runs them.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+import stageline_api
+import stageline_vllm
+from processes.vllm_served import NOTICED_SECONDS, Served, served_by_vllm, vllm_python
+from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
+from stageline_runtime.metric_names import STAGE_METRICS
+from stageline_vllm.plugin_path import write_plugin_path
+from stageline_vllm.versions import installed_vllm, require_supported
+
+pytestmark = pytest.mark.timeout(3600)
+STATES = (
+    "stageline_stage_busy_seconds_total",
+    "stageline_stage_wait_seconds_total",
+    "stageline_stage_idle_seconds_total",
+)
+PROMPT = (504, 3575, 282, 4649, 314)
+"""`The capital of France is`."""
+NUMBERS = itertools.count()
+
+
+class Answer(NamedTuple):
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_by_vllm(tmp_path_factory.mktemp("vllm")) as running:
+        yield running
+
+
+def generated(served: Served, sampling: SamplingParams, given: tuple[int, ...] = ()) -> Answer:
+    """What the engine streams for the prompt, from its beginning or from behind the tokens `given`."""
+    request = GenerateRequest(
+        request_id=f"asked-{next(NUMBERS)}",
+        prompt=TokenPrompt(token_ids=PROMPT),
+        sampling=sampling,
+        generated_token_ids=given,
+    )
+    url = f"http://{served.stage_address(0)}:8000/v1/generate"
+    answer = httpx.post(url, content=request.model_dump_json(), timeout=300.0, trust_env=False)
+    assert answer.status_code == httpx.codes.OK, f"{answer.text}\n{served.logs()}"
+    events = [json.loads(line) for line in answer.text.splitlines() if line]
+    assert events[-1]["type"] == "finished", (events[-1], served.logs())
+    deltas = [event for event in events if event["type"] == "delta"]
+    return Answer("".join(one["text"] for one in deltas), tuple(i for one in deltas for i in one["token_ids"]))
+
+
+def test_every_name_inside_vllm_that_we_use_is_there_and_looks_as_we_know_it(tmp_path: Path) -> None:
+    interpreter = vllm_python()
+    installed = installed_vllm(interpreter)
+    require_supported(installed)
+    paths = [str(Path(str(one.__file__)).parent.parent) for one in (stageline_vllm, stageline_api)]
+    done = subprocess.run(
+        [str(interpreter), "-m", "stageline_vllm.seams"],
+        env={**os.environ, "PYTHONPATH": ":".join([str(write_plugin_path(tmp_path / "path", installed)), *paths])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+def test_the_capital_of_france_is_paris(served: Served) -> None:
+    assert "Paris" in served.capital_of_france()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=0.5, seed=9, max_tokens=16, ignore_eos=True),
+    ],
+    ids=["greedy", "sampled", "restricted and penalised"],
+)
+def test_an_answer_goes_on_from_its_tokens_as_it_would_have(served: Served, sampling: SamplingParams) -> None:
+    """vLLM by itself continues greedy ones only: its noise begins anew with each request."""
+    whole = generated(served, sampling)
+    assert len(whole.token_ids) == 16, whole
+    assert whole == generated(served, sampling)
+    rest = generated(served, sampling, whole.token_ids[:6])
+    assert whole.token_ids[6:] == rest.token_ids
+
+
+def test_each_stages_seconds_sum_to_wall_and_its_series_are_those_of_any_stage(served: Served) -> None:
+    for stage in (0, 1):
+        samples = served.samples(stage)
+        spent = sum(sum(samples[name].values()) for name in STATES)
+        (wall,) = samples["stageline_stage_wall_seconds_total"].values()
+        assert spent == pytest.approx(wall, abs=1e-3)
+        steps = samples["stageline_stage_steps_total"]
+        assert sum(steps.values()) > 16, steps
+        page = served.stage_page(stage, "metrics")
+        missing = [one.name for one in STAGE_METRICS if f"# TYPE {one.family}" not in page]
+        assert missing == [], page
+
+
+def test_a_killed_worker_is_noticed_in_two_seconds_though_nobody_asks_and_its_cause_is_named(served: Served) -> None:
+    """vLLM by itself goes on answering 200 to health checks until the next request, and then for minutes."""
+    noticed = served.kill_worker(1)
+    failure = served.failures()[0]
+    assert (failure["failureClass"], failure["stage"]) == ("Killed", 1), served.failures()
+    assert noticed.own_seconds <= NOTICED_SECONDS, (noticed, failure, served.logs())

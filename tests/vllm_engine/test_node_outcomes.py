@@ -1,0 +1,187 @@
+"""From the end of a vLLM node to a failure class and words, and from steps that don't advance to who is at fault."""
+
+from pathlib import Path
+
+import pytest
+
+from stageline_api.failures import FailureClass
+from stageline_vllm.supervisor.outcome import FirstWords, NodeEnd, failure_of, is_lost_connection
+from stageline_vllm.supervisor.step_watchdog import BYSTANDER_SECONDS, StepWatchdog, WorkerView
+from stageline_vllm.worker_clock import WorkerClock
+from stageline_vllm.worker_state import (
+    Clock,
+    Counters,
+    Life,
+    Operation,
+    State,
+    WorkerPhase,
+    WorkerState,
+    WorkerStateReader,
+    WorkerStateWriter,
+    worker_state_path,
+)
+
+LOG = """
+INFO 11-22 14:00:01 [model.py:580] Resolved architecture: LlamaForCausalLM
+(Worker_PP1 pid=81) WARNING 11-22 14:00:05 [x.py:1] ImportError: no such optional kernel
+(Worker_PP1 pid=81) ERROR 11-22 14:00:08 [multiproc_executor.py:750] Traceback (most recent call last):
+(Worker_PP1 pid=81) ERROR 11-22 14:00:08 [multiproc_executor.py:750] torch.OutOfMemoryError: CUDA out of memory. Tried
+(EngineCore pid=70) ERROR 11-22 14:00:09 [core.py:900] Exception: WorkerProc initialization failed due to an exception
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+def first_words(log: str) -> FirstWords:
+    words = FirstWords()
+    for line in log.splitlines():
+        words.read(line)
+    return words
+
+
+def test_the_root_cause_is_kept_and_not_what_others_say_of_it() -> None:
+    words = first_words(LOG)
+    assert words.first == "OutOfMemoryError: CUDA out of memory. Tried"
+    assert words.last == "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
+
+
+def test_an_engine_that_gave_up_is_told_from_a_worker_that_was_killed() -> None:
+    gave_up = first_words("ERROR TimeoutError: RPC call to sample_tokens timed out.\nERROR EngineDeadError: see above")
+    assert (gave_up.first, gave_up.engine_died) == ("", True)
+    killed = first_words("ERROR Worker proc VllmWorker-0 died unexpectedly\nERROR EngineDeadError: see above")
+    assert not killed.engine_died, "that is what it died of"
+
+
+def test_who_only_says_that_another_failed_names_nothing() -> None:
+    words = first_words("ERROR Worker proc VllmWorker-0 died unexpectedly\nERROR EngineDeadError: see above")
+    assert (words.first, words.worker_died) == ("", True)
+
+
+READY, LOADING = WorkerPhase.READY, WorkerPhase.LOADING
+GAVE_UP = NodeEnd(status=1, words="", phase=READY, worker_vanished=True, engine_died=True)
+
+
+@pytest.mark.parametrize(
+    ("end", "failure_class", "part"),
+    [
+        (NodeEnd(status=0, words="", phase=READY), FailureClass.INTERNAL, "status 0 without having been told to drain"),
+        (NodeEnd(status=0, words="", phase=READY, worker_vanished=True), FailureClass.KILLED, "worker was killed"),
+        (GAVE_UP, FailureClass.INTERNAL, "vLLM ended its engine and its worker"),
+        (NodeEnd(status=-9, words="", phase=READY), FailureClass.KILLED, "SIGKILL"),
+        (NodeEnd(status=-11, words="", phase=READY), FailureClass.INTERNAL, "SIGSEGV"),
+        (NodeEnd(status=137, words="", phase=READY), FailureClass.OUT_OF_MEMORY, "status 137"),
+        (NodeEnd(status=1, words="", phase=READY, kernel_kills=1), FailureClass.OUT_OF_MEMORY, "memory ran out"),
+        (NodeEnd(status=1, words="OutOfMemoryError: CUDA", phase=LOADING), FailureClass.OUT_OF_MEMORY, "CUDA"),
+        (NodeEnd(status=1, words="ValueError: no lm_head", phase=LOADING), FailureClass.MODEL_LOAD, "no lm_head"),
+        (NodeEnd(status=2, words="vllm serve: x", phase=None), FailureClass.BAD_CONFIG, "vllm serve: x"),
+        (NodeEnd(status=1, words="ValidationError: 1 validation error", phase=None), FailureClass.BAD_CONFIG, "1 val"),
+        (NodeEnd(status=1, words="RuntimeError: kernel", phase=READY), FailureClass.INTERNAL, "kernel"),
+        (NodeEnd(status=1, words="ImportError: libcudart.so", phase=None), FailureClass.INTERNAL, "libcudart"),
+    ],
+)  # fmt: skip
+def test_each_end_has_its_class(end: NodeEnd, failure_class: FailureClass, part: str) -> None:
+    failure = failure_of(end)
+    assert failure.failure_class is failure_class, failure.detail
+    assert part in failure.detail
+
+
+def test_a_lost_connection_is_known_as_a_consequence() -> None:
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.8]:4711"
+    assert is_lost_connection(NodeEnd(status=1, words=lost, phase=READY))
+    assert not is_lost_connection(NodeEnd(status=1, words="ValueError: no lm_head", phase=LOADING))
+
+
+LIFE = Life(pid=1, stage=0, rank=0, phase=READY)
+
+
+def view(
+    state: State, operation: Operation = Operation.NONE, begun: int = 5, done: int = 5, *, is_stopped: bool = False
+) -> WorkerView:
+    clock = Clock(
+        started_nanoseconds=0, since_nanoseconds=0, state=state, operation=operation, steps_begun=begun,
+        steps_done=done, unfinished_requests=1, spent_nanoseconds=(0,) * len(State),
+    )  # fmt: skip
+    return WorkerView(state=WorkerState(life=LIFE, clock=clock, counters=Counters()), is_stopped=is_stopped)
+
+
+def fires_after(seen: WorkerView, stage: int = 1, *, outstanding: bool = True) -> tuple[float, str, int | None] | None:
+    """Seconds until the watchdog speaks of a view that stays as it is, its operation and peer."""
+    watchdog = StepWatchdog(10.0, stage, 3)
+    for tenth in range(200):
+        failure = watchdog.look({0: seen}, tenth / 10, outstanding=outstanding)
+        if failure is not None:
+            assert failure.failure_class is FailureClass.STEP_TIMEOUT
+            return tenth / 10, failure.operation, failure.peer
+    return None
+
+
+def test_who_computes_speaks_before_who_waits_for_him() -> None:
+    computing = fires_after(view(State.DECODE, Operation.FORWARD, begun=6))
+    receiving = fires_after(view(State.RECV, Operation.RECEIVE_HIDDEN, begun=6))
+    starved = fires_after(view(State.STARVED))
+    fed_back = fires_after(view(State.FEEDBACK, begun=6), stage=0)
+    assert computing is not None
+    assert receiving is not None
+    assert fed_back is not None
+    assert starved is not None
+    assert computing[0] == pytest.approx(10.0, abs=0.3)
+    assert computing[1:] == ("forward", None)
+    assert receiving[0] == starved[0] == fed_back[0] == pytest.approx(10.0 + BYSTANDER_SECONDS, abs=0.3)
+    assert receiving[1:] == (Operation.RECEIVE_HIDDEN.wire_name, 0), "it names whom it waits for"
+    assert starved[1:] == ("wait for vLLM's scheduler", None)
+    assert fed_back[1:] == ("wait for feedback", 2), "sampled tokens come from the last stage"
+
+
+def test_a_stopped_worker_is_named_as_such_wherever_it_stood() -> None:
+    stopped = fires_after(view(State.STARVED, is_stopped=True))
+    assert stopped is not None
+    assert stopped[0] == pytest.approx(10.0, abs=0.3)
+    assert stopped[1] == "worker stopped"
+
+
+@pytest.mark.parametrize(
+    "hanging",
+    [
+        view(State.DECODE, Operation.FORWARD, begun=6),
+        view(State.FEEDBACK, begun=6),
+        view(State.STARVED, is_stopped=True),
+    ],
+    ids=["in a step", "waiting for feedback", "stopped between two"],
+)  # fmt: skip
+def test_clients_that_leave_and_ask_anew_meanwhile_give_a_hanging_worker_no_time(hanging: WorkerView) -> None:
+    """A gateway does so with an answer that stands still, and between the two nothing is outstanding."""
+    watchdog = StepWatchdog(10.0, 1, 2)
+    seen = [watchdog.look({0: hanging}, tenth / 10, outstanding=tenth % 50 > 1) for tenth in range(150)]
+    assert any(seen)
+    waiting = [
+        watchdog.look({0: view(State.STARVED)}, tenth / 10, outstanding=tenth % 50 > 1) for tenth in range(200, 400)
+    ]
+    assert not any(waiting), "it waits for the scheduler, and each request has its own time"
+
+
+def test_idle_nothing_has_to_advance_and_a_step_starts_the_time_anew() -> None:
+    assert fires_after(view(State.IDLE), outstanding=False) is None
+    watchdog = StepWatchdog(10.0, 0, 2)
+    for second in range(60):
+        seen = view(State.DECODE, Operation.FORWARD, begun=second // 9, done=second // 9)
+        assert watchdog.look({0: seen}, float(second), outstanding=True) is None
+
+
+def test_of_several_workers_of_a_stage_the_one_that_hangs_is_named() -> None:
+    watchdog = StepWatchdog(10.0, 0, 2)
+    ranks = {0: view(State.STARVED), 1: view(State.DECODE, Operation.FORWARD, begun=6)}
+    found = [watchdog.look(ranks, tenth / 10, outstanding=True) for tenth in range(120)]
+    failure = next(each for each in found if each is not None)
+    assert failure.detail.startswith("worker 1: ")
+
+
+def test_the_clock_of_a_worker_and_the_watchdog_mean_the_same(tmp_path: Path) -> None:
+    """The states that the plugin writes are those that the watchdog reads."""
+    file = worker_state_path(tmp_path, 0)
+    clock = WorkerClock(WorkerStateWriter(file), stage=1)
+    clock.begin_step(State.DECODE, rows=1, tokens=1, unfinished_requests=1)
+    clock.enter(State.RECV, Operation.RECEIVE_HIDDEN)
+    state = WorkerStateReader(file).read()
+    assert state is not None
+    fired = fires_after(WorkerView(state=state))
+    assert fired is not None
+    assert fired[2] == 0
