@@ -12,11 +12,13 @@ from stageline_gateway.admission.admission import Admission
 from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory
 from stageline_gateway.endpoints.admin import build_admin
+from stageline_gateway.endpoints.anthropic_messages import add_messages
 from stageline_gateway.endpoints.completions import add_completions
 from stageline_gateway.endpoints.models import add_models, add_probes
 from stageline_gateway.endpoints.openapi import document
 from stageline_gateway.endpoints.page import add_page
 from stageline_gateway.endpoints.pipeline_watch import PipelineWatch
+from stageline_gateway.endpoints.responses import add_responses
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.tokenizing import add_tokenize_routes
 from stageline_gateway.engine_client.engine_calls import EngineCalls
@@ -32,8 +34,8 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     """A gateway: the application for clients.
 
     `app.state.admin` is the application for the admin port, `app.state.leave` says why clients should go elsewhere,
-    `app.state.cut` is an event that ends open answers with an error when it is set, and `app.state.metrics` counts
-    what the application can't see itself.
+    `app.state.cut` is an event that ends open answers with an error when it is set, `app.state.metrics` counts what the
+    application can't see itself, `app.state.send_timeout_seconds` and `app.state.hosts` are for who talks with clients.
     """
     metrics = GatewayMetrics()
     fleet = build_fleet(settings, metrics)
@@ -70,24 +72,28 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     app.state.leave = admission.leave
     app.state.cut = services.cut
     app.state.metrics = metrics
+    app.state.send_timeout_seconds = settings.send_timeout_seconds
+    app.state.hosts = settings.hosts
     add_completions(app, services)
+    add_responses(app, services)
+    add_messages(app, services)
     add_tokenize_routes(app, services, calls)
     add_page(app, services, PipelineWatch(calls))
     add_models(app, services)
     add_probes(app, services)
-    _add_document(app, with_keys=keys is not None)
+    _add_document(app, keys is not None, settings.strict_fields)
     add_error_forms(app)
     app.state.admin = build_admin(services)
     return app
 
 
-def _add_document(app: FastAPI, with_keys: bool) -> None:
+def _add_document(app: FastAPI, with_keys: bool, strict: bool) -> None:
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(_written_document(with_keys), media_type="application/json")
+        return Response(_written_document(with_keys, strict), media_type="application/json")
 
 
 @cache
-def _written_document(with_keys: bool) -> bytes:
+def _written_document(with_keys: bool, strict: bool) -> bytes:
     # Made when it is first asked for: it takes longer than the rest of a gateway's start.
-    return bytes(JsonAnswer(document(with_keys)).body)
+    return bytes(JsonAnswer(document(with_keys, strict)).body)

@@ -54,6 +54,14 @@ def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Co
 @_path("endpoints", "File that lists the groups to serve; re-read whenever it is replaced.")
 @click.option("--kubernetes", is_flag=True, help="Serve the PipelineModels of a cluster's namespace instead of a file.")
 @click.option("--namespace", help="The namespace, with --kubernetes. Default: that of the gateway's own pod.")
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    envvar="STAGELINE_GATEWAY_ALLOWED_HOST",
+    show_envvar=True,
+    help="A name that requests may give as their Host, besides addresses and localhost; may be repeated. Default: any "
+    "name, but none where --host is this machine's own and there are no keys.",
+)
 @_option(
     "admin-host", click.STRING, "127.0.0.1", "Address of the admin port (metrics, state, drain); it asks no key.", True
 )
@@ -79,6 +87,13 @@ def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Co
     default=None,
     help="OpenTelemetry collector to send spans of requests to, as http://host:4318; needs stageline[tracing].",
 )
+@click.option(
+    "--strict-fields",
+    is_flag=True,
+    envvar="STAGELINE_GATEWAY_STRICT_FIELDS",
+    show_envvar=True,
+    help="Refuse fields of OpenAI's and vLLM's that change nothing here; else a header of the answer names them.",
+)
 @click.option("--access-log", is_flag=True, help="Log one line per request.")
 def gateway(
     host: str,
@@ -86,6 +101,7 @@ def gateway(
     endpoints: Path | None,
     kubernetes: bool,
     namespace: str | None,
+    allowed_host: tuple[str, ...],
     admin_host: str,
     admin_port: int | None,
     keys: Path | None,
@@ -112,6 +128,7 @@ def gateway(
         endpoints_path=endpoints,
         namespace=_namespace(endpoints, kubernetes, namespace),
         keys_path=keys,
+        hosts=_hosts(allowed_host, host, keys),
         probe_interval_seconds=probe_seconds / 2,
         probe_timeout_seconds=probe_seconds / 2,
         **manners,
@@ -127,6 +144,17 @@ def gateway(
     )  # fmt: skip
     times = ShutdownTimes(withdraw_seconds, drain_seconds)
     serve(app, Sockets(public, admin, tls, connection_limit), times, access_log)
+
+
+def _hosts(allowed: tuple[str, ...], host: str, keys: Path | None) -> frozenset[str] | None:
+    """What may be asked for. Without keys a gateway on this machine's own address is for this machine's people alone.
+
+    Other addresses have names that only their networks know.
+    """
+    if allowed:
+        return frozenset(name.lower() for name in allowed)
+    is_own = host in ("localhost", "::1") or host.startswith("127.")
+    return frozenset() if keys is None and is_own else None
 
 
 def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) -> str:

@@ -5,6 +5,7 @@ status and one code. Messages are for the client: they name the field, the value
 address inside the cluster.
 """
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -14,6 +15,10 @@ from stageline_api.engine_http import EngineError, ErrorCode
 
 SHOWN_CHARACTERS = 100
 """How much of a client's own value an error repeats."""
+_BOUNDED = reprlib.Repr()
+_BOUNDED.maxlevel = 8
+_BOUNDED.maxlist = _BOUNDED.maxdict = SHOWN_CHARACTERS
+_BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 2 * SHOWN_CHARACTERS
 
 
 @dataclass(eq=False)
@@ -42,13 +47,9 @@ class ApiError(Exception):
         return headers
 
 
-class SlowReaderError(Exception):
-    """The client has stopped reading its answer for too long, so that there is nobody to send an error to."""
-
-
 def shown(value: object) -> str:
-    """`value` as it may appear in a message: its repr, cut to `SHOWN_CHARACTERS`."""
-    text = repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
+    """`value` as it may appear in a message: its repr, cut to `SHOWN_CHARACTERS`. Quick however large the value is."""
+    text = repr(value[: SHOWN_CHARACTERS + 1]) if isinstance(value, str) else _BOUNDED.repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
@@ -67,9 +68,20 @@ def not_supported(message: str) -> ApiError:
     return ApiError(400, message, code="unsupported_endpoint")
 
 
+def not_stored(what: str) -> ApiError:
+    """404: what a client was given an id of, and can't get back."""
+    return ApiError(404, f"No {what} is stored here: an answer is given once.", code="not_found")
+
+
 def not_ready(message: str, retry_after_seconds: float) -> ApiError:
     """503: the request is fine, and may succeed later."""
     return ApiError(503, message, "server_error", code="not_ready", retry_after_seconds=retry_after_seconds)
+
+
+def model_suspended(model: str) -> ApiError:
+    """503 at once, without a time to come back at: only a person ends it."""
+    message = f"Model '{model}' is suspended: it takes no request until spec.suspend of its PipelineModel is false."
+    return ApiError(503, message, "server_error", code="model_suspended")
 
 
 def answer_broken(message: str) -> ApiError:

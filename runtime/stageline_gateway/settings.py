@@ -42,6 +42,10 @@ class GatewaySettings:
     """How long a client may leave its end of a connection full before its answer is given up."""
     otlp_endpoint: str | None = None
     """Collector that spans of requests are sent to (`telemetry.tracing`). None sends none."""
+    hosts: frozenset[str] | None = None
+    """Names that requests may give as their `Host`, besides addresses and this machine's own; None: any."""
+    strict_fields: bool = False
+    """Refuse fields that clients send and that change nothing here, instead of naming them in the answer's header."""
     keys_path: Path | None = None
     """API keys (`admission.keys`): a file, or a directory as a Secret is mounted. None lets everyone in."""
     keys_poll_seconds: float = 1.0

@@ -10,12 +10,14 @@ import yaml
 from cluster.manifest_samples import SOURCE, manifest
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass
+from stageline_api.manifests.accepted_before import read_accepted_before
 from stageline_api.manifests.manifest_loader import load_manifests, load_one_model
 from stageline_api.resource.base import SpecBase
 from stageline_api.resource.model_source import PackageSource
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.runtime_config import RuntimeConfig, Timeouts
+from stageline_operator.planner.objects.identity import revision_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -25,6 +27,22 @@ def test_every_example_is_accepted(file: Path) -> None:
     loaded = load_manifests(file)
     assert not loaded.problems, "\n".join(map(str, loaded.problems))
     assert loaded.models
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_what_is_accepted_reads_the_same_without_the_rules(file: Path) -> None:
+    """Also as the API server stores it, with all defaults."""
+    for model in load_manifests(file).models:
+        written = yaml.safe_load(file.read_text()) if len(load_manifests(file).models) == 1 else model.to_manifest()
+        assert read_accepted_before(written) == model
+        assert read_accepted_before(model.to_manifest()) == model
+        assert revision_of(read_accepted_before(written) or model) == revision_of(model)
+
+
+def test_what_is_no_model_at_all_is_none_without_the_rules_too() -> None:
+    whole = manifest()
+    assert read_accepted_before({**whole, "spec": {}}) is None
+    assert read_accepted_before({**whole, "spec": {**whole["spec"], "engine": "vllm"}}) is None
 
 
 def test_the_smallest_manifest_gets_working_defaults() -> None:

@@ -75,13 +75,13 @@ def test_validate_says_ok_for_each_model(tmp_path: Path) -> None:
 
 def test_validate_prints_one_line_for_each_problem_and_exits_2(tmp_path: Path) -> None:
     good = _write(tmp_path / "good.yaml", manifest("good"))
-    bad = _write(tmp_path / "bad.yaml", manifest("bad", parallelism={"pipeline": 0, "tensor": 2}))
+    bad = _write(tmp_path / "bad.yaml", manifest("bad", parallelism={"pipeline": 0, "tensor": 9}))
     done = _stageline("validate", str(bad), str(good), str(tmp_path / "absent.yaml"))
     assert done.returncode == 2, done
     assert done.stdout == f"{good}: good ok\n"
     assert done.stderr.splitlines() == [
         f"{bad}: spec.parallelism.pipeline: 0 is not allowed: must be at least 1",
-        f"{bad}: spec.parallelism.tensor: 2 is not allowed: tensor parallelism is not built yet: must be 1",
+        f"{bad}: spec.parallelism.tensor: 9 is not allowed: must be at most 8",
         f"{tmp_path}/absent.yaml: can't be read: No such file or directory",
     ]
 

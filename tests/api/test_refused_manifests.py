@@ -39,11 +39,62 @@ SPEC_CASES = {
     ),
     "tensor": (
         "parallelism: {tensor: 2}",
-        "spec.parallelism.tensor: 2 is not allowed: tensor parallelism is not built yet: must be 1",
+        "spec.parallelism.tensor: 2 is not allowed: "
+        "tensor parallelism is not built yet in Stageline's own engine: must be 1",
     ),
-    "engine-vllm": (
-        "engine: {name: vllm}",
-        'spec.engine.name: "vllm" is not allowed: must be "stageline": no other engine is built yet',
+    "engine-unknown": (
+        "engine: {name: sglang}",
+        'spec.engine.name: "sglang" is not allowed: must be one of "stageline" or "vllm"',
+    ),
+    "vllm-image-elsewhere": (
+        "engine: {image: vllm/vllm-openai}",
+        "spec.engine.image: is only for engine.name: vllm",
+    ),
+    "vllm-arguments-elsewhere": (
+        "engine: {extraArgs: [--enforce-eager]}",
+        "spec.engine.extraArgs: is only for engine.name: vllm",
+    ),
+    "vllm-owned-argument": (
+        "engine: {name: vllm, extraArgs: [--quantization, fp8, --nnodes=3]}",
+        'spec.engine.extraArgs[2]: "--nnodes=3" is not allowed: '
+        "--nnodes is decided by the operator: it follows from the group's pods",
+    ),
+    "vllm-owned-argument-in-the-other-spelling": (
+        "engine: {name: vllm, extraArgs: [--max_model_len, '9']}",
+        'spec.engine.extraArgs[0]: "--max_model_len" is not allowed: --max-model-len is spec.engine.maxModelLen',
+    ),
+    "vllm-owned-argument-shortened": (
+        "engine: {name: vllm, extraArgs: [--scheduler-c, mine.Scheduler]}",
+        'spec.engine.extraArgs[0]: "--scheduler-c" is not allowed: vLLM may read it as --scheduler-cls, which is how '
+        "the cohorts are kept even: it is the operator's: write the argument's whole name",
+    ),
+    "vllm-owned-argument-of-one-letter": (
+        "engine: {name: vllm, extraArgs: ['-pp=2']}",
+        'spec.engine.extraArgs[0]: "-pp=2" is not allowed: -pp stands for --pipeline-parallel-size, '
+        "which is spec.parallelism.pipeline",
+    ),
+    "vllm-speculation": (
+        "engine: {name: vllm, extraArgs: ['--speculative-config.method', ngram]}",
+        'spec.engine.extraArgs[0]: "--speculative-config.method" is not allowed: --speculative-config is refused: '
+        "with a pipeline vLLM's speculation and continued answers exclude each other",
+    ),
+    "vllm-graphs": (
+        "engine: {name: vllm, graphs: full}",
+        'spec.engine.graphs: "full" is not allowed: has no meaning under vllm, which captures by its own rules: '
+        "see extraArgs --compilation-config",
+    ),
+    "vllm-device": (
+        "engine: {name: vllm, device: cuda}",
+        'spec.engine.device: "cuda" is not allowed: '
+        "has no meaning under vllm, whose image is made for one kind of device",
+    ),
+    "adapter-twice": (
+        "engine: {name: vllm, loraAdapters: [{name: a, path: /a}, {name: a, path: /b}]}",
+        'spec.engine.loraAdapters[1].name: "a" is not allowed: is given twice: each adapter has a name of its own',
+    ),
+    "adapter-path": (
+        "engine: {name: vllm, loraAdapters: [{name: a, path: ../a}]}",
+        'spec.engine.loraAdapters[0].path: "../a" is not allowed: must be an absolute path without ".."',
     ),
     "dtype": (
         "engine: {dtype: float16}",
@@ -60,8 +111,35 @@ SPEC_CASES = {
         "stages: [{layer: 0-3}]",
         'spec.stages[0].layer: unknown field; did you mean "layers"?',
     ),
-    "not-built-field": ("engine: {speculative: true}", "spec.engine.speculative: unknown field; the fields here are "
-                        "name, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, prefixCache, graphs, device, seed"),
+    "not-built-field": ("engine: {lora: true}", "spec.engine.lora: unknown field; the fields here are "
+                        "name, image, extraArgs, loraAdapters, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, "
+                        "prefixCache, graphs, device, speculative, seed"),
+    "speculation-without-a-method": (
+        "engine: {speculative: {tokens: 4}}",
+        "spec.engine.speculative.method: is required",
+    ),
+    "drafts-by-a-model": (
+        "engine: {speculative: {method: draft}}",
+        'spec.engine.speculative.method: "draft" is not allowed: must be "lookup": drafts by a second model are not '
+        "built yet",
+    ),
+    "too-many-drafts": (
+        "engine: {speculative: {method: lookup, tokens: 17}}",
+        "spec.engine.speculative.tokens: 17 is not allowed: must be at most 16",
+    ),
+    "matches-nothing": (
+        "engine: {speculative: {method: lookup, minMatch: 0}}",
+        "spec.engine.speculative.minMatch: 0 is not allowed: must be at least 1",
+    ),
+    "speculation-under-vllm": (
+        "engine: {name: vllm, speculative: {method: lookup}}",
+        "spec.engine.speculative: is refused under vllm: with a pipeline its speculation and continued answers exclude "
+        "each other",
+    ),
+    "speculation-on-devices": (
+        "engine: {device: cuda, speculative: {method: lookup}}",
+        "spec.engine.speculative: is not built for devices yet: leave it out, or set engine.device to cpu",
+    ),
     "stage-count": (
         "parallelism: {pipeline: 3}\n  stages: [{}, {}]",
         "spec.stages: has 2 entries but parallelism.pipeline is 3: give one entry for each stage",
@@ -103,6 +181,16 @@ SPEC_CASES = {
         "template: {resources: {limits: {memory: lots}}}",
         'spec.template.resources.limits.memory: "lots" is not allowed: must be a quantity such as 2, "500m" or "8Gi"',
     ),
+    "gpus-of-another-number-than-ranks": (
+        "engine: {device: cuda}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
+        'spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: '
+        "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+    ),
+    "a-stage-without-a-gpu": (
+        "engine: {device: cuda}\n  stages: [{resources: {limits: {nvidia.com/gpu: '0'}}}]",
+        'spec.stages[0].resources.limits[nvidia.com/gpu]: 0 is not allowed: '
+        "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+    ),
     "grace-shorter-than-drain": (
         "template: {terminationGracePeriodSeconds: 5}",
         "spec.template.terminationGracePeriodSeconds: 5 is not allowed: "
@@ -142,7 +230,8 @@ SPEC_CASES = {
     "volume-over-stagelines-own": (
         "template: {volumes: [{name: a, mountPath: /tmp/a, claimName: a}]}",
         'spec.template.volumes[0].mountPath: "/tmp/a" is not allowed: must not be within /etc/stageline, '
-        "/var/cache/stageline, /var/lib/stageline, /dev/shm, /tmp, which Stageline itself mounts",
+        "/var/cache/stageline, /var/cache/stageline-compiled, /var/lib/stageline, /opt/stageline-vllm, /dev/shm, /tmp, "
+        "which Stageline itself mounts",
     ),
     "volume-names": (
         "template: {volumes: [{name: cache, mountPath: /a, claimName: a}]}",

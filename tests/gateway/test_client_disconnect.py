@@ -35,6 +35,8 @@ def test_the_engine_sees_the_client_leave(
     gateway.settle()
     code = "200" if begins else "499"
     assert gateway.sample("stageline_gateway_requests_total", model_name=MODEL, code=code) == 1
+    abandoned = gateway.sample("stageline_gateway_abandoned_after_seconds_count", model_name=MODEL)
+    assert abandoned == (PIECE not in steps), "who had a token gave nothing up"
 
 
 def reached(gateway: RunningGateway, engine: ScriptedEngine, steps: list[Step]) -> bool:

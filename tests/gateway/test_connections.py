@@ -20,6 +20,7 @@ from processes.gateway_harness import MODEL, RunningGateway, eventually, group, 
 from processes.scripted_engine import Hold, Say, ScriptedEngine
 from stageline_api.engine_http import Admitted, Delta
 from stageline_api.errors import UserError
+from stageline_gateway.command import _hosts
 from stageline_gateway.server import http_protocol
 from stageline_gateway.server.http_protocol import HEADER_LIMIT_BYTES
 from stageline_gateway.server.tls import TlsFiles, new_context
@@ -231,3 +232,31 @@ def test_unusable_tls_files_are_said_at_the_start(tmp_path: Path, authority: tru
         (files.certificate if broken == "certificate" else files.key).write_text("broken")
     with pytest.raises(UserError, match="certificate and key can't be used"):
         new_context(files)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"127.0.0.1:8000", 200),
+        (b"localhost", 200),
+        (b"[::1]:8000", 200),
+        (b"LLM.example:8000", 200),
+        (b"evil.example", 421),
+        (b"127.0.0.1.evil.example", 421),
+        (b"", 421),
+    ],
+)
+def test_a_page_can_not_point_its_own_name_at_a_gateway_without_keys(tmp_path: Path, host: bytes, status: int) -> None:
+    settings = GatewaySettings(tmp_path / "e.json", hosts=frozenset({"llm.example"}))
+    with running_gateway(settings) as gateway, connect(gateway) as raw:
+        raw.sendall(b"GET /healthz HTTP/1.1\r\nconnection: close\r\nhost: " + host + b"\r\n\r\n")
+        told = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert told.startswith(b"HTTP/1.1 %d " % status), told
+    assert (b"foreign_host" in told) == (status == 421), told
+
+
+def test_a_gateway_of_this_machine_alone_answers_to_no_other_name_by_default() -> None:
+    assert _hosts((), "127.0.0.1", None) == frozenset()
+    assert _hosts((), "0.0.0.0", None) is None
+    assert _hosts((), "127.0.0.1", Path("keys.yaml")) is None
+    assert _hosts(("LLM.example",), "0.0.0.0", None) == frozenset({"llm.example"})

@@ -36,6 +36,22 @@ def test_groups_come_go_and_change(
     assert "group 0: backing off" in refused.json()["error"]["message"]
 
 
+def test_an_adapter_is_a_model_of_its_own_that_its_groups_answer_for(
+    gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine
+) -> None:
+    with_adapter = group(other_engine.url, 1).model_copy(update={"adapters": ("pirate", "other")})
+    other_engine.served_name = "other"
+    write_endpoints(gateway.endpoints, group(engine.url), with_adapter.model_copy(update={"model": "other"}))
+    eventually(lambda: "pirate" in str(gateway.http.get("/v1/models").json()), "the adapter is not listed")
+    assert gateway.http.post("/v1/completions", json=BODY | {"model": "pirate"}).status_code == 200
+    # A model that is served under a name keeps it.
+    assert gateway.http.post("/v1/completions", json=BODY | {"model": "other"}).status_code == 200
+    assert [asked.adapter for asked in other_engine.requests] == ["pirate", None]
+    refused = gateway.http.post("/v1/completions", json=BODY | {"model": "parrot"})
+    assert refused.status_code == 404
+    assert engine.requests == []
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b'{"groups": [{"model": "x"}]}', b'{"groups": [], "more": 1}', b"\xff\xfe", b"[]"],

@@ -226,3 +226,25 @@ def test_a_bug_in_the_gateway_ends_a_stream_with_an_error_event(
     assert gateway.sample("stageline_gateway_requests_total", model_name=MODEL, code="200") == 1
     assert gateway.sample("stageline_gateway_requests_total", model_name=MODEL, code="500") == 1
     assert gateway.admin.get("/status").json()["open_requests"] == 0
+
+
+def test_a_request_whose_groups_hang_is_sent_to_no_third(
+    tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine
+) -> None:
+    """It may be what hangs them; a request that was only there when one hung goes on elsewhere."""
+    hung = Failed(message="the group failed: no plan finished within 30 s", is_suspect=True)
+    settings = GatewaySettings(
+        tmp_path / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
+    )
+    for script in (engine, other_engine):
+        script.script = lambda _: [ADMITTED, Say(hung)]
+    with running_gateway(settings) as gateway:
+        gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
+        refused = gateway.http.post("/v1/completions", json=BODY)
+        assert refused.status_code == 503, refused.text
+        assert len(engine.requests) + len(other_engine.requests) == 2
+        labels = {"model_name": MODEL, "kind": "hung"}
+        assert gateway.sample("stageline_gateway_engine_losses_total", **labels) == 2
+        other_engine.script = lambda _: answer("well")
+        done = [gateway.http.post("/v1/completions", json=BODY).status_code for _ in range(4)]
+        assert done == [200] * 4, done

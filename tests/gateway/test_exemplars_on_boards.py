@@ -14,7 +14,7 @@ from processes.span_collector import SpanCollector
 from stageline_gateway.settings import GatewaySettings
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
-CHOSEN = dict.fromkeys(("namespace", "model_name", "asked_for"), ".*") | {"__rate_interval": "1m"}
+CHOSEN = dict.fromkeys(("cluster", "namespace", "model_name", "asked_for"), ".*") | {"__rate_interval": "1m"}
 
 
 def expressions_with_exemplars() -> dict[str, str]:

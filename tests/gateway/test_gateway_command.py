@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from processes.gateway_harness import MODEL, eventually, group, write_endpoints
+from processes.nameless_user import as_nameless_user, skip_without_namespaces
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
 from stageline_gateway.server.serve import bind
@@ -25,7 +26,7 @@ COMMAND = [sys.executable, "-m", "stageline_gateway"]
 
 @contextmanager
 def gateway_process(
-    tmp_path: Path, engine: ScriptedEngine, *options: str
+    tmp_path: Path, engine: ScriptedEngine, *options: str, under: tuple[str, ...] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A gateway before `engine`, with its URL; killed when the test leaves it running.
 
@@ -33,7 +34,7 @@ def gateway_process(
     """
     endpoints, log = tmp_path / "endpoints.json", tmp_path / "gateway.log"
     write_endpoints(endpoints, group(engine.url))
-    command = [*COMMAND, "--port", "0", "--endpoints", str(endpoints), *options]
+    command = [*under, *COMMAND, "--port", "0", "--endpoints", str(endpoints), *options]
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stderr=stderr, text=True)
     try:
@@ -63,6 +64,16 @@ def open_stream(url: str) -> Iterator[Iterator[str]]:
 def hold_before_text(engine: ScriptedEngine) -> None:
     """Admit, then wait for the test."""
     engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Hold(), *answer("late")[1:]]
+
+
+def test_it_serves_under_a_user_without_a_name_or_a_home_on_a_read_only_root(
+    tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    skip_without_namespaces()
+    engine.script = lambda _: answer("hello")
+    with gateway_process(tmp_path, engine, under=as_nameless_user()) as (_, url):
+        answered = httpx.post(f"{url}/v1/completions", json=BODY | {"stream": False}, trust_env=False, timeout=120)
+        assert (answered.status_code, answered.json()["choices"][0]["text"]) == (200, "hello"), answered.text
 
 
 def test_sigterm_lets_streams_finish(tmp_path: Path, engine: ScriptedEngine) -> None:

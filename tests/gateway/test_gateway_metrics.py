@@ -39,6 +39,17 @@ def test_the_meter_computes_each_latency_from_its_definition() -> None:
     assert value(registry, "stageline_generation_tokens_total") == 4
 
 
+def test_a_request_is_given_up_by_who_leaves_before_its_first_token() -> None:
+    metrics = GatewayMetrics()
+    for tokens in ((), (1,)):
+        meter = RequestMeter(metrics, MODEL, clock=lambda: 4.5, arrived=1.0)
+        meter.see(Admitted(prompt_tokens=1))
+        meter.see(Delta(text="a", token_ids=tokens))
+        meter.client_left()
+    assert value(metrics.registry.collectors, "stageline_gateway_abandoned_after_seconds_count") == 1
+    assert value(metrics.registry.collectors, "stageline_gateway_abandoned_after_seconds_sum") == 3.5
+
+
 def test_one_token_has_no_time_per_output_token() -> None:
     metrics = GatewayMetrics()
     meter = RequestMeter(metrics, MODEL)

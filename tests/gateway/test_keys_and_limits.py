@@ -3,8 +3,11 @@
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from processes.gateway_harness import MODEL, RunningGateway, eventually, group, 
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
 from stageline_api.errors import UserError
+from stageline_gateway.admission import keys
 from stageline_gateway.app import build_app
 from stageline_gateway.settings import GatewaySettings
 
@@ -130,11 +134,6 @@ def test_tokenizing_counts_as_a_request(gateway: RunningGateway, engine: Scripte
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
     assert ask(gateway, "slow").status_code == 429
     assert gateway.admin.get("/status").json()["open_requests"] == 0
-
-
-def test_bad_requests_cost_nothing(gateway: RunningGateway) -> None:
-    assert [ask(gateway, "slow", n=0).status_code for _ in range(3)] == [400] * 3
-    assert ask(gateway, "slow").headers["x-ratelimit-remaining-requests"] == "1"
 
 
 def test_tokens_per_minute_count_prompt_and_answer(gateway: RunningGateway, engine: ScriptedEngine) -> None:
@@ -265,7 +264,7 @@ HELD = [Say(Admitted(prompt_tokens=1)), Hold(), *answer("late")[1:]]
 
 def test_each_choice_takes_a_place_of_its_key(tmp_path: Path, engine: ScriptedEngine) -> None:
     keys_path = tmp_path / "keys.yaml"
-    write_keys(keys_path, [{"name": "few", "key": SECRETS["few"], "concurrency": 4, "requestsPerMinute": 3}])
+    write_keys(keys_path, [{"name": "few", "key": SECRETS["few"], "concurrency": 4, "requestsPerMinute": 5}])
     engine.script = lambda _: list(HELD)
     settings = GatewaySettings(endpoints_path=tmp_path / "endpoints.json", keys_path=keys_path)
     with running_gateway(settings) as gateway, ThreadPoolExecutor(1) as pool:
@@ -284,7 +283,7 @@ def test_each_choice_takes_a_place_of_its_key(tmp_path: Path, engine: ScriptedEn
         assert len(first.result().json()["choices"]) == 3
         whole = ask(gateway, "few", n=4)
         assert whole.status_code == 200, "not all places were given back"
-        assert whole.headers["x-ratelimit-remaining-requests"] == "1", "two of three were let in"
+        assert whole.headers["x-ratelimit-remaining-requests"] == "1", "four of five were asked"
 
 
 @pytest.mark.parametrize(
@@ -351,3 +350,97 @@ def test_a_choice_leaves_the_queue_with_its_own_first_token(tmp_path: Path, engi
         engine.release()
         assert asked.result().status_code == 200
         assert queued() == 0
+
+
+BAD_BODIES = [b"{", b"[]", b'{"model": 1}', b'{"model": "absent", "prompt": "x"}']
+
+
+def raw_post(gateway: RunningGateway, name: str, content: bytes) -> httpx.Response:
+    headers = {"authorization": f"Bearer {SECRETS[name]}", "content-type": "application/json"}
+    return gateway.http.post("/v1/completions", content=content, headers=headers)
+
+
+def test_what_is_refused_counts_as_a_request_too(gateway: RunningGateway) -> None:
+    """A key that may ask twice a minute can't have fifty bodies read and checked."""
+    statuses = [raw_post(gateway, "slow", BAD_BODIES[index % 4]).status_code for index in range(50)]
+    assert set(statuses[:2]) <= {400, 404}, statuses
+    assert statuses[2:] == [429] * 48, statuses
+
+
+def test_a_request_that_generates_pays_once(gateway: RunningGateway) -> None:
+    assert [ask(gateway, "slow").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_questions_are_metered_apart_from_requests(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = {"authorization": f"Bearer {SECRETS['slow']}"}
+    monkeypatch.setattr(keys, "QUESTIONS_PER_MINUTE", 5)
+    statuses = [gateway.http.get("/v1/models", headers=headers).status_code for _ in range(7)]
+    assert statuses == [200] * 5 + [429] * 2, statuses
+    assert ask(gateway, "slow").status_code == 200
+
+
+def test_bodies_on_their_way_fill_a_keys_places_and_nobody_elses(
+    tmp_path: Path, keys_path: Path, engine: ScriptedEngine
+) -> None:
+    """A key of one place that opens many requests and sends none of them whole."""
+    settings = GatewaySettings(tmp_path / "endpoints.json", keys_path=keys_path, open_limit=8, body_timeout_seconds=600)
+    with running_gateway(settings) as gateway, ExitStack() as stack:
+        gateway.http.headers["authorization"] = f"Bearer {SECRETS['free']}"
+        gateway.serve(group(engine.url))
+        for name, fitting in (("busy", 1), ("slow", 2), ("few", 4)):
+            told = [begun_post(gateway, stack, name) for _ in range(10)]
+            eventually(partial(were_refused, told, 10 - fitting), f"{name}: not {10 - fitting} of 10 were refused")
+        assert ask(gateway, "free").status_code == 200
+
+
+def begun_post(gateway: RunningGateway, stack: ExitStack, name: str) -> socket.socket:
+    """A connection on which a request's headers and the first byte of its body were sent."""
+    url = httpx.URL(gateway.url)
+    raw = stack.enter_context(socket.create_connection((url.host, url.port or 0), timeout=60))
+    head = "POST /v1/completions HTTP/1.1", "host: x", f"authorization: Bearer {SECRETS[name]}"
+    raw.sendall("\r\n".join((*head, "content-type: application/json", "content-length: 100", "", "{")).encode())
+    raw.setblocking(False)
+    return raw
+
+
+def were_refused(connections: list[socket.socket], count: int) -> bool:
+    return sum(map(was_refused, connections)) == count
+
+
+def was_refused(raw: socket.socket) -> bool:
+    try:
+        return b" 429 " in raw.recv(4096, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+
+
+def test_a_key_holds_no_more_than_its_share_of_the_bodies(
+    tmp_path: Path, keys_path: Path, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Hold(), *answer("late")[1:]]
+    settings = GatewaySettings(
+        tmp_path / "endpoints.json", keys_path=keys_path, body_room_bytes=1_000_000, body_limit_bytes=400_000
+    )
+    large = json.dumps(BODY | {"prompt": "x" * 300_000}).encode()
+    with running_gateway(settings) as gateway, ThreadPoolExecutor(3) as pool:
+        gateway.http.headers["authorization"] = f"Bearer {SECRETS['free']}"
+        gateway.serve(group(engine.url))
+        first = pool.submit(raw_post, gateway, "free", large)
+        eventually(lambda: len(engine.requests) == 1, "the first is under way")
+        refused = raw_post(gateway, "free", large)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "body_share")
+        second = pool.submit(raw_post, gateway, "busy", large)
+        eventually(lambda: len(engine.requests) == 2, "another key's has room")
+        engine.release()
+        assert [first.result().status_code, second.result().status_code] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"content-type": "text/plain"}],
+    ids=["origin", "fetch metadata", "plain text"],
+)
+def test_a_web_page_can_not_drain_a_gateway(gateway: RunningGateway, headers: dict[str, str]) -> None:
+    refused = gateway.admin.post("/drain", headers=headers, content=b"{}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "web_page")
+    assert gateway.admin.get("/status").json()["draining"] is False

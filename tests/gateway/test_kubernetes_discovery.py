@@ -55,6 +55,14 @@ def test_a_ready_pod_is_a_ready_group() -> None:
     assert endpoints_of([pod()], [model(served_name=None)]).groups[0].model == "m"
 
 
+def test_adapters_of_a_model_are_names_of_its_groups() -> None:
+    served = model()
+    served["spec"]["engine"] = {"name": "vllm", "loraAdapters": [{"name": "pirate", "path": "/a"}]}
+    [one] = endpoints_of([pod()], [served]).groups
+    assert one.adapters == ("pirate",)
+    assert endpoints_of([pod()], [model()]).groups[0].adapters == ()
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -90,6 +98,17 @@ def test_a_models_resume_window_is_read_and_the_longest_of_one_served_name_count
 
     models = [windowed("a", "tiny", 5), windowed("b", "tiny", 9), windowed("c", None, 0), windowed("d", None, "odd")]
     assert endpoints_of([], [*models, model("e", None)]).resume_window_seconds == {"tiny": 9.0, "c": 0.0}
+
+
+def suspended(name: str = "m", served_name: str | None = "tiny") -> dict[str, Any]:
+    made = model(name, served_name)
+    return made | {"spec": made["spec"] | {"suspend": True}}
+
+
+def test_a_name_is_suspended_when_every_model_that_serves_it_is() -> None:
+    assert endpoints_of([], [suspended()]).suspended == ("tiny",)
+    assert endpoints_of([], [suspended("a"), model("b")]).suspended == ()
+    assert endpoints_of([], [suspended("a"), suspended("b"), model("c", None)]).suspended == ("tiny",)
 
 
 @pytest.fixture
@@ -131,6 +150,18 @@ def test_pods_come_go_and_change(api: FakeKubeApi, watching: RunningGateway) -> 
     assert [(one["ready"], one["draining"]) for one in listed["groups"]] == [(False, True), (True, False)]
     assert watching.http.post("/v1/completions", json=BODY | {"model": "other"}).status_code == 404
     assert "labelSelector=stageline.dev/stage%3D0" in next(asked for asked in api.requests if asked.startswith(PODS))
+
+
+def test_a_request_to_a_suspended_model_is_told_so_at_once(api: FakeKubeApi) -> None:
+    """Requests wait for a group that may come; here none will until a person acts, however long they would wait."""
+    settings = GatewaySettings(None, namespace="here", relist_seconds=1, probe_interval_seconds=60, hold_seconds=10_000)
+    with running_gateway(settings) as gateway:
+        api.put(MODELS, suspended())
+        eventually(lambda: gateway.http.get("/v1/models").json()["data"], "the model never came")
+        refused = gateway.http.post("/v1/completions", json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_suspended"), refused.text
+        assert "spec.suspend of its PipelineModel" in refused.text
+        assert "retry-after" not in refused.headers
 
 
 def test_a_deletion_nobody_told_of_is_found_by_listing_anew(api: FakeKubeApi, watching: RunningGateway) -> None:

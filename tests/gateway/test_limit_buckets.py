@@ -21,7 +21,7 @@ def test_requests_let_in_fit_the_rate(limit: int, gaps: list[float]) -> None:
         use.follow(limits, now)
         refused = use.exceeded()
         if refused is None:
-            use.begin()
+            use.arrive()
             let_in += 1
         else:
             use.follow(limits, now + refused.retry_after_seconds + 1e-6)
@@ -48,7 +48,7 @@ def test_debt_of_tokens_is_paid_back_before_anything_is_let_in(limit: int, spent
 def test_new_limits_keep_what_was_used() -> None:
     use = use_of(Limits.model_validate({"requestsPerMinute": 10}))
     for _ in range(8):
-        use.begin()
+        use.arrive()
     use.follow(Limits.model_validate({"requestsPerMinute": 5}), 0.0)
     assert use.exceeded() is not None
     use.follow(Limits.model_validate({"requestsPerMinute": 20}), 0.0)

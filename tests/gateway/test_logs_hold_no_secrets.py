@@ -89,7 +89,7 @@ def bug_in_checks(asked, *rest):
         loop.call_soon(callback, asked)
     return chat_to_generate(asked, *rest)
 
-def bug_in_answer(self, text, logprobs, reason):
+def bug_in_answer(self, text, reason):
     raise ExceptionGroup(f"can't write {text}", [ValueError(text)])
 
 def bug_in_route(fields):

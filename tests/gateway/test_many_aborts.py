@@ -17,12 +17,15 @@ import pytest
 
 from processes.gateway_harness import MODEL, RunningGateway, eventually
 from processes.scripted_engine import Drop, Hold, Pause, Say, ScriptedEngine, Step, answer
-from stageline_api.engine_http import Admitted, Delta
+from stageline_api.engine_http import Admitted, Delta, GenerateRequest
 
 ABORTS = int(os.environ.get("STAGELINE_ABORTS", "10000"))
 AT_ONCE = 25
 BODY = json.dumps({"model": MODEL, "prompt": "x" * 500, "stream": True}).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+)
+"""A gateway without keys on loopback answers only requests that name this machine."""
 REQUEST = HEAD % len(BODY) + BODY
 ADMITTED = Say(Admitted(prompt_tokens=1))
 SLOWLY: list[Step] = [Say(Delta(text="a", token_ids=(1,))), Pause(0.001)] * 50
@@ -31,9 +34,11 @@ SCRIPTS: list[list[Step]] = [
     [ADMITTED, Hold()],
     [ADMITTED, *SLOWLY, Hold()],
     [ADMITTED, Say(Delta(text="a" * 100_000, token_ids=(1,))), Hold()],
-    [ADMITTED, Say(Delta(text="a", token_ids=(1,))), Drop()],
     answer("a", "b", "c"),
 ]
+BREAKS: list[Step] = [ADMITTED, Say(Delta(text="a", token_ids=(1,))), Drop()]
+BREAKS_EACH = 53
+"""One answer in so many breaks: several in a row would keep the circuit open for most of the test."""
 
 
 async def leave(address: tuple[str, int], draw: random.Random) -> None:
@@ -77,8 +82,13 @@ def gateway_tasks(gateway: RunningGateway) -> int:
 def test_nothing_is_left_of_clients_that_left(
     gateway: RunningGateway, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scripts = count()
-    engine.script = lambda _: SCRIPTS[next(scripts) % len(SCRIPTS)]
+    numbers = count(1)
+
+    def script(_: GenerateRequest) -> list[Step]:
+        number = next(numbers)
+        return SCRIPTS[number % len(SCRIPTS)] if number % BREAKS_EACH else BREAKS
+
+    engine.script = script
     url = httpx.URL(gateway.url)
     caplog.set_level(logging.ERROR)
     eventually(lambda: engine.num_probes, "no probe came: its task belongs to what was there before")

@@ -15,7 +15,7 @@ from typing import Self
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_gateway.admission.keys import ANYONE, Caller, Exceeded, KeyUse
 from stageline_gateway.admission.keys_file import KeysFile
-from stageline_gateway.admission.request_body import BodyMemory, HeldBody
+from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
 from stageline_gateway.engine_client.generation import StreamEvent
 from stageline_gateway.errors import ApiError, bad_value
 from stageline_gateway.telemetry.metrics import GatewayMetrics
@@ -40,10 +40,21 @@ class Admission:
     leaving_because: str = ""
     """Why clients should go elsewhere by now, though what comes is still let in."""
     _uses: dict[str, KeyUse] = field(default_factory=dict)
+    _shares: dict[str, BodyShare] = field(default_factory=dict)
 
     def caller_of(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent a request with these headers; raises ApiError 401."""
-        return ANYONE if self.keys is None else self.keys.ring.caller_of(headers.get("authorization"))
+        """Who sent a request with these headers; raises ApiError 401. Anthropic's clients send a key as `x-api-key`."""
+        if self.keys is None:
+            return ANYONE
+        bare = headers.get("x-api-key")
+        return self.keys.ring.caller_of(headers.get("authorization", None if bare is None else f"Bearer {bare}"))
+
+    def caller_asking(self, headers: Mapping[str, str]) -> Caller:
+        """Who asks for something that generates nothing; raises ApiError 401, or 429 when that key asks too often."""
+        caller = self.caller_of(headers)
+        if self.keys is not None and (exceeded := self.use_of(caller).asked()) is not None:
+            raise self._counted(caller, _rate_limited(exceeded))
+        return caller
 
     def close(self, reason: str) -> None:
         """Refuse every request from now on."""
@@ -51,11 +62,13 @@ class Admission:
 
     def body_of(self, caller: Caller) -> HeldBody:
         """A holder for a request's body; raises ApiError 429 or 503 when it need not be read at all."""
+        use = self.use_of(caller)
         try:
-            self._check_caller(self.use_of(caller))
+            self._check_caller(use)
         except ApiError as error:
             raise self._counted(caller, error) from None
-        return HeldBody(self.bodies)
+        use.arrive()
+        return HeldBody(self.bodies, self._body_share(caller), use.has_arrived)
 
     def leave(self, reason: str) -> None:
         """Fail readiness from now on, while requests are still taken."""
@@ -88,7 +101,7 @@ class Admission:
     def check(self, caller: Caller, use: KeyUse, model: str, places: int) -> None:
         """Raise ApiError 429 or 503 when one more request of `model` with so many choices has no room."""
         try:
-            self._check_caller(use, places)
+            self._check_caller(use, places, has_paid=True)
             if self.waiting[model] + places > self.queue_limit:
                 message = f"{self.waiting[model]} requests wait for model '{model}', and {_no_more(places)}."
                 raise self._full(message, "queue_full")
@@ -97,7 +110,7 @@ class Admission:
 
     def _check_ever(self, caller: Caller, places: int) -> None:
         """Raise ApiError 400 when waiting would not help: the key or this gateway never takes so many choices."""
-        bounds = {"this gateway's queue": self.queue_limit, "this gateway": self.open_limit}
+        bounds = {"this gateway's queue": self.queue_limit, "this gateway": self.most_of_one_key}
         if caller.limits.concurrency is not None:
             bounds["this API key's limit of concurrency"] = caller.limits.concurrency
         who, most = min(bounds.items(), key=lambda bound: bound[1])
@@ -105,11 +118,32 @@ class Admission:
             message = f"'n' is {places}, and each choice takes a place of its own: {who} has {most}."
             raise self._counted(caller, bad_value("n", message))
 
-    def _check_caller(self, use: KeyUse, places: int = 1) -> None:
+    @property
+    def most_of_one_key(self) -> int:
+        """Open requests of one key: where there are several, none of them shuts the others out."""
+        return self.open_limit // 2 if self._has_several_keys else self.open_limit
+
+    @property
+    def _has_several_keys(self) -> bool:
+        return self.keys is not None and len(self.keys.ring.callers) > 1
+
+    def _body_share(self, caller: Caller) -> BodyShare | None:
+        if not self._has_several_keys:
+            return None
+        share = self._shares.setdefault(caller.name, BodyShare(0))
+        # Never less than one body: that would refuse it forever.
+        share.limit_bytes = max(
+            self.bodies.limit_bytes // 2, min(self.bodies.limit_bytes, self.bodies.body_limit_bytes)
+        )
+        return share
+
+    def _check_caller(self, use: KeyUse, places: int = 1, has_paid: bool = False) -> None:
         if self.closed_because:
             raise self._full(self.closed_because, "draining")
-        if (exceeded := use.exceeded(places)) is not None:
+        if (exceeded := use.exceeded(places, has_paid)) is not None:
             raise _rate_limited(exceeded)
+        if use.open + places > (most := self.most_of_one_key) and self._has_several_keys:
+            raise _rate_limited(Exceeded("share of this gateway's open requests", most, 1.0))
         if (num_open := self.open + self.bodies.num_reading) + places > self.open_limit:
             raise self._full(f"This gateway has {num_open} requests open, and {_no_more(places)}.", "overloaded")
 

@@ -148,6 +148,8 @@ def _parsed(file_name: str, content: bytes) -> KeysDocument:
 
 
 WINDOW_SECONDS: Final = 60.0
+QUESTIONS_PER_MINUTE: Final = 1200
+"""Of one key: what lists and draws (`GET`), and takes no place."""
 
 
 @dataclass(slots=True)
@@ -198,7 +200,8 @@ class Allowance:
 class KeyUse:
     """What one key has used of its limits. Pure: time is an argument.
 
-    A request takes one from the bucket of requests when it is admitted. Tokens are taken as they are counted, the
+    A request takes one from the bucket of requests as soon as its key is known, whatever becomes of it, and one of the
+    key's places from then on. Tokens are taken as they are counted, the
     prompt's when the engine has counted them and each of the answer's when it comes: that bucket may be overdrawn by
     what is being answered, and nothing is admitted until that is paid back.
     """
@@ -206,30 +209,55 @@ class KeyUse:
     limits: Limits = field(default_factory=Limits)
     running: int = 0
     """Places taken: each choice of a request takes one."""
+    arriving: int = 0
+    """Requests whose bodies are being read or checked; each is in one place too."""
     _requests: Bucket | None = None
     _tokens: Bucket | None = None
+    _questions: Bucket = field(default_factory=lambda: Bucket(QUESTIONS_PER_MINUTE, QUESTIONS_PER_MINUTE, 0.0))
 
     def follow(self, limits: Limits, now_seconds: float) -> None:
         """Take over the limits of a newer version of the keys; what was used stays used."""
         self._requests = _adapted(self._requests, limits.requests_per_minute, now_seconds)
         self._tokens = _adapted(self._tokens, limits.tokens_per_minute, now_seconds)
+        self._questions.fill(now_seconds)
         self.limits = limits
 
-    def exceeded(self, places: int = 1) -> Exceeded | None:
-        """What keeps another request of so many places out now, or None. `follow` must have been called for now."""
+    @property
+    def open(self) -> int:
+        return self.running + self.arriving
+
+    def exceeded(self, places: int = 1, has_paid: bool = False) -> Exceeded | None:
+        """What keeps another request of so many places out now, or None. `follow` must have been called for now.
+
+        `has_paid`: the request has been taken from its bucket before.
+        """
         most = self.limits.concurrency
-        if most is not None and self.running + places > most:
+        if most is not None and self.open + places > most:
             return Exceeded("concurrency", most, 1.0)
-        if self._requests is not None and self._requests.level < 1:
+        if not has_paid and self._requests is not None and self._requests.level < 1:
             return Exceeded("requestsPerMinute", self._requests.capacity, self._requests.seconds_until(1))
         if self._tokens is not None and self._tokens.level <= 0:
             return Exceeded("tokensPerMinute", self._tokens.capacity, self._tokens.seconds_until(1))
         return None
 
-    def begin(self, places: int = 1) -> None:
-        self.running += places
+    def arrive(self) -> None:
+        """A request has come; `has_arrived` ends that."""
+        self.arriving += 1
         if self._requests is not None:
             self._requests.level -= 1
+
+    def has_arrived(self) -> None:
+        self.arriving -= 1
+
+    def asked(self) -> Exceeded | None:
+        """Count a question that generates nothing; returns what keeps it out, if anything does."""
+        if self._questions.level < 1:
+            return Exceeded("questionsPerMinute", QUESTIONS_PER_MINUTE, self._questions.seconds_until(1))
+        self._questions.level -= 1
+        return None
+
+    def begin(self, places: int = 1) -> None:
+        self.running += places
 
     def spend(self, tokens: int) -> None:
         if self._tokens is not None:

@@ -1,8 +1,10 @@
 """A request's body: read within bounds of size and time, held in a bounded memory, and parsed as strict JSON.
 
-A body counts against the memory as it comes, so a slow sender holds what it has sent and no more. It counts until its
-request is over, because its prompt is kept that long: another engine may have to be asked. Nothing waits here for room:
-whatever would go over the limit is refused, and gives back what it held.
+A body counts against the memory as it comes, so a slow sender holds what it has sent and no more; what parsing it will
+make counts before that is made: `{},` is three bytes and becomes a dictionary, a checked object and a part of the
+engine's request. It counts until its request is over, because its prompt is kept that
+long: another engine may have to be asked. Nothing waits here for room: whatever would go over the limit is refused, and
+gives back what it held.
 
 Anything a client can send ends in an `ApiError`: a wrong content type, too many bytes, a slow or broken upload,
 invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting deeper than the parser allows.
@@ -12,12 +14,87 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from stageline_gateway.errors import ApiError, shown
+from stageline_gateway.errors import ApiError, bad_value, shown
+
+QUICK_BYTES: Final = 64 * 1024
+"""A body of up to this many bytes is parsed and checked in a millisecond or two."""
+Made = TypeVar("Made")
+
+MOST_OBJECTS: Final = 32 * 1024
+"""Objects and lists of one body: many times those of the longest chat with the most tools."""
+MOST_VALUES: Final = 1024 * 1024
+"""Values of one body, the ids of a prompt among them."""
+OBJECT_BYTES: Final = 1024
+"""What one object or list holds at most, over all forms that it is in at once."""
+MOST_STRINGS: Final = 128 * 1024
+"""Strings of one body, names of fields among them."""
+VALUE_BYTES: Final = 48
+"""A number in a list, in the same sense."""
+FEW: Final = 4096
+"""As many marks in a body, inside strings or not, need no closer look."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyShape:
+    """How many objects and lists a body has, and how many values; both may be too high where there are `FEW`."""
+
+    objects: int
+    values: int
+
+    @property
+    def extra_bytes(self) -> int:
+        """What it will hold beyond its text."""
+        return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
+
+
+def shape_of(raw: bytes | bytearray) -> BodyShape:
+    """The shape of `raw`, which need not be JSON.
+
+    Raises:
+        ApiError: 400; it has more strings than any request needs.
+    """
+    found = _count(raw)
+    if found.objects + found.values <= FEW:
+        return found
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * MOST_STRINGS:
+        raise _too_complex(f"The body has more than {MOST_STRINGS} strings.")
+    return _count(b"".join(plain.split(b'"')[::2]))
+
+
+def check_shape(shape: BodyShape) -> None:
+    """Raise ApiError 400 for a body of more parts than any request needs."""
+    if shape.objects > MOST_OBJECTS:
+        raise _too_complex(f"The body has {shape.objects} objects and lists; at most {MOST_OBJECTS} are allowed.")
+    if shape.values > MOST_VALUES:
+        raise _too_complex(f"The body has more than {MOST_VALUES} values.")
+
+
+def _count(raw: bytes | bytearray) -> BodyShape:
+    objects = raw.count(b"{") + raw.count(b"[")
+    return BodyShape(objects, raw.count(b",") + objects)
+
+
+def _too_complex(message: str) -> ApiError:
+    return ApiError(400, message, code="body_too_complex")
+
+
+async def off_the_loop(size_bytes: int, work: Callable[[], Made]) -> Made:
+    """`work` on a body of `size_bytes`: here when that is quick, else in a thread, so that streams go on meanwhile."""
+    return work() if size_bytes <= QUICK_BYTES else await asyncio.to_thread(work)
+
+
+@dataclass(slots=True)
+class BodyShare:
+    """What one caller may hold of the memory, and does, so that no caller fills it."""
+
+    limit_bytes: int
+    held_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -37,12 +114,15 @@ class BodyMemory:
     num_reading: int = 0
     """Requests whose bodies are still coming."""
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raise ApiError 503 when so many bytes more have no room."""
+    def check_room(self, size_bytes: int, share: BodyShare | None = None) -> None:
+        """Raise ApiError 503 when so many bytes more have no room, 429 when they have none in `share`."""
+        wait_seconds = self.retry_after_seconds
         if self.held_bytes + size_bytes > self.limit_bytes:
             message = f"The bodies of open requests hold {self.held_bytes} bytes, and there is no room for this one."
-            wait_seconds = self.retry_after_seconds
             raise ApiError(503, message, "server_error", code="body_room", retry_after_seconds=wait_seconds)
+        if share is not None and share.held_bytes + size_bytes > share.limit_bytes:
+            message = f"Bodies of this API key hold {share.held_bytes} bytes; its share is {share.limit_bytes}."
+            raise ApiError(429, message, "rate_limit_error", code="body_share", retry_after_seconds=wait_seconds)
 
     def add(self, size_bytes: int) -> None:
         """Count bytes that came (or, negative, that were given back)."""
@@ -60,7 +140,13 @@ class HeldBody:
     """
 
     memory: BodyMemory
+    share: BodyShare | None = None
+    """Of its caller; None where callers are not told apart."""
+    on_arrival: Callable[[], None] = lambda: None
+    """Called once, when the context ends."""
     size_bytes: int = 0
+    text_bytes: int = 0
+    """Of the body as it came; the rest is what it was parsed to, and copies."""
     _is_reading: bool = False
     _is_kept: bool = False
 
@@ -71,6 +157,7 @@ class HeldBody:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.has_come()
+        self.on_arrival()
         if error is not None or not self._is_kept:
             self.give_back()
 
@@ -88,14 +175,18 @@ class HeldBody:
             message = f"The request's body did not arrive within {timeout_seconds:g} s."
             raise ApiError(408, message, code="body_timeout") from None
         self.has_come()
-        return parse_object(raw)
+        self.text_bytes = self.size_bytes
+        shape = await off_the_loop(len(raw), lambda: shape_of(raw))
+        check_shape(shape)
+        self.grow(shape.extra_bytes)
+        return await off_the_loop(len(raw), lambda: parse_object(raw))
 
     async def _read(self, request: Request) -> bytearray:
         limit_bytes = self.memory.body_limit_bytes
         if (declared_bytes := _declared_bytes(request)) > limit_bytes:
             raise _too_large(limit_bytes)
         # Better now than after most of it was sent.
-        self.memory.check_room(declared_bytes)
+        self.memory.check_room(declared_bytes, self.share)
         body = bytearray()
         async for chunk in request.stream():
             if len(body) + len(chunk) > limit_bytes:
@@ -106,9 +197,20 @@ class HeldBody:
 
     def grow(self, size_bytes: int) -> None:
         """Count bytes that came; raises ApiError 503 when they have no room."""
-        self.memory.check_room(size_bytes)
-        self.size_bytes += size_bytes
-        self.memory.add(size_bytes)
+        self.memory.check_room(size_bytes, self.share)
+        self._add(size_bytes)
+
+    def copy(self, copies: int) -> None:
+        """Count copies of the text before they are made: each choice sends the prompt to an engine by itself.
+
+        Raises:
+            ApiError: 503 or 429 while they have no room; 400 when they never will.
+        """
+        size_bytes = self.text_bytes * copies
+        if self.size_bytes + size_bytes > (most := self.share.limit_bytes if self.share else self.memory.limit_bytes):
+            message = f"{copies + 1} choices of a body of {self.text_bytes} bytes need more room than there is: {most}."
+            raise bad_value("n", message)
+        self.grow(size_bytes)
 
     def has_come(self) -> None:
         if self._is_reading:
@@ -125,6 +227,14 @@ class HeldBody:
         held, self.size_bytes = self.size_bytes, 0
         if held:
             self.memory.add(-held)
+            if self.share is not None:
+                self.share.held_bytes -= held
+
+    def _add(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self.memory.add(size_bytes)
+        if self.share is not None:
+            self.share.held_bytes += size_bytes
 
 
 def _require_json(request: Request) -> None:

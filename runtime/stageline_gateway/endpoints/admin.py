@@ -4,17 +4,19 @@ its own; nothing here asks for a key, so that port is for the cluster's inside a
 
 import asyncio
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stageline_api.engine_http import why_unwelcome
 from stageline_gateway.endpoints.models import describe_model, why_unready
 from stageline_gateway.endpoints.services import Services
+from stageline_gateway.errors import ApiError
 from stageline_gateway.server.responses import JsonAnswer, add_error_forms
 
 
 def build_admin(services: Services) -> FastAPI:
-    app = FastAPI(title="Stageline gateway, admin", openapi_url=None)
+    app = FastAPI(title="Stageline gateway, admin", openapi_url=None, dependencies=[Depends(_check_caller)])
     backends = services.dispatcher.backends
 
     @app.get("/healthz")
@@ -54,6 +56,13 @@ def build_admin(services: Services) -> FastAPI:
 
     add_error_forms(app)
     return app
+
+
+async def _check_caller(request: Request) -> None:
+    """Raise ApiError 403 for what a web page asks. In a cluster this port is asked by a service's name too."""
+    reason = why_unwelcome(request.headers, any_name=True)
+    if reason is not None:
+        raise ApiError(403, reason, "permission_error", code="web_page")
 
 
 def _status(services: Services) -> dict[str, object]:

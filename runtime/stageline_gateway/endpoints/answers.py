@@ -8,7 +8,7 @@ is over, however it ends.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_gateway.admission.admission import Permit
+from stageline_gateway.endpoints.kept_answer import KeptChoice
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
-from stageline_gateway.errors import ApiError, SlowReaderError, answer_broken, gateway_failed
+from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.relay.dispatch import Deliver
-from stageline_gateway.server.http_protocol import (
-    Ending,
-    abort_connection,
-    run_while_connected,
-    send_within,
-)
-from stageline_gateway.server.responses import SSE_DONE, SSE_HEADERS, JsonAnswer, error_answer, sse_event
+from stageline_gateway.server.http_protocol import Ending, is_slow, run_while_connected
+from stageline_gateway.server.responses import SSE_DONE, SSE_HEADERS, JsonAnswer, encode_json, error_answer, sse_event
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
 
@@ -39,6 +35,8 @@ SERVER_ERRORS = 500
 """Statuses from here on are our fault."""
 RESUMED_HEADER = "x-stageline-resumed"
 """How often a whole answer went on in another run. A stream says it in comments, and in `usage.stageline_resumes`."""
+IGNORED_HEADER = "x-stageline-ignored"
+"""Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
 
 @dataclass(slots=True)
@@ -53,12 +51,13 @@ class Exchange:
     meter: RequestMeter
     permit: Permit
     cut: asyncio.Event
-    send_timeout_seconds: float
-    """How long the client may leave its end of the connection full."""
     with_logprobs: bool = False
     include_usage: bool = False
+    num_prompts: int = 1
     client_request_id: str | None = None
     """The client's `X-Request-Id`, repeated in the answer."""
+    ignored: tuple[str, ...] = ()
+    """Names of the client's fields that change nothing here."""
     span: RequestSpan = field(default_factory=RequestSpan)
 
     def count(self, event: StreamEvent, choice: int) -> None:
@@ -70,15 +69,17 @@ class Exchange:
             self.permit.give_back()
 
     def admitted(self, event: Admitted) -> None:
+        self.ignored += event.ignored
         for shape in self.shapes:
             shape.admitted(event)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every answer: the client's own id, or the answer's, so that it can be quoted; its key's limits."""
-        return {"x-request-id": self.client_request_id or self.stamp.id} | self.permit.admission.headers_for(
-            self.permit.caller
-        )
+        """Headers of every answer: the client's own id, or the answer's, so that it can be quoted; its key's limits;
+        what was ignored."""
+        names = {"x-request-id": self.client_request_id or self.stamp.id}
+        ignored = {IGNORED_HEADER: ",".join(self.ignored)} if self.ignored else {}
+        return names | ignored | self.permit.admission.headers_for(self.permit.caller)
 
 
 class Answer(Response):
@@ -93,28 +94,26 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, meter = self.exchange, self.exchange.meter
         code = CLIENT_GONE_CODE
-        bounded = send_within(send, exchange.send_timeout_seconds)
         with meter.metrics.in_flight.labels(meter.model).track_inprogress():
             try:
                 with exchange.permit:
-                    ending = await run_while_connected(self._answer(bounded), receive, exchange.cut)
+                    ending = await run_while_connected(self._answer(send), receive, exchange.cut)
                 failure = answer_broken(CUT_OFF) if ending is Ending.CUT else None
-                code = CLIENT_GONE_CODE if ending is Ending.CLIENT_GONE and not self.started else 200
+                was_given_up = ending is Ending.CLIENT_GONE and is_slow(scope)
+                if was_given_up:
+                    meter.metrics.slow_readers.labels(meter.model).inc()
+                elif ending is Ending.CLIENT_GONE:
+                    meter.client_left()
+                is_gone = ending is Ending.CLIENT_GONE and not self.started
+                code = CLIENT_GONE_CODE if is_gone or was_given_up else 200
             except ApiError as error:
                 failure = error
-            except SlowReaderError:
-                failure = None
-                meter.metrics.slow_readers.labels(meter.model).inc()
-                await abort_connection(scope, receive)
             except Exception as error:  # a bug; the client must be told of this end too
                 logger.exception("a bug in the gateway: %s request=%s", type(error).__name__, exchange.stamp.id)
                 failure = gateway_failed()
             if failure is not None:
                 code = 200 if self.started else failure.status
-                try:
-                    await self._fail(failure, scope, receive, bounded)
-                except SlowReaderError:
-                    await abort_connection(scope, receive)
+                await self._fail(failure, scope, receive, send)
             # While it is in flight: where none is, every answer has been counted.
             meter.metrics.requests.labels(meter.model, str(code)).inc()
         names = {"model": meter.model, "request_id": exchange.stamp.id, "key_name": exchange.permit.caller.name}
@@ -122,6 +121,9 @@ class Answer(Response):
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
+
+    def _usage(self, ends: Mapping[int, Finished]) -> dict[str, Any]:
+        return usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
 
     async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.started:
@@ -135,14 +137,14 @@ class Answer(Response):
 class WholeAnswer(Answer):
     async def _answer(self, send: Send) -> None:
         exchange = self.exchange
-        deltas: list[list[Delta]] = [[] for _ in exchange.shapes]
+        kept = [KeptChoice(shape, exchange.with_logprobs) for shape in exchange.shapes]
         ends: dict[int, Finished] = {}
 
         async def collect(choice: int, event: StreamEvent) -> None:
             exchange.count(event, choice)
             match event:
                 case Delta():
-                    deltas[choice].append(event)
+                    exchange.permit.body.grow(kept[choice].take(event))
                 case Finished():
                     ends[choice] = event
                 case Admitted():
@@ -151,19 +153,19 @@ class WholeAnswer(Answer):
                     self.resumes += 1
 
         await exchange.run(collect)
-        choices = [self._choice(shape, deltas[index], ends[index]) for index, shape in enumerate(exchange.shapes)]
-        await self._send_whole(choices, usage(list(ends.values())), send)
+        written = [one.written(ends[index].reason) for index, one in enumerate(kept)]
+        await self._send_whole(written, self._usage(ends), send)
 
-    def _choice(self, shape: AnswerShape, deltas: list[Delta], end: Finished) -> dict[str, Any]:
-        text = "".join(delta.text for delta in deltas)
-        logprobs = [one for delta in deltas for one in delta.logprobs] if self.exchange.with_logprobs else None
-        return shape.whole(text, logprobs, end.reason)
-
-    async def _send_whole(self, choices: list[dict[str, Any]], counts: dict[str, int], send: Send) -> None:
+    async def _send_whole(
+        self, written: list[tuple[dict[str, Any], str, bytes]], counts: dict[str, Any], send: Send
+    ) -> None:
         exchange = self.exchange
-        body = exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | {"usage": counts}
+        choices = [choice for choice, _, _ in written]
+        body = encode_json(exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | {"usage": counts})
+        for _, mark, logprobs in written:
+            body = body.replace(encode_json(mark), logprobs, 1) if logprobs else body
         resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
-        answer = JsonAnswer(body, headers=exchange.headers | resumed)
+        answer = Response(body, headers=exchange.headers | resumed, media_type=JsonAnswer.media_type)
         self.started = True
         await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -174,7 +176,7 @@ class StreamedAnswer(Answer):
 
     async def _answer(self, send: Send) -> None:
         exchange = self.exchange
-        ends: list[Finished] = []
+        ends: dict[int, Finished] = {}
 
         async def write(choice: int, event: StreamEvent) -> None:
             exchange.count(event, choice)
@@ -187,13 +189,13 @@ class StreamedAnswer(Answer):
                     # Log probabilities may come before their text, which waits for the rest of a character.
                     logprobs = event.logprobs if exchange.with_logprobs else None
                     if event.text or logprobs:
-                        await self._send_choices([shape.piece(event.text, logprobs)], send)
+                        await self._send_choices(shape.piece(event.text, logprobs), send)
                 case Resumed():
                     self.resumes += 1
                     await self._send(b": resumed\n\n", send)
                 case Finished():
-                    ends.append(event)
-                    await self._send_choices([shape.held_back(), shape.closing(event.reason)], send)
+                    ends[choice] = event
+                    await self._send_choices([*shape.held_back(), shape.closing(event.reason)], send)
 
         await exchange.run(write)
         await self._close(ends, send)
@@ -207,16 +209,16 @@ class StreamedAnswer(Answer):
         # Without an opening chunk a comment still tells the client that its request holds a place.
         await self._send(chunks or b": admitted\n\n", send)
 
-    async def _close(self, ends: list[Finished], send: Send) -> None:
+    async def _close(self, ends: dict[int, Finished], send: Send) -> None:
         body = b""
         if self.exchange.include_usage:
             counts = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [])
             resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
-            body = sse_event(counts | {"usage": usage(ends) | resumed})
+            body = sse_event(counts | {"usage": self._usage(ends) | resumed})
         await self._send(body + SSE_DONE, send, more=False)
 
-    async def _send_choices(self, choices: Sequence[dict[str, Any] | None], send: Send) -> None:
-        chunks = b"".join(sse_event(self._chunk(choice)) for choice in choices if choice is not None)
+    async def _send_choices(self, choices: Sequence[dict[str, Any]], send: Send) -> None:
+        chunks = b"".join(sse_event(self._chunk(choice)) for choice in choices)
         if chunks:
             await self._send(chunks, send)
 

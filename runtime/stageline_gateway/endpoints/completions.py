@@ -9,28 +9,30 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from stageline_api.engine_http import GenerateRequest
+from stageline_api.engine_http import GenerateRequest, Prompt
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
+from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
+from stageline_gateway.endpoints.models import stageline_version
 from stageline_gateway.endpoints.services import Services
+from stageline_gateway.endpoints.translated import Refuse, TranslatedAnswer
 from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import ChatShape, CompletionShape, ShapeOfChoice, Stamp
+from stageline_gateway.openai_api.dialect import Dialect
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-from stageline_gateway.openai_api.tool_calls import shape_with_tools
-from stageline_gateway.openai_api.translate import chat_to_generate, completion_to_generate
-from stageline_gateway.openai_api.validation import parse_chat, parse_completion
+from stageline_gateway.openai_api.tool_shape import shape_with_tools
+from stageline_gateway.openai_api.translate import chat_to_generate, completion_to_generate, prompts_of
+from stageline_gateway.openai_api.validation import IgnoredFields, in_words, parse_chat, parse_completion
 from stageline_gateway.relay.dispatch import Deliver, GenerateJob
 from stageline_gateway.server.responses import error_answer
 from stageline_gateway.telemetry.metrics import RequestMeter
@@ -50,7 +52,7 @@ def add_completions(app: FastAPI, services: Services) -> None:
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
-        services.admission.caller_of(request.headers)
+        services.admission.caller_asking(request.headers)
         raise not_supported("The models served here generate text; none of them makes embeddings.")
 
 
@@ -61,53 +63,74 @@ class Prepared:
     asked: ChatRequest | CompletionRequest
     generate: GenerateRequest
     shape_of: ShapeOfChoice
+    ignored: tuple[str, ...] = ()
+    """Names of fields that were left out."""
+    prompts: tuple[Prompt, ...] = ()
+    """All prompts, where there are several."""
+    dialect: Callable[[Stamp], Dialect] | None = None
+    """Makes what writes the answer, in another API than OpenAI's chats and completions."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Names of the chat's fields -> those of that API."""
 
 
-Prepare = Callable[[Mapping[str, Any]], Prepared]
+Prepare = Callable[[Mapping[str, Any], bool], Prepared]
+"""Checks a body's fields; the second argument is whether fields that could be ignored are refused."""
 
 
-def prepare_chat(fields: Mapping[str, Any]) -> Prepared:
-    asked = parse_chat(fields)
-    request_id = f"chatcmpl-{uuid.uuid4().hex}"
+def prepare_chat(fields: Mapping[str, Any], strict: bool) -> Prepared:
+    return prepared_chat(fields, {}, strict, f"chatcmpl-{uuid.uuid4().hex}", secrets.randbits(63))
+
+
+def prepared_chat(
+    fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str, drawn_seed: int
+) -> Prepared:
+    """A chat's fields, checked; `ignored` is what was left out before."""
+    asked = parse_chat(fields, ignored, strict)
     shape = shape_with_tools(asked) if asked.offered_tools else ChatShape
-    return Prepared(asked, chat_to_generate(asked, request_id, secrets.randbits(63)), shape)
+    return Prepared(asked, chat_to_generate(asked, request_id, drawn_seed), shape, tuple(ignored))
 
 
-def prepare_completion(fields: Mapping[str, Any]) -> Prepared:
-    asked = parse_completion(fields)
+def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:
+    ignored: IgnoredFields = {}
+    asked = parse_completion(fields, ignored, strict)
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    return Prepared(asked, completion_to_generate(asked, request_id, secrets.randbits(63)), CompletionShape)
+    prompts = prompts_of(asked)
+    generate = completion_to_generate(asked, prompts[0], request_id, secrets.randbits(63))
 
+    def shape(index: int) -> CompletionShape:
+        return CompletionShape(index, echo=str(asked.prompts[index // asked.n]) if asked.echo else "")
 
-@cache
-def _stageline_version() -> str:
-    # Reading a distribution's metadata takes longer than all else that is done for a request.
-    return version("stageline")
+    return Prepared(asked, generate, shape, tuple(ignored), prompts if len(prompts) > 1 else ())
 
 
 def system_fingerprint(model: str) -> str:
     """What may change an answer besides the request: the model served and Stageline's version."""
-    return "fp_" + sha256(f"{_stageline_version()}/{model}".encode()).hexdigest()[:12]
+    return "fp_" + sha256(f"{stageline_version()}/{model}".encode()).hexdigest()[:12]
 
 
-async def complete(services: Services, prepare: Prepare, request: Request) -> Response:
-    """Answer one request, or refuse it with an OpenAI error that is counted by its status."""
+async def complete(services: Services, prepare: Prepare, request: Request, refuse: Refuse = error_answer) -> Response:
+    """Answer one request, or `refuse` it with an error that is counted by its status."""
     arrived = time.monotonic()
-    model = ""
+    model, strict = "", services.settings.strict_fields
     context = RequestContext.of(request.headers)
-    span = services.tracing.begin(request.url.path, context.trace)
-    context = replace(context, trace=span.trace)
-    caller = None
+    span, caller = RequestSpan(), None
     try:
         caller = services.admission.caller_of(request.headers)
+        # Not before: who has no key fills no collector.
+        span = services.tracing.begin(request.url.path, context.trace)
+        context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
-            prepared = _with_context(prepare(await body.read_object(request)), context, caller)
+            fields = await body.read_object(request)
+            checked = await off_the_loop(body.size_bytes, lambda: prepare(fields, strict))
+            prepared = _with_context(checked, context, caller)
             caller.check_model(prepared.asked.model)
             services.dispatcher.check_model(prepared.asked.model)
-            model, choices = prepared.asked.model, prepared.asked.n
+            model, choices = prepared.asked.model, prepared.asked.num_choices
+            prepared = _with_adapter(prepared, services.dispatcher.backends.discovered.adapter_of(model))
+            body.copy(prepared.asked.n - 1 + prepared.asked.num_echoes + 2 * bool(prepared.dialect))
             permit = services.admission.permit(caller, model, body, places=choices)
             meter = RequestMeter(services.metrics, model, arrived=arrived, choices=choices, trace_id=span.trace_id)
-            return _answer(services, prepared, meter, permit, request.headers.get(SESSION_HEADER, ""), span)
+            return _answer(services, prepared, meter, permit, request.headers.get(SESSION_HEADER, ""), span, refuse)
     except ApiError as error:
         failure = error
     except ClientDisconnect:
@@ -120,7 +143,7 @@ async def complete(services: Services, prepare: Prepare, request: Request) -> Re
     span.end(failure.status)
     services.metrics.requests.labels(model, str(failure.status)).inc()
     names = {"x-request-id": context.request_id or f"req-{uuid.uuid4().hex}"}
-    return error_answer(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
+    return refuse(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
 
 
 def _with_context(prepared: Prepared, context: RequestContext, caller: Caller) -> Prepared:
@@ -130,37 +153,49 @@ def _with_context(prepared: Prepared, context: RequestContext, caller: Caller) -
     return replace(prepared, generate=prepared.generate.model_copy(update=update))
 
 
+def _with_adapter(prepared: Prepared, adapter: str | None) -> Prepared:
+    if adapter is None:
+        return prepared
+    return replace(prepared, generate=prepared.generate.model_copy(update={"adapter": adapter}))
+
+
 def _answer(
-    services: Services, prepared: Prepared, meter: RequestMeter, permit: Permit, session: str, span: RequestSpan
+    services: Services,
+    prepared: Prepared,
+    meter: RequestMeter,
+    permit: Permit,
+    session: str,
+    span: RequestSpan,
+    refuse: Refuse,
 ) -> Answer:
     asked, generate = prepared.asked, prepared.generate
-    job = GenerateJob(asked.model, generate, session, span)
+    job = GenerateJob(asked.model, generate, session, span, prepared.prompts)
 
     async def run(deliver: Deliver) -> None:
         try:
-            await services.dispatcher.run_choices(job, asked.n, deliver)
+            await services.dispatcher.run_choices(job, asked.num_choices, deliver)
         except ApiError as error:
-            raise _in_words_of(asked, error) from None
+            raise in_words(prepared.words, _in_words_of(asked, error)) from None
 
     exchange = Exchange(
         run=run,
-        shapes=[prepared.shape_of(choice) for choice in range(asked.n)],
+        shapes=[prepared.shape_of(choice) for choice in range(asked.num_choices)],
         stamp=Stamp(generate.request_id, int(time.time()), asked.model, system_fingerprint(asked.model)),
         meter=meter,
         permit=permit,
-        send_timeout_seconds=services.settings.send_timeout_seconds,
         cut=services.cut,
         with_logprobs=asked.asked_top_logprobs is not None,
         include_usage=asked.include_usage,
+        num_prompts=asked.num_prompts,
         client_request_id=generate.client_request_id,
+        ignored=prepared.ignored,
         span=span,
     )
+    if prepared.dialect is not None:
+        return TranslatedAnswer(exchange, prepared.dialect(exchange.stamp), refuse, asked.stream)
     return StreamedAnswer(exchange) if asked.stream else WholeAnswer(exchange)
 
 
 def _in_words_of(asked: ChatRequest | CompletionRequest, error: ApiError) -> ApiError:
     """The engine's refusal with the client's own names for fields that have several."""
-    theirs = {"max_tokens": asked.limit_name, "response_format": asked.schema_field}.get(error.param or "", error.param)
-    if error.param is None or theirs is None or theirs == error.param:
-        return error
-    return replace(error, param=theirs, message=error.message.replace(error.param, theirs))
+    return in_words({"max_tokens": asked.limit_name, "response_format": asked.schema_field}, error)

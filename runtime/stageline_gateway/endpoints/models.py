@@ -3,6 +3,8 @@
 A model that is known but not ready is listed, with the reason, so that a person sees why requests are turned away.
 """
 
+from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,12 +23,12 @@ def add_models(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        allowed = filter(services.admission.caller_of(request.headers).may_use, backends.discovered.models())
+        allowed = filter(services.admission.caller_asking(request.headers).may_use, backends.discovered.models())
         return JsonAnswer({"object": "list", "data": [describe_model(backends, name) for name in allowed]})
 
     @app.get("/v1/models/{model:path}")
     async def model(request: Request, model: str) -> Response:
-        services.admission.caller_of(request.headers).check_model(model)
+        services.admission.caller_asking(request.headers).check_model(model)
         if model not in backends.discovered.models():
             raise model_not_found(model)
         return JsonAnswer(describe_model(backends, model))
@@ -39,10 +41,30 @@ def add_probes(app: FastAPI, services: Services) -> None:
     async def healthz() -> Response:
         return JsonAnswer({"status": "ok"})
 
+    @app.get("/health")
+    async def health() -> Response:
+        """As vLLM has it: an empty 200 while a request could be served."""
+        return Response(status_code=503 if _is_unready(services) else 200)
+
+    @app.get("/version")
+    async def told_version(request: Request) -> Response:
+        services.admission.caller_asking(request.headers)
+        return JsonAnswer({"version": stageline_version()})
+
     @app.get("/readyz")
     async def readyz() -> Response:
-        ready = not (services.admission.unwelcoming_because or why_unready(services.dispatcher.backends))
+        ready = not _is_unready(services)
         return JsonAnswer({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
+
+
+def _is_unready(services: Services) -> bool:
+    return bool(services.admission.unwelcoming_because or why_unready(services.dispatcher.backends))
+
+
+@cache
+def stageline_version() -> str:
+    # Reading a distribution's metadata takes longer than all else that is done for a request.
+    return version("stageline")
 
 
 def describe_model(backends: Backends, model: str) -> dict[str, Any]:

@@ -10,9 +10,27 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from stageline_gateway.anthropic_api.messages_request import (
+    BLOCK_IGNORED,
+    MESSAGES_KNOWN,
+    TOOL_IGNORED,
+    MessagesRequest,
+)
 from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
+from stageline_gateway.openai_api.known_fields import (
+    CHAT_KNOWN,
+    COMPLETION_KNOWN,
+    GUIDE_IGNORED,
+    GUIDED,
+    MESSAGE_IGNORED,
+    PART_IGNORED,
+    STREAM_IGNORED,
+    Fate,
+    Known,
+)
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-from stageline_gateway.openai_api.validation import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from stageline_gateway.openai_api.responses_request import ITEM_IGNORED, RESPONSES_KNOWN, ResponsesRequest
+from stageline_gateway.openai_api.responses_request import PART_IGNORED as RESPONSE_PART_IGNORED
 
 JSON: Final = "application/json"
 _STATUSES: Final = {
@@ -59,17 +77,27 @@ _COUNTS: Final = {
 }
 
 
-def document(with_keys: bool = False) -> dict[str, Any]:
-    """The whole document, of a gateway that asks for keys or doesn't."""
+_BARE: Final = {"200": {"description": "It can."}, "503": {"description": "It can't."}}
+
+
+def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
+    """The whole document, of a gateway that asks for keys or doesn't, and ignores fields or refuses them."""
     schemas: dict[str, Any] = {"Error": _ERROR}
-    bodies: list[tuple[type[BaseModel], Mapping[str, tuple[Any, ...]]]] = [
-        (ChatRequest, CHAT_NEUTRAL),
-        (CompletionRequest, COMPLETION_NEUTRAL),
+    bodies: list[tuple[type[BaseModel], Mapping[str, Known]]] = [
+        (ChatRequest, CHAT_KNOWN),
+        (CompletionRequest, COMPLETION_KNOWN),
+        (ResponsesRequest, RESPONSES_KNOWN),
+        (MessagesRequest, MESSAGES_KNOWN),
         (TokenizeBody, {}),
         (DetokenizeBody, {}),
     ]
-    for model, neutral in bodies:
-        schemas |= _schemas_of(model, neutral)
+    for model, known in bodies:
+        schemas |= _schemas_of(model, known, strict)
+    for name in ("ChatRequest", "CompletionRequest"):
+        schemas[name]["properties"] |= {old: {} for old in GUIDED}
+    if not strict:
+        for name, ignored in _IGNORED_IN.items():
+            schemas[name]["properties"] |= {field: {} for field in ignored}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Stageline gateway", "version": version("stageline")},
@@ -79,7 +107,19 @@ def document(with_keys: bool = False) -> dict[str, Any]:
     }
 
 
-def _schemas_of(model: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+_IGNORED_IN: Final = {
+    **dict.fromkeys(("InputMessage", "InputCall", "InputResult", "InputReasoning"), ITEM_IGNORED),
+    "InputText": RESPONSE_PART_IGNORED,
+    **dict.fromkeys(("TextBlock", "ToolUse", "ToolResult", "Thinking"), BLOCK_IGNORED),
+    "CustomTool": TOOL_IGNORED,
+    "Message": MESSAGE_IGNORED,
+    "TextPart": PART_IGNORED,
+    "StreamOptions": STREAM_IGNORED,
+    "StructuredOutputs": GUIDE_IGNORED,
+}
+
+
+def _schemas_of(model: type[BaseModel], known: Mapping[str, Known], strict: bool) -> dict[str, Any]:
     """The schema of `model`, by name, and those it refers to."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = schema.pop("$defs", {})
@@ -88,8 +128,13 @@ def _schemas_of(model: type[BaseModel], neutral: Mapping[str, tuple[Any, ...]]) 
     for name in properties:
         if name not in required:
             properties[name] = {"anyOf": [_without_default(properties[name]), {"type": "null"}]}
-    properties |= {name: {"enum": [*values, None]} for name, values in neutral.items()}
+    properties |= {name: _known(rule, strict) for name, rule in known.items()}
     return schemas | {model.__name__: schema}
+
+
+def _known(rule: Known, strict: bool) -> dict[str, Any]:
+    """A field that is no part of the request: anything where it is ignored, else what asks for nothing."""
+    return {} if rule.fate is Fate.IGNORED and not strict else {"enum": [*rule.neutral, None]}
 
 
 def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +160,17 @@ def _post(summary: str, body: str, done: dict[str, Any]) -> dict[str, Any]:
     return {"post": operation | {"responses": _answers(done, _WITH_BODY)}}
 
 
+def _in_anthropics_form(path: dict[str, Any]) -> dict[str, Any]:
+    """`path`, whose refusals have Anthropic's form unless they come before the request is read."""
+    kind = {"type": "object", "required": ["type", "message"]}
+    theirs = {"type": "object", "required": ["type", "error"], "properties": {"error": kind}}
+    for status, answer in path["post"]["responses"].items():
+        if status != "200":
+            schema = answer["content"][JSON]["schema"]
+            answer["content"] = {JSON: {"schema": {"anyOf": [theirs, schema]}}}
+    return path
+
+
 def _get(summary: str, done: dict[str, Any], statuses: Iterable[int], *parameters: dict[str, Any]) -> dict[str, Any]:
     return {"get": {"summary": summary, "parameters": list(parameters), "responses": _answers(done, statuses)}}
 
@@ -134,7 +190,19 @@ def _paths() -> dict[str, Any]:
     window = _parameter("window_seconds", "query", {"type": "number", "minimum": 0.1, "maximum": 10})
     of_model = (_parameter("model", "query", text), _parameter("group", "query", {"type": "string"}), window)
     no_embeddings = {"post": {"summary": "Refused: no model here makes embeddings", "responses": _refused(_ANY)}}
+    response = _object("output", id=text, object={"const": "response"}, status=text)
+    response["content"]["text/event-stream"] = {"schema": {"description": "With `stream`: events of OpenAI's names."}}
+    stored: dict[str, Any] = {
+        "summary": "Refused: nothing is stored",
+        "parameters": [_parameter("response", "path", text)],
+    }
+    stored["responses"] = _refused((*_ANY, 404, 429))
+    message = _object("content", id=text, type={"const": "message"}, usage={"type": "object"})
+    message["content"]["text/event-stream"] = {"schema": {"description": "With `stream`: events of Anthropic's names."}}
     return {
+        "/v1/messages": _in_anthropics_form(_post("Answer as Anthropic does", "MessagesRequest", message)),
+        "/v1/responses": _post("Answer in the form of responses", "ResponsesRequest", response),
+        "/v1/responses/{response}": {"get": stored, "delete": stored},
         "/v1/chat/completions": _post("Answer a chat", "ChatRequest", whole),
         "/v1/completions": _post("Continue a text", "CompletionRequest", whole),
         "/v1/embeddings": no_embeddings,
@@ -143,6 +211,8 @@ def _paths() -> dict[str, Any]:
         "/tokenize": _post("A prompt's token ids", "TokenizeBody", tokens),
         "/detokenize": _post("Token ids as text", "DetokenizeBody", _object(prompt=text)),
         "/pipeline": _get("What stages did lately", _object("stages", model=text), _ON_MODEL, *of_model),
+        "/version": _get("Stageline's version", _object(version=text), _ANY),
+        "/health": _open({"get": {"summary": "Whether it can serve, without a word", "responses": _BARE}}),
         "/healthz": _open(_get("Whether the gateway runs", _object(status=text), _OPEN)),
         "/readyz": _ready(_object(status=text)),
     }

@@ -50,7 +50,7 @@ def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
 
 
 async def _pipeline(services: Services, watch: PipelineWatch, request: Request) -> Response:
-    caller = services.admission.caller_of(request.headers)
+    caller = services.admission.caller_asking(request.headers)
     model = request.query_params.get("model", "")
     caller.check_model(model)
     services.dispatcher.check_model(model)

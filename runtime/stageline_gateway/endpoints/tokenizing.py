@@ -12,19 +12,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
+from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.errors import ApiError, bad_value, not_ready
 from stageline_gateway.groups.routing import choose, why_not_ready
-from stageline_gateway.openai_api.chat_types import MAX_TOOLS, Message, Strict, Tool, check_messages, check_tool_names
+from stageline_gateway.openai_api.chat_types import Messages, Strict, Tools, check_messages, check_tool_names
 from stageline_gateway.openai_api.request_types import TokenId
 from stageline_gateway.openai_api.translate import chat_prompt
 from stageline_gateway.openai_api.validation import checked
 from stageline_gateway.server.responses import JsonAnswer, error_answer
-from stageline_gateway.telemetry.tracing import RequestContext
+from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
-MAX_TOKENS = 4 * 1024 * 1024
+MAX_TOKENS = 1024 * 1024
 
 
 class TokenizeBody(Strict):
@@ -32,8 +33,8 @@ class TokenizeBody(Strict):
 
     model: str
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    messages: Messages | None = None
+    tools: Tools = Field(default_factory=list)
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     """Left out, a prompt gets them and a chat doesn't: its template writes them."""
@@ -44,7 +45,7 @@ class DetokenizeBody(Strict):
     """Token ids to turn into text."""
 
     model: str
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
 
 
 def parse_tokenize(fields: Mapping[str, Any]) -> TokenizeBody:
@@ -108,13 +109,15 @@ async def _answer(
 ) -> Response:
     """Takes a place, and has limits, a span and the client's names, like a completion."""
     context = RequestContext.of(request.headers)
-    span = services.tracing.begin(request.url.path, context.trace)
+    span = RequestSpan()
     mine = {} if context.request_id is None else {"x-request-id": context.request_id}
     status = CLIENT_GONE_CODE
     try:
         caller = services.admission.caller_of(request.headers)
+        span = services.tracing.begin(request.url.path, context.trace)
         with services.admission.body_of(caller) as held:
-            body = parse(await held.read_object(request))
+            fields = await held.read_object(request)
+            body = await off_the_loop(held.size_bytes, lambda: parse(fields))
             caller.check_model(body.model)
             services.dispatcher.check_model(body.model)
             permit = services.admission.permit(caller, body.model, held)

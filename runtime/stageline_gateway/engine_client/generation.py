@@ -52,6 +52,8 @@ class LossKind(StrEnum):
     STALLED = "stalled"
     PROTOCOL = "protocol"
     ENGINE_FAILED = "engine_failed"
+    HUNG = "hung"
+    """Its group stopped making progress while it computed the request, which may be why."""
     ABORTED = "aborted"
     GONE = "gone"
     """Discovery or the probe say that the engine is no more, and it is silent."""
@@ -96,10 +98,9 @@ class _Order:
                 self.admitted = True
             case Failed(is_final=True):
                 raise AnswerFailedError(event.message)
-            case Failed():
-                raise EngineLostError(
-                    LossKind.ENGINE_FAILED, f"The engine could not finish the answer: {event.message}"
-                )
+            case Failed(is_suspect=is_suspect):
+                kind = LossKind.HUNG if is_suspect else LossKind.ENGINE_FAILED
+                raise EngineLostError(kind, f"The engine could not finish the answer: {event.message}")
             case Finished(reason=FinishReason.ABORT):
                 raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
             case Finished():

@@ -42,7 +42,8 @@ class DiscoveredGroups:
     """Served name -> unix time it first appeared, OpenAI's `created` of a model."""
 
     def models(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*(group.model for group in self.current.groups), *self.current.models]))
+        adapters = (name for group in self.current.groups for name in group.adapters)
+        return tuple(dict.fromkeys([*(group.model for group in self.current.groups), *self.current.models, *adapters]))
 
     @property
     def why_unread(self) -> str:
@@ -65,12 +66,28 @@ class DiscoveredGroups:
         self.on_problem(False)
         self.on_change(endpoints)
 
+    def is_suspended(self, model: str) -> bool:
+        """Whether no group of `model` will come until a person says so."""
+        return model in self.current.suspended
+
     def resume_window_seconds(self, model: str) -> float:
         """How long an answer of `model` that has begun waits for a group that continues it."""
+        if self.adapter_of(model) is not None:
+            model = self.groups_of(model)[0].model
         return self.current.resume_window_seconds.get(model, DEFAULT_RESUME_WINDOW_SECONDS)
 
     def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
+        """Those of a served name, or that have an adapter of this name."""
+        if self.adapter_of(model) is not None:
+            return tuple(group for group in self.current.groups if model in group.adapters)
         return tuple(group for group in self.current.groups if group.model == model)
+
+    def adapter_of(self, model: str) -> str | None:
+        """The adapter that is asked for by this name; None where a model is served under it, or nothing."""
+        groups = self.current.groups
+        if model in self.current.models or any(group.model == model for group in groups):
+            return None
+        return model if any(model in group.adapters for group in groups) else None
 
 
 @dataclass(frozen=True, slots=True)

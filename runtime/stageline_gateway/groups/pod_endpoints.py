@@ -18,18 +18,35 @@ Manifest = Mapping[str, Any]
 def endpoints_of(pods: Iterable[Manifest], models: Collection[Manifest]) -> Endpoints:
     """What one namespace serves. A pod whose PipelineModel isn't there serves nothing."""
     served_names = {model["metadata"]["name"]: _served_name(model) for model in models}
+    adapters = {model["metadata"]["name"]: _adapters(model) for model in models}
     groups = [
-        _group(pod, served_names[name])
+        _group(pod, served_names[name], adapters[name])
         for pod in pods
         if (name := _labels(pod).get(labels.MODEL)) in served_names and _is_numbered(pod)
     ]
     groups.sort(key=lambda group: (group.model, group.group, group.incarnation))
     names = tuple(sorted(set(served_names.values())))
-    return Endpoints(groups=tuple(groups), models=names, resume_window_seconds=_resume_windows(models))
+    return Endpoints(
+        groups=tuple(groups), models=names, suspended=_suspended(models), resume_window_seconds=_resume_windows(models)
+    )
 
 
 def _served_name(model: Manifest) -> str:
     return str(model.get("spec", {}).get("model", {}).get("servedName") or model["metadata"]["name"])
+
+
+def _adapters(model: Manifest) -> tuple[str, ...]:
+    listed = (model.get("spec", {}).get("engine") or {}).get("loraAdapters") or ()
+    return tuple(str(adapter["name"]) for adapter in listed)
+
+
+def _suspended(models: Iterable[Manifest]) -> tuple[str, ...]:
+    """Served names of which every PipelineModel is suspended: one that isn't may get a group at any time."""
+    states: dict[str, bool] = {}
+    for model in models:
+        name = _served_name(model)
+        states[name] = model.get("spec", {}).get("suspend") is True and states.get(name, True)
+    return tuple(sorted(name for name, is_suspended in states.items() if is_suspended))
 
 
 def _resume_windows(models: Iterable[Manifest]) -> dict[str, float]:
@@ -51,7 +68,7 @@ def _is_numbered(pod: Manifest) -> bool:
     return all(_labels(pod).get(key, "").isdecimal() for key in (labels.GROUP, labels.INCARNATION))
 
 
-def _group(pod: Manifest, model: str) -> GroupEndpoint:
+def _group(pod: Manifest, model: str, adapters: tuple[str, ...]) -> GroupEndpoint:
     own, status = _labels(pod), pod.get("status") or {}
     address = status.get("podIP", "")
     draining = "deletionTimestamp" in pod["metadata"]
@@ -64,6 +81,7 @@ def _group(pod: Manifest, model: str) -> GroupEndpoint:
         ready=ready,
         revision=own.get(labels.REVISION, ""),
         draining=draining and bool(address),
+        adapters=adapters,
         message="" if ready else _why_not(status, draining),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stageline_api.engine_http import Admitted, Finished, FinishReason, TokenLogprob, TopLogprob
+from stageline_gateway.openai_api.thoughts import ThoughtReader
 
 
 def token_text(one: TopLogprob) -> str:
@@ -51,14 +52,20 @@ def _with_sampled(one: TokenLogprob) -> dict[str, float]:
     return {token_text(other): other.logprob for other in one.top_logprobs} | {token_text(one): one.logprob}
 
 
-def usage(ends: Sequence[Finished]) -> dict[str, int]:
-    """OpenAI's token counts, from the ends of all choices: they share one prompt."""
-    prompt_tokens = ends[0].prompt_tokens
+def usage(ends: Sequence[Finished], num_prompts: int = 1) -> dict[str, Any]:
+    """OpenAI's token counts, from the ends of all choices in their order: as many for each prompt.
+
+    Of a prompt's tokens, those count as cached that the engine need not compute for the choice that found the most.
+    """
+    each = len(ends) // num_prompts
+    prompt_tokens = sum(end.prompt_tokens for end in ends[::each])
+    cached = [max(end.cached_tokens for end in ends[at : at + each]) for at in range(0, len(ends), each)]
     completion_tokens = sum(end.completion_tokens for end in ends)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
     }
 
 
@@ -101,20 +108,24 @@ class AnswerShape(ABC):
         """The engine has taken the request."""
 
     @abstractmethod
-    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
-        """The choice of a chunk with new text; None when there is nothing to say yet."""
+    def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
+        """The choices of chunks with new text, in order; none when there is nothing to say yet."""
 
-    def held_back(self) -> dict[str, Any] | None:
-        """The choice of a chunk with what `piece` kept to itself, before the closing one; None for nothing."""
-        return None
+    def held_back(self) -> list[dict[str, Any]]:
+        """The choices of chunks with what `piece` kept to itself, before the closing one."""
+        return []
 
     @abstractmethod
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         """The choice of the chunk that says why the answer ended."""
 
     @abstractmethod
-    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        """The choice of an answer given at once."""
+    def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
+        """The choice of an answer given at once, without its log probabilities."""
+
+    @abstractmethod
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Log probabilities of the next `tokens` as this API writes them; their lists go on from piece to piece."""
 
 
 ShapeOfChoice = Callable[[int], AnswerShape]
@@ -127,20 +138,47 @@ class ChatShape(AnswerShape):
     index: int
     chunk_kind: str = "chat.completion.chunk"
     whole_kind: str = "chat.completion"
+    _thoughts: ThoughtReader | None = None
+
+    def admitted(self, event: Admitted) -> None:
+        self._thoughts = None if event.thoughts is None else ThoughtReader(event.thoughts)
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice({"role": "assistant", "content": ""}, None, None)
 
-    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
-        return self._choice({"content": text}, logprobs, None)
+    def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
+        if self._thoughts is None:
+            return [self._choice({"content": text}, logprobs, None)]
+        return self._split(self._thoughts.push(text), logprobs)
+
+    def held_back(self) -> list[dict[str, Any]]:
+        return [] if self._thoughts is None else self._split(self._thoughts.finish(), None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         return self._choice({}, None, reason.value)
 
-    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        choice = self._choice({}, logprobs, reason.value)
+    def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
+        choice = self._choice({}, None, reason.value)
         del choice["delta"]
-        return choice | {"message": {"role": "assistant", "content": text, "refusal": None}}
+        thought, content = self._split_whole(text)
+        return choice | {"message": {"role": "assistant", "content": content, "refusal": None} | thought}
+
+    def _split_whole(self, text: str) -> tuple[dict[str, Any], str]:
+        """The fields that a message has for its thoughts, and what of `text` is the answer."""
+        if self._thoughts is None:
+            return {}, text
+        parts = [self._thoughts.push(text), self._thoughts.finish()]
+        thought = "".join(part for part, _ in parts)
+        return {"reasoning_content": thought} if thought else {}, "".join(part for _, part in parts)
+
+    def _split(self, parts: tuple[str, str], logprobs: Logprobs) -> list[dict[str, Any]]:
+        """The choice of a chunk with new thoughts and new text; none for neither."""
+        named = zip(("reasoning_content", "content"), parts, strict=True)
+        delta = {name: part for name, part in named if part}
+        return [self._choice(delta, logprobs, None)] if delta or logprobs else []
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return chat_logprobs(tokens)
 
     def _choice(self, delta: dict[str, Any], logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
         written = None if logprobs is None else chat_logprobs(logprobs)
@@ -154,16 +192,24 @@ class CompletionShape(AnswerShape):
     index: int
     chunk_kind: str = "text_completion"
     whole_kind: str = "text_completion"
+    echo: str = ""
+    """The prompt's text, where the answer is to begin with it."""
     _logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
 
-    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
-        return self._choice(text, logprobs, None)
+    def opening(self) -> dict[str, Any] | None:
+        return self._choice(self.echo, None, None) if self.echo else None
+
+    def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
+        return [self._choice(text, logprobs, None)]
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         return self._choice("", None, reason.value)
 
-    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        return self._choice(text, logprobs, reason.value)
+    def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
+        return self._choice(self.echo + text, None, reason.value)
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return self._logprobs.write(tokens)
 
     def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
         written = None if logprobs is None else self._logprobs.write(logprobs)

@@ -3,16 +3,25 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError, from_json
 
+from stageline_api.engine_http import MAX_MESSAGES
 from stageline_gateway.errors import bad_value, shown
 
-UNION_TAGS = frozenset({"#text", "#list", "#word", "#named"})
+UNION_TAGS = frozenset(
+    {"#text", "#texts", "#list", "#lists", "#word", "#named"}
+    | {"#message", "#function_call", "#function_call_output", "#reasoning"}
+    | {"#tool_use", "#tool_result", "#thinking"}
+)
 """Names of the members of unions; they show up in an error's location and are no part of a field's path."""
 MAX_TOOLS = 128
 """OpenAI's bound."""
 MAX_ID_CHARACTERS = 128
+MAX_PARTS = 1024
+"""Of one message's content."""
+MAX_FIELDS = 128
+"""Of one object: each unknown one would become an error of its own."""
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -28,9 +37,17 @@ def text_or_list(value: Any) -> str | None:
 
 
 class Strict(BaseModel):
-    """Frozen; no coercion between types, no unknown field."""
+    """Frozen; no coercion between types, no unknown field. Lists in it fail at their first wrong item (`fail_fast`)."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            message = "Input should have at most {most} fields"
+            raise PydanticCustomError("too_many_fields", message, {"most": MAX_FIELDS})
+        return value
 
 
 class CalledFunction(Strict):
@@ -77,7 +94,8 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
-def _word_or_named(value: Any) -> str | None:
+def word_or_named(value: Any) -> str | None:
+    """The tag of a choice that is a word, or names one thing in an object."""
     match value:
         case str():
             return "#word"
@@ -90,7 +108,7 @@ def _word_or_named(value: Any) -> str | None:
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[NamedTool, Tag("#named")],
     Discriminator(
-        _word_or_named,
+        word_or_named,
         custom_error_type="tool_choice_type",
         custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
     ),
@@ -105,7 +123,8 @@ class TextPart(Strict):
 
 
 Content = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Tag("#list"), Field(min_length=1)],
+    Annotated[str, Tag("#text")]
+    | Annotated[list[TextPart], Tag("#list"), Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)],
     Discriminator(
         text_or_list,
         custom_error_type="content_type",
@@ -122,7 +141,7 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: Annotated[list[MadeCall], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = None
     name: ToolName | None = None
     refusal: None = None
@@ -136,6 +155,10 @@ class Message(Strict):
         if self.content is None:
             return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 def check_messages(messages: list[Message]) -> None:

@@ -6,20 +6,27 @@ without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_pen
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, assert_never
+from typing import Annotated, Any, Final, Literal, assert_never, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
-from stageline_api.engine_http import MAX_TOP_LOGPROBS
+from stageline_api.engine_http import (
+    MAX_STOP_CHARACTERS,
+    MAX_TEMPLATE_ARGUMENTS,
+    MAX_TOP_LOGPROBS,
+    TemplateArgument,
+)
 from stageline_gateway.openai_api.chat_types import (
-    MAX_TOOLS,
-    Message,
+    Messages,
     NamedTool,
     Strict,
     Tool,
     ToolChoice,
+    Tools,
     text_or_list,
 )
+from stageline_gateway.openai_api.guides import ResponseFormat, StructuredOutputs
 
 MAX_PARALLEL_CALLS: Final = 16
 """Most calls in one answer: a grammar without a bound lets a small model repeat itself to its token limit."""
@@ -81,14 +88,38 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's documented default of `max_tokens` for `/v1/completions`."""
 
 MAX_CHOICES = 128
-"""OpenAI's bound on `n`."""
+"""OpenAI's bound on `n`; here also on the answers to all prompts of a request together."""
+
+MAX_BIASES = 1024
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as the key of a JSON object."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+def _has_few_biases(value: Any) -> Any:
+    # A dictionary's errors are all made, unlike a list's.
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("too_long", "Input should have at most {most} items", {"most": MAX_BIASES})
+    return value
+
+
+def _has_few_arguments(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_TEMPLATE_ARGUMENTS:
+        most = {"most": MAX_TEMPLATE_ARGUMENTS}
+        raise PydanticCustomError("too_long", "Input should have at most {most} items", most)
+    return value
+
+
+ArgumentName = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
+LogitBias = Annotated[
+    dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES),
+    BeforeValidator(_has_few_biases),
+]
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -97,22 +128,31 @@ def _prompt_kind(value: Any) -> str | None:
             return "#text"
         case [int(), *_]:
             return "#list"
+        case [str(), *_]:
+            return "#texts"
+        case [list(), *_]:
+            return "#lists"
         case _:
             return None
 
 
 Stop = Annotated[
-    Annotated[StopString, Tag("#text")] | Annotated[list[StopString], Tag("#list"), Field(max_length=16)],
+    Annotated[StopString, Tag("#text")]
+    | Annotated[list[StopString], Tag("#list"), Field(fail_fast=True, max_length=16)],
     Discriminator(
         text_or_list, custom_error_type="stop_type", custom_error_message="must be a string or a list of strings"
     ),
 ]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 CompletionPrompt = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[list[TokenId], Tag("#list")],
+    Annotated[str, Tag("#text")]
+    | Annotated[list[str], Tag("#texts"), Field(fail_fast=True, max_length=MAX_CHOICES)]
+    | Annotated[TokenIds, Tag("#list")]
+    | Annotated[list[TokenIds], Tag("#lists"), Field(fail_fast=True, max_length=MAX_CHOICES)],
     Discriminator(
         _prompt_kind,
         custom_error_type="prompt_type",
-        custom_error_message="must be one string or one non-empty list of token ids; send several prompts one by one",
+        custom_error_message="must be a string, a list of token ids, or a list of such; no list may be empty",
     ),
 ]
 
@@ -122,35 +162,6 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-
-
-class JsonSchemaFormat(Strict):
-    """A schema that the answer satisfies, whether or not `strict` is set; `name` and `description` change nothing."""
-
-    name: str
-    description: str | None = None
-    json_schema: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """What the answer's text must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-    @property
-    def schema_text(self) -> str | None:
-        """The JSON schema to satisfy, as JSON; None for free text."""
-        match self.type:
-            case "text":
-                return None
-            case "json_object":
-                return '{"type":"object"}'
-            case "json_schema":
-                return json.dumps(self.json_schema.json_schema if self.json_schema else {})
-            case _:
-                assert_never(self.type)
 
 
 class _Request(Strict):
@@ -163,19 +174,32 @@ class _Request(Strict):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    logit_bias: Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] = Field(
-        default_factory=dict
-    )
+    logit_bias: LogitBias = Field(default_factory=dict)
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: int | None = None
     stop: Stop = Field(default_factory=list)
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] = Field(default_factory=list)
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    def num_choices(self) -> int:
+        """Answers asked for, to all prompts together; the first `n` of them are to the first prompt."""
+        return self.n * self.num_prompts
+
+    @property
+    def num_echoes(self) -> int:
+        """Answers that begin with their prompt's text."""
+        return 0
 
     @property
     def include_usage(self) -> bool:
@@ -183,7 +207,13 @@ class _Request(Strict):
 
     @property
     def schema_text(self) -> str | None:
-        return None
+        """The JSON schema that the answer's text satisfies, as JSON."""
+        return None if self.structured_outputs is None else self.structured_outputs.schema_text
+
+    @property
+    def regex_text(self) -> str | None:
+        """The expression that the answer's text matches."""
+        return None if self.structured_outputs is None else self.structured_outputs.regex_text
 
     @property
     def limit_name(self) -> str:
@@ -192,8 +222,8 @@ class _Request(Strict):
 
     @property
     def schema_field(self) -> str:
-        """The field that `schema_text` was made from."""
-        return "response_format"
+        """The field that `schema_text` or `regex_text` was made from."""
+        return "structured_outputs"
 
     @property
     def asked_top_logprobs(self) -> int | None:
@@ -208,10 +238,16 @@ class _Request(Strict):
 class ChatRequest(_Request):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: TokenCount | None = None
+    chat_template_kwargs: Annotated[dict[ArgumentName, TemplateArgument], BeforeValidator(_has_few_arguments)] = Field(
+        default_factory=dict
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
@@ -233,11 +269,13 @@ class ChatRequest(_Request):
         calls = schema_of_calls(self.tools, self.choice_of_tool, self.parallel_tool_calls)
         if calls is not None:
             return calls
-        return None if self.response_format is None else self.response_format.schema_text
+        return super().schema_text if self.response_format is None else self.response_format.schema_text
 
     @property
     def schema_field(self) -> str:
-        return "tools" if self.offered_tools else "response_format"
+        if self.offered_tools:
+            return "tools"
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
     def limit_name(self) -> str:
@@ -252,7 +290,24 @@ class CompletionRequest(_Request):
     """Body of `POST /v1/completions`."""
 
     prompt: CompletionPrompt
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        match self.prompt:
+            case str() | [int(), *_]:
+                return [cast("str | list[int]", self.prompt)]
+            case _:
+                return cast("list[str] | list[list[int]]", self.prompt)
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def num_echoes(self) -> int:
+        return self.num_choices if self.echo else 0
 
     @property
     def asked_top_logprobs(self) -> int | None:

@@ -1,21 +1,18 @@
-"""Calls of tools in an answer: found in its text while it streams, and written as `tool_calls`. Pure.
+"""Calls of tools in the text of a whole answer. Pure.
 
-A call is given out when it is complete, never in part; only the answer to a named function, which is its arguments
-alone, streams as it comes. Text that turns out to be no call of an offered tool is given out as the text it is: nothing
-that the model wrote is lost. Only the start of a possible mark is held back.
+A call is given out when it is complete, never in part. Text that turns out to be no call of an offered tool is given
+out as the text it is: nothing that the model wrote is lost. What a stream gets of a call before it is complete is
+`streamed_calls`' matter.
 """
 
 import json
 import secrets
 import string
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from stageline_api.engine_http import Admitted, FinishReason, ToolCallFormat
-from stageline_gateway.openai_api.answer_shapes import ChatShape, Logprobs, ShapeOfChoice
-from stageline_gateway.openai_api.chat_types import NamedTool
-from stageline_gateway.openai_api.request_types import ChatRequest
+from stageline_api.engine_http import ToolCallFormat
 
 OPENING_TAG: Final = "<tool_call>"
 CLOSING_TAG: Final = "</tool_call>"
@@ -40,6 +37,13 @@ class Call:
 Piece = str | Call
 
 
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """More of the arguments of the call begun before."""
+
+    text: str
+
+
 class CallReader(Protocol):
     """Splits an answer into text and calls."""
 
@@ -57,7 +61,7 @@ def reader_for(form: ToolCallFormat | None, names: Collection[str]) -> CallReade
     return JsonCalls(names, "{" if form is ToolCallFormat.OBJECT else "[")
 
 
-def _as_call(text: str, names: Collection[str]) -> Call | None:
+def as_call(text: str, names: Collection[str]) -> Call | None:
     """The call that `text` is, if it is one of an offered tool with an object of arguments."""
     try:
         value: Any = json.loads(text)
@@ -114,7 +118,7 @@ class TaggedCalls:
         return [] if not text or (self._called and not text.strip()) else [text]
 
     def _call(self, body: str) -> list[Piece]:
-        call = _as_call(body, self._names)
+        call = as_call(body, self._names)
         if call is None:
             return [OPENING_TAG + body + CLOSING_TAG]
         self._called = True
@@ -174,7 +178,7 @@ class JsonCalls:
 
     def _object(self) -> list[Piece]:
         body, after = self._held[: self._scanned], self._held[self._scanned :]
-        call = _as_call(body[body.index("{") :], self._names)
+        call = as_call(body[body.index("{") :], self._names)
         if call is None:
             if self._first == "[":  # the list may go on with calls; what this was is shown at the end
                 return []
@@ -182,97 +186,3 @@ class JsonCalls:
             return self._release()
         self._held, self._scanned, self._called = after, 0, True
         return [call]
-
-
-CALLS_REASON = "tool_calls"
-
-
-def shape_with_tools(asked: ChatRequest) -> ShapeOfChoice:
-    """The shape of an answer that may call the tools which `asked` offers."""
-    if isinstance(asked.tool_choice, NamedTool):
-        name = asked.tool_choice.function.name
-        return lambda index: ToolShape(index, reader_of=lambda _: NamedCall(name))
-    names = frozenset(tool.function.name for tool in asked.offered_tools)
-    return lambda index: ToolShape(index, reader_of=lambda event: reader_for(event.tool_call_format, names))
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsPiece:
-    """More of the arguments of the call begun before."""
-
-    text: str
-
-
-class NamedCall:
-    """An answer that is the arguments of one function."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun = False
-
-    def push(self, text: str) -> list[Piece | ArgumentsPiece]:
-        if self._begun:
-            return [ArgumentsPiece(text)] if text else []
-        self._begun = True
-        return [Call(self._name, text, new_call_id())]
-
-    def finish(self) -> list[Piece | ArgumentsPiece]:
-        return []
-
-
-@dataclass(slots=True)
-class ToolShape(ChatShape):
-    reader_of: Callable[[Admitted], CallReader | NamedCall] = field(kw_only=True)
-    _reader: CallReader | NamedCall | None = None
-    _calls: int = 0
-
-    def admitted(self, event: Admitted) -> None:
-        self._reader = self.reader_of(event)
-
-    def opening(self) -> dict[str, Any] | None:
-        return self._choice({"role": "assistant", "content": None}, None, None)
-
-    def piece(self, text: str, logprobs: Logprobs) -> dict[str, Any] | None:
-        return self._pieces(self._read().push(text), logprobs)
-
-    def held_back(self) -> dict[str, Any] | None:
-        """Text that was held back because a call might have begun with it."""
-        return self._pieces(self._read().finish(), None)
-
-    def closing(self, reason: FinishReason) -> dict[str, Any]:
-        return self._choice({}, None, self._reason(reason))
-
-    def whole(self, text: str, logprobs: Logprobs, reason: FinishReason) -> dict[str, Any]:
-        pieces = self._read().push(text) + self._read().finish()
-        content = "".join(piece for piece in pieces if isinstance(piece, str))
-        calls = [_written(piece) for piece in pieces if isinstance(piece, Call)]
-        self._calls = len(calls)
-        choice = self._choice({}, logprobs, self._reason(reason))
-        del choice["delta"]
-        message: dict[str, Any] = {"role": "assistant", "content": content or None, "refusal": None}
-        return choice | {"message": message | ({"tool_calls": calls} if calls else {})}
-
-    def _read(self) -> CallReader | NamedCall:
-        assert self._reader is not None, "an answer began before it was admitted"
-        return self._reader
-
-    def _reason(self, reason: FinishReason) -> str:
-        return CALLS_REASON if self._calls and reason is FinishReason.STOP else reason.value
-
-    def _pieces(self, pieces: list[Any], logprobs: Logprobs) -> dict[str, Any] | None:
-        delta: dict[str, Any] = {}
-        for piece in pieces:
-            match piece:
-                case str():
-                    delta["content"] = delta.get("content", "") + piece
-                case Call():
-                    delta.setdefault("tool_calls", []).append({"index": self._calls} | _written(piece))
-                    self._calls += 1
-                case ArgumentsPiece(text=text):
-                    more = {"index": self._calls - 1, "function": {"arguments": text}}
-                    delta.setdefault("tool_calls", []).append(more)
-        return self._choice(delta, logprobs, None) if delta or logprobs else None
-
-
-def _written(call: Call) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -41,6 +41,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         ignore_eos=request.ignore_eos,
         top_logprobs=request.asked_top_logprobs,
         json_schema=request.schema_text,
+        regex=request.regex_text,
     )
 
 
@@ -71,15 +72,26 @@ def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] = (), guided:
 def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
     guided = request.choice_of_tool not in ("none", "auto")
     prompt = chat_prompt(request.messages, request.offered_tools, guided)
+    if request.chat_template_kwargs or request.reasoning_effort is not None:
+        told = {"template_arguments": request.chat_template_kwargs, "reasoning_effort": request.reasoning_effort}
+        prompt = prompt.model_copy(update=told)
+    if request.continue_final_message or not request.add_generation_prompt:
+        update = {"add_generation_prompt": False, "continue_final_message": request.continue_final_message}
+        prompt = prompt.model_copy(update=update)
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=_sampling(request, max_tokens, drawn_seed))
 
 
-def completion_to_generate(request: CompletionRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
-    prompt: Prompt
-    if isinstance(request.prompt, str):
-        prompt = TextPrompt(text=request.prompt)
-    else:
-        prompt = TokenPrompt(token_ids=tuple(request.prompt))
+def prompts_of(request: CompletionRequest) -> tuple[Prompt, ...]:
+    """Its prompts, in order."""
+    return tuple(
+        TextPrompt(text=prompt) if isinstance(prompt, str) else TokenPrompt(token_ids=tuple(prompt))
+        for prompt in request.prompts
+    )
+
+
+def completion_to_generate(
+    request: CompletionRequest, prompt: Prompt, request_id: str, drawn_seed: int
+) -> GenerateRequest:
     sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)

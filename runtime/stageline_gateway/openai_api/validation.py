@@ -1,42 +1,38 @@
 """From a JSON object to a checked request, or to the one error that names what is wrong with it."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
-from stageline_api.engine_http import MAX_SCHEMA_CHARACTERS
+from stageline_api.engine_http import MAX_MESSAGES, MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS
 from stageline_gateway.errors import ApiError, bad_value, shown
-from stageline_gateway.openai_api.chat_types import UNION_TAGS, NamedTool, check_messages, check_tool_names
-from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-
-_COMMON: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "metadata": ({},),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-
-CHAT_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-    _COMMON
-    | {
-        "functions": ([],),
-        "function_call": ("none",),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "reasoning_effort": (),
-        "verbosity": (),
-        "web_search_options": (),
-        "moderation": (),
-    }
+from stageline_gateway.openai_api.chat_types import (
+    MAX_FIELDS,
+    MAX_PARTS,
+    UNION_TAGS,
+    NamedTool,
+    check_messages,
+    check_tool_names,
 )
-"""Chat parameter -> values that ask for nothing."""
+from stageline_gateway.openai_api.known_fields import (
+    CHAT_KNOWN,
+    COMPLETION_KNOWN,
+    GUIDE_IGNORED,
+    GUIDED,
+    MESSAGE_IGNORED,
+    PART_IGNORED,
+    STREAM_IGNORED,
+    Fate,
+    Known,
+)
+from stageline_gateway.openai_api.request_types import MAX_CHOICES, ChatRequest, CompletionRequest
 
-COMPLETION_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(_COMMON | {"echo": (False,), "suffix": ()})
-"""Completion parameter -> values that ask for nothing."""
+IgnoredFields = dict[str, None]
+"""Names of what was left out, in the order in which they were met; names of our own tables, never a client's words."""
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -44,23 +40,84 @@ def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
     return value is None or any(type(value) is type(one) and value == one for one in neutral)
 
 
-def without_unsupported(fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """`fields` without the parameters that aren't built here and ask for nothing.
+def settled(
+    fields: Mapping[str, Any], known: Mapping[str, Known], strict: bool, ignored: IgnoredFields
+) -> dict[str, Any]:
+    """`fields` without those of `known`: what asks for nothing is left out, what may be ignored goes to `ignored`.
 
-    `best_of: 1` or `tools: []` say what a request without the field says, so clients that always send their defaults
-    work. Any other value would be ignored silently, which is worse than a refusal. Null counts as absent.
-
-    Raises ApiError 400, naming the parameter, for one that asks for something this server can't do.
+    Raises ApiError 400, naming the parameter, for one that asks for something this server can't do; where it is
+    `strict`, also for one that could be ignored.
     """
     kept: dict[str, Any] = {}
     for name, value in fields.items():
-        if name not in neutral:
+        rule = known.get(name)
+        if rule is None:
             kept[name] = value
-        elif not _is_neutral(value, neutral[name]):
-            rule = f"leave it out or send {neutral[name][0]!r}" if neutral[name] else "leave it out"
-            message = f"'{name}' = {shown(value)} is not supported by this server: {rule}."
-            raise bad_value(name, message, "unsupported_parameter")
+        elif _is_neutral(value, rule.neutral):
+            continue
+        elif rule.fate is Fate.IGNORED and not strict:
+            ignored[name] = None
+        else:
+            raise _unsupported(name, value, rule)
     return kept
+
+
+def _unsupported(name: str, value: Any, rule: Known) -> ApiError:
+    instead = f"leave it out or send {rule.neutral[0]!r}" if rule.neutral else "leave it out"
+    why = f" {rule.why}" if rule.why else ""
+    return bad_value(
+        name, f"'{name}' = {shown(value)} is not supported by this server: {instead}.{why}", "unsupported_parameter"
+    )
+
+
+def without(part: Any, names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
+    """`part` without the fields of `names`; those that say something go to `ignored` as fields of `place`."""
+    if not isinstance(part, dict) or names.isdisjoint(part):
+        return part
+    ignored |= {f"{place}.{name}": None for name in sorted(names & part.keys()) if part[name] is not None}
+    return {name: value for name, value in part.items() if name not in names}
+
+
+def without_effect(fields: Mapping[str, Any], strict: bool, ignored: IgnoredFields) -> None:
+    """Name in `ignored` those of `fields` that aren't null; raises ApiError 400 for one where it is `strict`."""
+    for name, value in fields.items():
+        if value is not None:
+            if strict:
+                raise _unsupported(name, value, Known(Fate.IGNORED))
+            ignored[name] = None
+
+
+def in_words(words: Mapping[str, str], error: ApiError) -> ApiError:
+    """`error` with the client's own name for the field that it names."""
+    theirs = words.get(error.param or "", error.param)
+    if error.param is None or theirs is None or theirs == error.param:
+        return error
+    return replace(error, param=theirs, message=error.message.replace(error.param, theirs))
+
+
+def _lenient_message(message: Any, ignored: IgnoredFields) -> Any:
+    if not isinstance(message, dict):
+        return message
+    names = MESSAGE_IGNORED - {"name"} if message.get("role") == "tool" else MESSAGE_IGNORED
+    message = without(message, names, "messages", ignored)
+    if message.get("tool_calls") == [] and message.get("content") is not None:
+        message = {name: value for name, value in message.items() if name != "tool_calls"}
+    content = message.get("content")
+    if isinstance(content, list) and len(content) <= MAX_PARTS:
+        parts = [without(part, PART_IGNORED, "messages.content", ignored) for part in content]
+        return message | {"content": parts}
+    return message
+
+
+def _lenient_parts(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    """Take from messages and options what may be ignored there; what has another form is left for its own error."""
+    messages, options = fields.get("messages"), fields.get("stream_options")
+    if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
+        fields["messages"] = [_lenient_message(message, ignored) for message in messages]
+    if isinstance(options, dict) and not STREAM_IGNORED.isdisjoint(options):
+        asked = {name for name in STREAM_IGNORED if options.get(name)}
+        ignored |= {f"stream_options.{name}": None for name in sorted(asked)}
+        fields["stream_options"] = {name: value for name, value in options.items() if name not in STREAM_IGNORED}
 
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
@@ -96,6 +153,9 @@ def _as_api_error(detail: ErrorDetails) -> ApiError:
 
 def checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
     """`fields` as a `model`; raises ApiError 400 naming the first field that is wrong."""
+    if len(fields) > MAX_FIELDS:
+        message = f"The body has {len(fields)} fields; at most {MAX_FIELDS} are allowed."
+        raise ApiError(400, message, code="invalid_value")
     # OpenAI's clients may send null for any optional field.
     optional = {name for name, field in model.model_fields.items() if not field.is_required()}
     given = {name: value for name, value in fields.items() if value is not None or name not in optional}
@@ -121,15 +181,72 @@ def _check_response_format(request: ChatRequest) -> None:
         raise bad_value(param, f"'{param}' is only allowed when 'response_format.type' is 'json_schema'.")
 
 
-def _check_schema_length(request: ChatRequest) -> None:
+def _with_guide(fields: dict[str, Any], strict: bool, ignored: IgnoredFields) -> dict[str, Any]:
+    """`fields` with vLLM's older names of guides as `structured_outputs`; raises ApiError 400 for several."""
+    old = [name for name in GUIDED if fields.get(name) is not None]
+    guide = fields.get("structured_outputs")
+    if not strict:
+        fields["structured_outputs"] = guide = without(guide, GUIDE_IGNORED, "structured_outputs", ignored)
+    if len(old) + (guide is not None) > 1:
+        raise bad_value(old[-1], f"'{old[-1]}' can't be combined with another guide of the answer.")
+    rest = {name: value for name, value in fields.items() if name not in GUIDED}
+    return rest | {"structured_outputs": {GUIDED[old[0]]: fields[old[0]]}} if old else rest
+
+
+def _check_guide(request: ChatRequest | CompletionRequest) -> None:
+    """Raise ApiError 400 for guides that contradict each other, or are too long."""
+    guide = request.structured_outputs
+    if guide is not None:
+        named = [name for name, value in guide.model_dump(by_alias=True).items() if value is not None]
+        if len(named) != 1:
+            message = f"'structured_outputs' must have exactly one of json, json_object, regex, choice; got {named}."
+            raise bad_value("structured_outputs", message)
+        if isinstance(request, ChatRequest):
+            _check_alone(request)
+        if len(request.regex_text or "") > MAX_REGEX_CHARACTERS:
+            message = (
+                f"'structured_outputs.{named[0]}' makes an expression of more than {MAX_REGEX_CHARACTERS} characters."
+            )
+            raise bad_value(f"structured_outputs.{named[0]}", message)
+    _check_schema_length(request)
+    if guide is not None and isinstance(guide.json_schema, str):
+        _check_schema_text(guide.json_schema)
+
+
+def _check_schema_text(text: str) -> None:
+    """Raise ApiError 400 for a schema given as text that is none."""
+    try:
+        is_schema = isinstance(from_json(text, allow_inf_nan=False), dict | bool)
+    except ValueError:
+        is_schema = False
+    if not is_schema:
+        param = "structured_outputs.json"
+        message = f"'{param}' (or 'guided_json') as text must be a JSON object or boolean; got {shown(text)}."
+        raise bad_value(param, message)
+
+
+def _check_alone(request: ChatRequest) -> None:
+    others = {
+        "tools": bool(request.offered_tools),
+        "response_format": request.response_format is not None and request.response_format.type != "text",
+    }
+    for name in (name for name, is_there in others.items() if is_there):
+        raise bad_value("structured_outputs", f"'structured_outputs' can't be combined with '{name}'.")
+
+
+def _check_schema_length(request: ChatRequest | CompletionRequest) -> None:
     length = len(request.schema_text or "")
     if length > MAX_SCHEMA_CHARACTERS:
-        param = "tools" if request.offered_tools else "response_format.json_schema.schema"
+        field = request.schema_field
+        param = {
+            "response_format": "response_format.json_schema.schema",
+            "structured_outputs": "structured_outputs.json",
+        }.get(field, field)
         message = f"The schema of '{param}' has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed."
         raise bad_value(param, message)
 
 
-def check_tools(request: ChatRequest) -> None:
+def check_tools(request: ChatRequest, ignored: IgnoredFields, strict: bool = False) -> None:
     """Raise ApiError 400 for tools that can't be told apart, chosen or combined as asked."""
     names = check_tool_names(request.tools)
     choice = request.tool_choice
@@ -139,37 +256,78 @@ def check_tools(request: ChatRequest) -> None:
         param = "tool_choice.function.name"
         raise bad_value(param, f"'{param}' = {shown(choice.function.name)} is none of the tools.")
     if request.offered_tools:
-        _check_offered(request)
+        _check_offered(request, ignored, strict)
 
 
-def _check_offered(request: ChatRequest) -> None:
+def _check_offered(request: ChatRequest, ignored: IgnoredFields, strict: bool) -> None:
     if request.response_format is not None and request.response_format.type != "text":
         raise bad_value(
             "response_format", "'response_format' can't be combined with tools; send 'tool_choice': 'none'."
         )
-    if request.choice_of_tool != "auto":
-        return
-    for index in (index for index, tool in enumerate(request.tools) if tool.function.strict):
-        param = f"tools[{index}].function.strict"
-        message = f"'{param}' = true is only supported with 'tool_choice' 'required' or a named function."
-        raise bad_value(param, message, "unsupported_parameter")
+    if request.choice_of_tool == "auto":
+        _check_auto(request, strict, ignored)
 
 
-def parse_chat(fields: Mapping[str, Any]) -> ChatRequest:
-    request = checked(ChatRequest, without_unsupported(fields, CHAT_NEUTRAL))
+def _check_auto(request: ChatRequest, strict: bool, ignored: IgnoredFields) -> None:
+    """Where the model decides, nothing holds it to schemas, or to one call."""
+    is_held = [index for index, tool in enumerate(request.tools) if tool.function.strict]
+    if not request.parallel_tool_calls:
+        ignored["parallel_tool_calls"] = None
+        if strict:
+            message = (
+                "'parallel_tool_calls' = false is only supported with 'tool_choice' 'required' or a named function."
+            )
+            raise bad_value("parallel_tool_calls", message, "unsupported_parameter")
+    if is_held:
+        ignored["tools.function.strict"] = None
+        if strict:
+            param = f"tools[{is_held[0]}].function.strict"
+            message = f"'{param}' = true is only supported with 'tool_choice' 'required' or a named function."
+            raise bad_value(param, message, "unsupported_parameter")
+
+
+def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool = False) -> ChatRequest:
+    """The checked request; what was left out of it is named in `ignored`."""
+    kept = settled(fields, CHAT_KNOWN, strict, ignored)
+    if not strict:
+        _lenient_parts(kept, ignored)
+    request = checked(ChatRequest, _with_guide(kept, strict, ignored))
     _check_stream_options(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
     check_messages(request.messages)
     _check_response_format(request)
-    check_tools(request)
-    _check_schema_length(request)
+    check_tools(request, ignored, strict)
+    _check_guide(request)
+    if request.continue_final_message and "add_generation_prompt" in kept and request.add_generation_prompt:
+        message = "'continue_final_message' can't be combined with 'add_generation_prompt' = true."
+        raise bad_value("continue_final_message", message)
+    if request.continue_final_message and not request.messages[-1].text.strip():
+        raise bad_value("continue_final_message", "'continue_final_message' needs words in the last message.")
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
     return request
 
 
-def parse_completion(fields: Mapping[str, Any]) -> CompletionRequest:
-    request = checked(CompletionRequest, without_unsupported(fields, COMPLETION_NEUTRAL))
+def parse_completion(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool = False) -> CompletionRequest:
+    """The checked request; what was left out of it is named in `ignored`."""
+    kept = settled(fields, COMPLETION_KNOWN, strict, ignored)
+    if not strict:
+        _lenient_parts(kept, ignored)
+    request = checked(CompletionRequest, _with_guide(kept, strict, ignored))
     _check_stream_options(request)
+    _check_guide(request)
+    if request.num_choices > MAX_CHOICES:
+        message = f"'prompt' has {request.num_prompts} prompts and 'n' is {request.n}: more than {MAX_CHOICES} answers."
+        raise bad_value("prompt", message)
+    if request.echo:
+        _check_echo(request)
     return request
+
+
+def _check_echo(request: CompletionRequest) -> None:
+    if request.logprobs is not None:
+        message = "'echo' can't be combined with 'logprobs': log probabilities of prompts are not computed."
+        raise bad_value("echo", message, "unsupported_parameter")
+    if not all(isinstance(prompt, str) for prompt in request.prompts):
+        raise bad_value("echo", "'echo' is only supported for prompts of text.", "unsupported_parameter")

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
-from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest
+from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest, Prompt
 from stageline_gateway.engine_client.generation import (
     AnswerFailedError,
     EngineClient,
@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 ELSEWHERE: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.DRAINING, ErrorCode.QUEUE_FULL})
 """Refusals that say something about the engine, not about the request: another group may take it."""
 
+MOST_HANGS: Final = 1
+"""Groups that may hang over one request before it is given up: many hang with an innocent one once, none twice."""
+
 BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 """Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
 
@@ -55,32 +58,44 @@ DeliverOne = Callable[[StreamEvent], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
-    """One choice to generate, and what goes with it."""
+    """What to generate, and what goes with it."""
 
     model: str
     request: GenerateRequest
     session: str = ""
     """What the client named its session, if it did."""
     span: RequestSpan = field(default_factory=RequestSpan)
+    prompts: tuple[Prompt, ...] = ()
+    """All prompts, where there are several: the request has the first."""
 
-    def choice(self, number: int) -> "GenerateJob":
-        """The same for one of several choices: they differ in id, and in the choice that keys their noise."""
-        sampling = self.request.sampling.model_copy(update={"choice": number})
-        update = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
+    def choice(self, number: int, each: int) -> "GenerateJob":
+        """The same for one of several choices, `each` for a prompt: they differ in id, prompt, and the choice that keys
+        their noise.
+        """
+        sampling = self.request.sampling.model_copy(update={"choice": number % each})
+        update: dict[str, object] = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
+        if self.prompts:
+            update |= {"prompt": self.prompts[number // each]}
         return replace(self, request=self.request.model_copy(update=update))
+
+    def choices_of_each(self, count: int) -> int:
+        """Of `count` choices, how many are of one prompt."""
+        return count // max(1, len(self.prompts))
 
 
 class _ChoicesInTurn:
     """Lets several choices deliver through one `deliver`, one at a time and in the order in which they come.
 
-    The first to be admitted has its Admitted delivered when all of them have been admitted, and stands for all: so a
-    refusal of any choice is a refusal of the request. A choice that waits for its turn holds one event; what comes
-    after that waits in its connection to the engine.
+    The first to be admitted has its Admitted delivered when all of them have been admitted, and stands for all, with
+    the tokens of all prompts: so a refusal of any choice is a refusal of the request. A choice that waits for its turn
+    holds one event; what comes after that waits in its connection to the engine.
     """
 
-    def __init__(self, count: int, deliver: Deliver) -> None:
+    def __init__(self, count: int, each: int, deliver: Deliver) -> None:
         self._deliver = deliver
         self._unadmitted = count
+        self._each = each
+        self._prompt_tokens = 0
         self._first: tuple[int, Admitted] | None = None
         self._all_admitted = asyncio.Event()
         self._has_failed = False
@@ -108,8 +123,10 @@ class _ChoicesInTurn:
             return
         self._first = self._first or (choice, event)
         self._unadmitted -= 1
+        self._prompt_tokens += 0 if choice % self._each else event.prompt_tokens
         if not self._unadmitted:
-            await self._deliver(*self._first)
+            number, admitted = self._first
+            await self._deliver(number, admitted.model_copy(update={"prompt_tokens": self._prompt_tokens}))
             self._all_admitted.set()
 
 
@@ -136,8 +153,10 @@ class Dispatcher:
         if count == 1:
             await self.run(job, partial(deliver, 0))
             return
-        turns = _ChoicesInTurn(count, deliver)
-        tasks = [asyncio.create_task(self._run_choice(job.choice(number), number, turns)) for number in range(count)]
+        each = job.choices_of_each(count)
+        turns = _ChoicesInTurn(count, each, deliver)
+        jobs = [job.choice(number, each) for number in range(count)]
+        tasks = [asyncio.create_task(self._run_choice(one, number, turns)) for number, one in enumerate(jobs)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -226,7 +245,9 @@ class Dispatcher:
             failure = not_ready(message, self.retry.retry_after_seconds)
         if error.kind not in BLAMELESS:
             progress.losses += 1
-        if progress.losses > self.retry.most_losses:
+        if error.kind is LossKind.HUNG:
+            progress.hangs += 1
+        if progress.losses > self.retry.most_losses or progress.hangs > MOST_HANGS:
             self._gave_up(progress, group.model, "exhausted")
             raise failure
         return failure

@@ -15,7 +15,7 @@ from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, Finished, GenerateRequest
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import EngineEvent, EngineLostError, LossKind
-from stageline_gateway.errors import ApiError, answer_broken, not_ready, revision_replaced
+from stageline_gateway.errors import ApiError, answer_broken, model_suspended, not_ready, revision_replaced
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.probing import NOT_THERE
 from stageline_gateway.groups.routing import choose, identity, why_not_ready
@@ -53,6 +53,8 @@ class Progress:
     """Engines it was sent to."""
     losses: int = 0
     """Engines that had got it and were lost."""
+    hangs: int = 0
+    """Those among them whose groups hung while they computed it."""
 
     @property
     def is_admitted(self) -> bool:
@@ -66,6 +68,8 @@ class Progress:
 
     def may_go_on(self, group: GroupEndpoint) -> bool:
         """Whether `group` may continue it: once it has output, one of another revision may hold other weights."""
+        if self.request.adapter is not None and self.request.adapter not in group.adapters:
+            return False
         return not self.has_output or group.revision == self.revision
 
     def next_request(self) -> GenerateRequest:
@@ -155,7 +159,8 @@ class Search:
     def _window_seconds(self) -> float:
         if self.progress.is_admitted:
             return self._resume_window_seconds
-        return self.retry.hold_seconds if self._worth_waiting else 0.0
+        is_worth_it = self._worth_waiting and not self.backends.discovered.is_suspended(self.model)
+        return self.retry.hold_seconds if is_worth_it else 0.0
 
     @property
     def _resume_window_seconds(self) -> float:
@@ -180,6 +185,8 @@ class Search:
             return answer_broken(f"{reason} No group of its revision could continue the answer {window}.".lstrip())
         if self.failure is not None:
             return self.failure
+        if self.backends.discovered.is_suspended(self.model):
+            return model_suspended(self.model)
         return not_ready(why_not_ready(self.model, groups), self.retry.retry_after_seconds)
 
     def _is_replaced(self, groups: Sequence[GroupEndpoint]) -> bool:

@@ -1,29 +1,34 @@
 """The HTTP server's side of one connection: uvicorn's with bounds on it, and work that lasts as long as its client.
 
-Connections are bounded in number, headers in bytes and in time; bytes that aren't HTTP are answered in JSON. The server
+Connections are bounded in number, headers in bytes and in time, requests sent ahead in number, and every write in time,
+whoever writes: a client that leaves its end full is dropped. Bytes that aren't HTTP are answered in JSON. The server
 tells of a client that left by a message on `receive`, not by failing a write, so `run_while_connected` watches for it:
 between two tokens nothing is written. Whatever ends first decides, and the rest is cancelled before it returns, so that
-a request never outlives its client. A client that stops reading is given up after a time, and its connection dropped.
+a request never outlives its client.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, cast
 
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stageline_gateway.errors import ApiError, SlowReaderError
+from stageline_api.engine_http import is_of_this_machine
+from stageline_gateway.errors import ApiError
 from stageline_gateway.server.responses import encode_json
 
 HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""
 HEADER_TIMEOUT_SECONDS: Final = 15.0
 """From a connection's opening, or a request's first byte, to the end of the request's headers."""
-ABORT_EXTENSION: Final = "stageline.abort"
-"""Name in an ASGI scope's `extensions` of a function that drops the connection and what it holds unsent."""
+MOST_SENT_AHEAD: Final = 16
+"""Requests that may wait on a connection for the answer to the one before."""
+CONNECTION_EXTENSION: Final = "stageline.connection"
+"""Name in an ASGI scope's `extensions` of its `Connection`."""
 
 
 class Ending(Enum):
@@ -57,28 +62,18 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive,
         await asyncio.gather(*everything, return_exceptions=True)
 
 
-def send_within(send: Send, timeout_seconds: float) -> Send:
-    """`send` that raises SlowReaderError when the client doesn't make room within `timeout_seconds`.
+@dataclass(slots=True)
+class Connection:
+    """What an answer may know of the connection that it goes out on."""
 
-    The server lets a send wait while more than a fixed amount is unsent, so an answer never piles up in memory.
-    """
-
-    async def bounded(message: Message) -> None:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await send(message)
-        except TimeoutError:
-            raise SlowReaderError from None
-
-    return bounded
+    is_slow: bool = False
+    """Its client has left its end full for too long, and it was dropped for that."""
 
 
-async def abort_connection(scope: Scope, receive: Receive) -> None:
-    """Drop the client's connection and wait until it is gone: closing it would wait for the client to read."""
-    abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
-    if abort is not None:
-        abort()
-        await _disconnected(receive)
+def is_slow(scope: Scope) -> bool:
+    """Whether the client of this request was given up because it stopped reading."""
+    connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+    return isinstance(connection, Connection) and connection.is_slow
 
 
 _NOT_HTTP: Final = ApiError(400, "The request is not valid HTTP.", code="invalid_http")
@@ -86,12 +81,28 @@ _TOO_LARGE: Final = ApiError(431, f"The request's headers exceed {HEADER_LIMIT_B
 _TOO_SLOW: Final = ApiError(
     408, f"The request's headers did not arrive within {HEADER_TIMEOUT_SECONDS:g} s.", code="headers_timeout"
 )
+_TOO_MUCH_AHEAD: Final = ApiError(
+    400, f"More than {MOST_SENT_AHEAD} requests wait on this connection for an answer.", code="too_many_pipelined"
+)
 _TOO_MANY: Final = ApiError(
     503, "This gateway has as many connections as it takes.", "server_error", code="overloaded", retry_after_seconds=2.0
 )
+_FOREIGN_HOST: Final = ApiError(
+    421,
+    "This gateway asks for no key, so it answers to addresses and to this machine's own names alone; "
+    "--allowed-host gives it others.",
+    code="foreign_host",
+)
 _REASONS: Final = {
-    400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"
+    400: "Bad Request", 408: "Request Timeout", 421: "Misdirected Request", 431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
 }  # fmt: skip
+
+
+def _is_ours(host: bytes, hosts: frozenset[str]) -> bool:
+    """Whether no web page could have a browser send this `Host` because its owner pointed a name of theirs here."""
+    text = host.decode("latin-1").lower()
+    return is_of_this_machine(text) or text.partition(":")[0] in hosts
 
 
 class BoundedConfig(uvicorn.Config):
@@ -101,28 +112,63 @@ class BoundedConfig(uvicorn.Config):
     """
 
     connection_limit: int = 8192
+    send_timeout_seconds: float = 60.0
+    """How long a client may leave its end of a connection full."""
+    hosts: frozenset[str] | None = None
+    """Names that may be asked for, besides addresses and this machine's own; None: any."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _refusal: ApiError | None = None
     _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    on_lost: Callable[[], None] | None = None
+    """Called when the connection is gone."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._state = Connection()
         self._await_headers()
         if len(self.connections) > cast(BoundedConfig, self.config).connection_limit:
             self._refuse(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_came()
+        self._written()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_written()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._written()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._await_end()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._await_end()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
-        extensions: dict[str, Any] = {ABORT_EXTENSION: self.transport.abort}
+        extensions: dict[str, Any] = {CONNECTION_EXTENSION: self._state}
         self.scope["extensions"] = extensions
+        if len(self.pipeline) >= MOST_SENT_AHEAD:
+            self._refusal = _TOO_MUCH_AHEAD
+            raise ValueError("too many requests sent ahead")
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:
@@ -135,6 +181,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._headers_came()
+        hosts = cast(BoundedConfig, self.config).hosts
+        if hosts is not None and not all(_is_ours(value, hosts) for name, value in self.headers if name == b"host"):
+            self._refusal = _FOREIGN_HOST
+            raise ValueError("a host of somebody else")
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
@@ -166,6 +216,25 @@ class GatewayProtocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
 
+    def _await_written(self) -> None:
+        if self._write_timer is None:
+            patience_seconds = cast(BoundedConfig, self.config).send_timeout_seconds
+            self._write_timer = self.loop.call_later(patience_seconds, self._give_up)
+
+    def _await_end(self) -> None:
+        """A connection that is being closed waits for what is unsent, and its client may never read that."""
+        if self.transport.is_closing():
+            self._await_written()
+
+    def _written(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _give_up(self) -> None:
+        self._state.is_slow = True
+        self.transport.abort()
+
     def _refuse(self, refusal: ApiError) -> None:
         self._headers_came()
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
@@ -173,6 +242,7 @@ class GatewayProtocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self.transport.write(_response(refusal))
             self.transport.close()
+            self._await_end()
 
 
 def _response(refusal: ApiError) -> bytes:

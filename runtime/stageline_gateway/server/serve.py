@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import uvicorn
 import uvloop
@@ -27,11 +27,13 @@ from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
 from stageline_gateway.server.log_format import log_loop_error
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
+from stageline_gateway.server.tls_door import TlsDoor
 
 logger = logging.getLogger(__name__)
 
 OPEN_FILES: Final = 65536
 """Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
+_START_POLL_SECONDS: Final = 0.01
 FAREWELL_SECONDS: Final = 5.0
 """How long answers that were cut have to send their error event."""
 
@@ -102,22 +104,36 @@ class GatewayServers:
         self.public = _SignalFreeServer(config)
         # A second configuration without an access log would silence the first one's: they share uvicorn's logger.
         self._admin = _SignalFreeServer(_config(app.state.admin, 1, access_log, lifespan="off"))
+        for each in (config, self._admin.config):
+            cast(BoundedConfig, each).send_timeout_seconds = app.state.send_timeout_seconds
+        config.hosts = app.state.hosts
+        self.door: TlsDoor | None = None
+        """Of the public port, where it speaks TLS: the server knows nothing of that."""
         if sockets.tls is not None:
-            self.public.config.load()
-            self.public.config.ssl = new_context(sockets.tls)
+            self.door = TlsDoor(new_context(sockets.tls), sockets.connection_limit)
 
     async def run(self) -> None:
         background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]
-        if self._sockets.tls is not None and self.public.config.ssl is not None:
-            keep_up = partial(watch, self._sockets.tls, self.public.config.ssl, self._metrics)
+        public = [self._sockets.public]
+        if self._sockets.tls is not None and self.door is not None:
+            keep_up = partial(watch, self._sockets.tls, self.door.context, self._metrics)
             background.append(asyncio.create_task(run_forever("TLS files", keep_up)))
+            background.append(asyncio.create_task(self._accept(self.door, public.pop())))
         try:
-            await self.public.serve(sockets=[self._sockets.public])
+            await self.public.serve(sockets=public)
         finally:
             self._admin.should_exit = True
             for task in background[1:]:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+
+    async def _accept(self, door: TlsDoor, listener: socket.socket) -> None:
+        while not self.public.started:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(_START_POLL_SECONDS)
+        new_protocol = partial(
+            GatewayProtocol, self.public.config, self.public.server_state, self.public.lifespan.state
+        )
+        await door.accept(listener, new_protocol, lambda: self.public.should_exit)
 
     def stop(self) -> None:
         """Stop listening; `run` returns once open answers have ended."""

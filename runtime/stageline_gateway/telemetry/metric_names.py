@@ -48,6 +48,13 @@ REQUESTS: Final = MetricSpec(
     "a model that isn't served.",
     (*_MODEL, "code"),
 )
+ABANDONED_AFTER: Final = MetricSpec(
+    "stageline_gateway_abandoned_after_seconds",
+    "From a request's arrival to its client's leaving, of requests whose client left before any token came. Where the "
+    "status had been sent by then, the request counts as 200, else as 499.",
+    _MODEL,
+    buckets.FIRST_TOKEN,
+)
 IN_FLIGHT: Final = MetricSpec("stageline_gateway_requests_in_flight", "Requests being answered right now.", _MODEL)
 QUEUED: Final = MetricSpec(
     "stageline_gateway_requests_queued", "Choices of requests that wait for their first token.", _MODEL
@@ -124,7 +131,7 @@ BUILD_INFO: Final = MetricSpec("stageline_gateway_build_info", "Always 1; the ve
 
 ALL_METRICS: Final = (
     TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN, INTER_TOKEN_LATENCY, QUEUE_TIME, E2E_REQUEST_LATENCY, REQUESTS,
-    IN_FLIGHT, QUEUED, BODY_BYTES, PROMPT_TOKENS, GENERATION_TOKENS, ENGINE_LOSSES, BROKEN_ANSWERS, RESUMES,
-    CIRCUITS_OPEN, REFUSALS, KEY_TOKENS, SLOW_READERS, KEYS_STALE, TLS_STALE, TLS_EXPIRY, GROUPS, ENDPOINTS_STALE,
-    DISCOVERY_AGE, BUILD_INFO,
+    ABANDONED_AFTER, IN_FLIGHT, QUEUED, BODY_BYTES, PROMPT_TOKENS, GENERATION_TOKENS, ENGINE_LOSSES, BROKEN_ANSWERS,
+    RESUMES, CIRCUITS_OPEN, REFUSALS, KEY_TOKENS, SLOW_READERS, KEYS_STALE, TLS_STALE, TLS_EXPIRY, GROUPS,
+    ENDPOINTS_STALE, DISCOVERY_AGE, BUILD_INFO,
 )  # fmt: skip

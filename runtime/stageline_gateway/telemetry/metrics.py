@@ -42,6 +42,7 @@ class GatewayMetrics:
         self.queue_time = registry.histogram(names.QUEUE_TIME)
         self.e2e_request_latency = registry.histogram(names.E2E_REQUEST_LATENCY)
         self.requests = registry.counter(names.REQUESTS)
+        self.abandoned_after = registry.histogram(names.ABANDONED_AFTER)
         self.prompt_tokens = registry.counter(names.PROMPT_TOKENS)
         self.generation_tokens = registry.counter(names.GENERATION_TOKENS)
         self.broken_answers = registry.counter(names.BROKEN_ANSWERS)
@@ -80,6 +81,7 @@ class GatewayMetrics:
         """Let a model's rare counters begin at 0: one that began at 1 would hide its first event from every rate."""
         self._begun.add(model)
         self.requests.labels(model, "200")
+        self.abandoned_after.labels(model)
         for counter in (self.prompt_tokens, self.generation_tokens, self.broken_answers, self.slow_readers):
             counter.labels(model)
         for kind in LossKind:
@@ -134,6 +136,11 @@ class RequestMeter:
                     self._finished(self.clock())
             case _:
                 pass
+
+    def client_left(self) -> None:
+        """Who had no token yet gave the request up, however far the answer's headers had come."""
+        if self.first_token is None:
+            self.metrics.abandoned_after.labels(self.model).observe(self.clock() - self.arrived)
 
     def _new_tokens(self, count: int, now: float) -> None:
         if self.first_token is None:

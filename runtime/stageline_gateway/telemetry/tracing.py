@@ -20,7 +20,6 @@ from stageline_api.engine_http import GenerateRequest
 from stageline_api.errors import UserError
 from stageline_api.telemetry.span_export import SpanExport, is_collector_named
 from stageline_gateway.engine_client.generation import EngineLostError, EngineRefusedError
-from stageline_gateway.errors import SlowReaderError
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +177,7 @@ def _note_failure(span: Any, error: BaseException) -> None:
             _fail(span, kind.value, message)
         case EngineRefusedError(error=refusal):
             _fail(span, refusal.code.value, "The engine did not take the request.")
-        case Exception() if not isinstance(error, SlowReaderError):
+        case Exception():
             _fail(span, type(error).__name__, "A bug in the gateway.")
         case _:  # cancelled: the client has left, or the gateway ends
             _fail(span, "left", "Nobody waits for the answer any more.")

@@ -1,0 +1,146 @@
+"""A chat's answer as Anthropic's `/v1/messages` writes it: a message of content blocks, whole or as its events. Pure.
+
+Blocks come one after the other, each closed before the next begins: thoughts, text, calls. Which of several stop
+sequences ended an answer isn't known here, so `stop_sequence` is always null and its reason `end_turn`.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stageline_gateway.errors import ApiError
+from stageline_gateway.openai_api.answer_shapes import Stamp
+from stageline_gateway.openai_api.dialect import Dialect, Event
+
+_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ERROR_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_SERVER_ERRORS: Final = 500
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """A refusal as Anthropic's clients expect it."""
+    general = "api_error" if error.status >= _SERVER_ERRORS else "invalid_request_error"
+    return {"type": "error", "error": {"type": _ERROR_KINDS.get(error.status, general), "message": error.message}}
+
+
+@dataclass(slots=True)
+class _Block:
+    """A content block; `texts` are the pieces of its words or arguments."""
+
+    kind: str
+    name: str = ""
+    id: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    def written(self) -> dict[str, Any]:
+        text = "".join(self.texts)
+        match self.kind:
+            case "tool_use":
+                return {"type": "tool_use", "id": self.id, "name": self.name, "input": _object(text)}
+            case "thinking":
+                return {"type": "thinking", "thinking": text, "signature": ""}
+            case _:
+                return {"type": "text", "text": text}
+
+    def delta(self, text: str) -> dict[str, Any]:
+        match self.kind:
+            case "tool_use":
+                return {"type": "input_json_delta", "partial_json": text}
+            case "thinking":
+                return {"type": "thinking_delta", "thinking": text}
+            case _:
+                return {"type": "text_delta", "text": text}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Arguments as an object; a call that the token limit cut off has none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class MessagesDialect(Dialect):
+    def __init__(self, stamp: Stamp) -> None:
+        self._stamp = stamp
+        self._blocks: list[_Block] = []
+        self._is_open = False
+        self._reason: str | None = None
+        self._usage: dict[str, Any] = {}
+
+    def begin(self, prompt_tokens: int) -> list[Event]:
+        self._usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        return [{"type": "message_start", "message": self.whole()}]
+
+    def take(self, delta: dict[str, Any]) -> list[Event]:
+        events: list[Event] = []
+        if thought := delta.get("reasoning_content"):
+            events += self._more("thinking", thought)
+        if content := delta.get("content"):
+            events += self._more("text", content)
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "id" in call:
+                events += self._begin(_Block("tool_use", function["name"], call["id"]))
+            if function["arguments"]:
+                events += self._add(function["arguments"])
+        return events
+
+    def end(self, reason: str, counts: dict[str, Any]) -> list[Event]:
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
+        self._reason = _REASONS[reason]
+        self._usage = {
+            "input_tokens": counts["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": counts["completion_tokens"],
+        }
+        ended = {"stop_reason": self._reason, "stop_sequence": None}
+        last: list[Event] = [{"type": "message_delta", "delta": ended, "usage": self._usage}, {"type": "message_stop"}]
+        return self._close() + last
+
+    def failed(self, error: ApiError) -> list[Event]:
+        return [error_body(error)]
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "id": self._stamp.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._stamp.model,
+            "content": [block.written() for block in self._blocks],
+            "stop_reason": self._reason,
+            "stop_sequence": None,
+            "usage": self._usage,
+        }
+
+    def _more(self, kind: str, text: str) -> list[Event]:
+        is_new = not self._is_open or self._blocks[-1].kind != kind
+        events = self._begin(_Block(kind)) if is_new else []
+        return events + self._add(text)
+
+    def _begin(self, block: _Block) -> list[Event]:
+        events = self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        index = len(self._blocks) - 1
+        return [*events, {"type": "content_block_start", "index": index, "content_block": block.written()}]
+
+    def _add(self, text: str) -> list[Event]:
+        block = self._blocks[-1]
+        block.texts.append(text)
+        return [{"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": block.delta(text)}]
+
+    def _close(self) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]

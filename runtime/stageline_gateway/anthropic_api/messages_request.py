@@ -1,0 +1,303 @@
+"""The body of Anthropic's `/v1/messages`, checked, and as the fields of a chat that answers it. Pure."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from stageline_api.engine_http import MAX_MESSAGES
+from stageline_gateway.openai_api.chat_types import (
+    MAX_ID_CHARACTERS,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Strict,
+    ToolName,
+    text_or_list,
+)
+from stageline_gateway.openai_api.known_fields import Fate, Known
+from stageline_gateway.openai_api.request_types import INT32_MAX, StopString, TokenCount
+from stageline_gateway.openai_api.validation import IgnoredFields, without
+
+MESSAGES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
+    {
+        "metadata": Known(Fate.IGNORED, ({},)),
+        "service_tier": Known(Fate.IGNORED, ("auto", "standard_only")),
+        "cache_control": Known(Fate.IGNORED),
+        "context_management": Known(Fate.IGNORED),
+        "inference_geo": Known(Fate.IGNORED),
+        "speed": Known(Fate.IGNORED, ("standard",)),
+        "diagnostics": Known(Fate.IGNORED),
+        "container": Known(Fate.REFUSED, (), "Nothing is run here."),
+        "mcp_servers": Known(Fate.REFUSED, ([],), "Nothing is called from here."),
+    }
+)
+"""What becomes of fields that are no part of `MessagesRequest`."""
+BLOCK_IGNORED: Final = frozenset({"cache_control", "citations", "caller", "toolset_name"})
+TOOL_IGNORED: Final = frozenset({"cache_control", "eager_input_streaming", "input_examples", "allowed_callers"})
+
+ToolId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+
+
+class TextBlock(Strict):
+    """Words."""
+
+    type: Literal["text"]
+    text: str
+
+
+Texts = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[list[TextBlock], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
+    Discriminator(
+        text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of text blocks"
+    ),
+]
+
+
+class ToolUse(Strict):
+    """A call that the assistant made in an earlier turn."""
+
+    type: Literal["tool_use"]
+    id: ToolId
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ToolResult(Strict):
+    """What a call gave; an error reaches the model as text that begins with `Error: `."""
+
+    type: Literal["tool_result"]
+    tool_use_id: ToolId
+    content: Texts | None = None
+    is_error: bool = False
+
+
+class Thinking(Strict):
+    """What the assistant thought in an earlier turn; not shown to the model again."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+
+
+_BLOCKS: Final = {"text": "#text", "tool_use": "#tool_use", "tool_result": "#tool_result"} | dict.fromkeys(
+    ("thinking", "redacted_thinking"), "#thinking"
+)
+
+
+def _kind_of_block(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return _BLOCKS.get(kind) if isinstance(kind, str) else None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("#text")]
+    | Annotated[ToolUse, Tag("#tool_use")]
+    | Annotated[ToolResult, Tag("#tool_result")]
+    | Annotated[Thinking, Tag("#thinking")],
+    Discriminator(
+        _kind_of_block,
+        custom_error_type="block_type",
+        custom_error_message="must be a block of type text, tool_use, tool_result or thinking",
+    ),
+]
+
+
+class Turn(Strict):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("#text")]
+        | Annotated[list[Block], Tag("#list"), Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)],
+        Discriminator(
+            text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of blocks"
+        ),
+    ]
+
+
+class CustomTool(Strict):
+    """A function that may be called; the only kind of tool here."""
+
+    name: ToolName
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoice(Strict):
+    """Which tool to call; `name` goes with `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingConfig(Strict):
+    """Whether to think first. How much can't be held to, and thoughts are shown as they are."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Strict):
+    """A schema that the answer's text satisfies."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """How much to think, and the form of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesRequest(Strict):
+    """Body of `POST /v1/messages`."""
+
+    model: str
+    max_tokens: TokenCount
+    messages: Annotated[list[Turn], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    system: Texts | None = None
+    stop_sequences: Annotated[list[StopString], Field(fail_fast=True, max_length=16)] = Field(default_factory=list)
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    stream: bool = False
+    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+
+
+def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+    """`fields` without hints for a cache and the like in their parts; `ignored` is told of them."""
+    kept = dict(fields)
+    for name, names in (("system", BLOCK_IGNORED), ("tools", TOOL_IGNORED)):
+        if isinstance(kept.get(name), list) and len(kept[name]) <= MAX_PARTS:
+            kept[name] = [without(part, names, name, ignored) for part in kept[name]]
+    turns = kept.get("messages")
+    if isinstance(turns, list) and len(turns) <= MAX_MESSAGES:
+        kept["messages"] = [_turn_without_hints(turn, ignored) for turn in turns]
+    return kept
+
+
+def _turn_without_hints(turn: Any, ignored: IgnoredFields) -> Any:
+    content = turn.get("content") if isinstance(turn, dict) else None
+    if not isinstance(content, list) or len(content) > MAX_PARTS:
+        return turn
+    return turn | {"content": [_block_without_hints(block, ignored) for block in content]}
+
+
+def _block_without_hints(block: Any, ignored: IgnoredFields) -> Any:
+    block = without(block, BLOCK_IGNORED, "messages.content", ignored)
+    inner = block.get("content") if isinstance(block, dict) else None
+    if not isinstance(inner, list) or len(inner) > MAX_PARTS:
+        return block
+    return block | {"content": [without(part, BLOCK_IGNORED, "messages.content", ignored) for part in inner]}
+
+
+def as_chat(request: MessagesRequest) -> dict[str, Any]:
+    """The fields of a chat that answers `request`. The assistant's words at the end begin its answer."""
+    system = [] if not request.system else [{"role": "system", "content": _text(request.system)}]
+    turns = [message for turn in request.messages for message in _messages(turn)]
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": [*system, *turns],
+        "continue_final_message": _is_begun(turns[-1]),
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "stop": request.stop_sequences,
+        "stream": request.stream,
+        "reasoning_effort": _effort(request),
+    }
+    if request.output_config is not None and request.output_config.format is not None:
+        schema = {"name": "answer", "schema": request.output_config.format.json_schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields | _tools(request)
+
+
+def _is_begun(last: dict[str, Any]) -> bool:
+    return last["role"] == "assistant" and "tool_calls" not in last and bool(last["content"].strip())
+
+
+def _effort(request: MessagesRequest) -> str | None:
+    if request.thinking is not None and request.thinking.type == "disabled":
+        return "none"
+    return None if request.output_config is None else request.output_config.effort
+
+
+def _tools(request: MessagesRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if request.tools:
+        fields["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                    "strict": tool.strict,
+                },
+            }
+            for tool in request.tools
+        ]
+    choice = request.tool_choice
+    if choice is None:
+        return fields
+    if request.tools:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        return fields | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+    return fields | {"tool_choice": "required" if choice.type == "any" else choice.type}
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _result(block: ToolResult) -> str:
+    return ("Error: " if block.is_error else "") + _text(block.content or "")
+
+
+def _messages(turn: Turn) -> list[dict[str, Any]]:
+    """A turn as a chat has it: results of calls first, each a message of its own."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    results = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+        for block in turn.content
+        if isinstance(block, ToolResult)
+    ]
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)},
+        }
+        for block in turn.content
+        if isinstance(block, ToolUse)
+    ]
+    text = "".join(block.text for block in turn.content if isinstance(block, TextBlock))
+    said = [{"role": turn.role, "content": text} | ({"tool_calls": calls} if calls else {})]
+    return [*results, *(said if text or calls or not results else [])]
+
+
+PARAMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "response_format": "output_config.format.schema",
+        "response_format.json_schema.schema": "output_config.format.schema",
+        "stop": "stop_sequences",
+        "tool_choice.function.name": "tool_choice.name",
+    }
+)
+"""Fields of the chat -> what the client calls them."""

@@ -1,0 +1,104 @@
+"""An answer in the words of another API than chat completions, whole or as that API's events (`openai_api.dialect`).
+
+The answer is a chat's until it is written: limits, places, resume and usage are the same. Its text is kept to the end
+in both cases, since the last event repeats it, and counts in the room of open requests as it comes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_gateway.endpoints.answers import RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
+from stageline_gateway.endpoints.kept_answer import KeptChoice
+from stageline_gateway.engine_client.generation import Resumed, StreamEvent
+from stageline_gateway.errors import ApiError
+from stageline_gateway.openai_api.answer_shapes import usage
+from stageline_gateway.openai_api.dialect import Dialect, Event
+from stageline_gateway.openai_api.thoughts import ThoughtTokens
+from stageline_gateway.server.responses import SSE_HEADERS, JsonAnswer, encode_json
+
+Refuse = Callable[[ApiError, Mapping[str, str]], Response]
+"""Writes a refusal in the API's own form."""
+
+
+class TranslatedAnswer(Answer):
+    def __init__(self, exchange: Exchange, dialect: Dialect, refuse: Refuse, streams: bool) -> None:
+        super().__init__(exchange)
+        self._dialect = dialect
+        self._refuse = refuse
+        self._streams = streams
+        self._thoughts = ThoughtTokens(None)
+
+    async def _answer(self, send: Send) -> None:
+        exchange, shape = self.exchange, self.exchange.shapes[0]
+        kept = KeptChoice(shape, with_logprobs=False)
+
+        async def take(choice: int, event: StreamEvent) -> None:
+            exchange.count(event, choice)
+            match event:
+                case Admitted():
+                    exchange.admitted(event)
+                    self._thoughts = ThoughtTokens(event.thoughts)
+                    begun = self._dialect.begin(event.prompt_tokens)
+                    if self._streams:
+                        await self._open(begun, send)
+                case Delta():
+                    exchange.permit.body.grow(kept.take(event))
+                    self._thoughts.take(event.text, len(event.token_ids))
+                    if self._streams and event.text:
+                        await self._write(self._taken(shape.piece(event.text, None)), send)
+                case Resumed():
+                    self.resumes += 1
+                    if self._streams:
+                        await send({"type": "http.response.body", "body": b": resumed\n\n", "more_body": True})
+                case Finished() if self._streams:
+                    events = self._taken(shape.held_back())
+                    reason = shape.closing(event.reason)["finish_reason"]
+                    await self._write(events + self._dialect.end(reason, self._counts(event)), send, more=False)
+                case Finished():
+                    choice_at_once, _, _ = kept.written(event.reason)
+                    self._dialect.take(choice_at_once["message"])
+                    self._dialect.end(choice_at_once["finish_reason"], self._counts(event))
+
+        await exchange.run(take)
+        if not self._streams:
+            await self._send_whole(send)
+
+    def _counts(self, end: Finished) -> dict[str, Any]:
+        return usage([end]) | {"completion_tokens_details": {"reasoning_tokens": self._thoughts.count}}
+
+    def _taken(self, choices: Sequence[dict[str, Any]]) -> list[Event]:
+        return [event for choice in choices for event in self._dialect.take(choice["delta"])]
+
+    async def _open(self, events: Sequence[Event], send: Send) -> None:
+        headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
+        self.started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._write(events, send)
+
+    async def _write(self, events: Sequence[Event], send: Send, more: bool = True) -> None:
+        body = b"".join(_named_event(event) for event in events)
+        if body or not more:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _send_whole(self, send: Send) -> None:
+        resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
+        answer = JsonAnswer(self._dialect.whole(), headers=self.exchange.headers | resumed)
+        self.started = True
+        await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.started:
+            await self._refuse(failure, self.exchange.headers)(scope, receive, send)
+            return
+        if failure.status >= SERVER_ERRORS:
+            self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
+        await self._write(self._dialect.failed(failure), send, more=False)
+
+
+def _named_event(event: Event) -> bytes:
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode_json(event) + b"\n\n"

@@ -1,0 +1,70 @@
+"""What a client may hold an answer's text to: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+import json
+import re
+from typing import Annotated, Any, Final, Literal, assert_never
+
+from pydantic import Field
+
+from stageline_api.engine_http import MAX_REGEX_CHARACTERS
+from stageline_gateway.openai_api.chat_types import Strict
+
+MAX_GUIDED_CHOICES: Final = 1024
+_REGEX_SIGNS: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+
+
+class JsonSchemaFormat(Strict):
+    """A schema that the answer satisfies, whether or not `strict` is set; `name` and `description` change nothing."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema to satisfy, as JSON; None for free text."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return '{"type":"object"}'
+            case "json_schema":
+                return json.dumps(self.json_schema.json_schema if self.json_schema else {})
+            case _:
+                assert_never(self.type)
+
+
+Choice = Annotated[str, Field(min_length=1)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's: what the answer's text must be, by exactly one of these."""
+
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=MAX_REGEX_CHARACTERS)] | None = None
+    choice: Annotated[list[Choice], Field(fail_fast=True, min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The JSON schema to satisfy, as JSON."""
+        if self.json_object:
+            return '{"type":"object"}'
+        if self.json_schema is None or isinstance(self.json_schema, str):
+            return self.json_schema
+        return json.dumps(self.json_schema)
+
+    @property
+    def regex_text(self) -> str | None:
+        """The expression that the answer matches as a whole."""
+        if self.choice is None:
+            return self.regex
+        return "|".join(_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in self.choice)

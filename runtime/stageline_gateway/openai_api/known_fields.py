@@ -1,0 +1,125 @@
+"""Fields that clients send and this server has no use for, and what becomes of each. Data alone.
+
+`IGNORED`: the answer stays what the client takes it for; the field is left out and named in a header of the answer, or
+refused by a gateway that is strict. `REFUSED`: without it the answer would be another than was asked for. Either may
+have values that ask for nothing, with which it counts as absent. What is in no table here and no request type is taken
+for a slip of the pen and refused: a header would not be read by who wrote `temprature`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+
+class Fate(StrEnum):
+    """What becomes of a field with a value that asks for something."""
+
+    IGNORED = "ignored"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One field."""
+
+    fate: Fate
+    neutral: tuple[Any, ...] = ()
+    """Values that ask for nothing; null always does."""
+    why: str = ""
+    """A sentence for whoever sent a refused one."""
+
+
+def _ignored(*neutral: Any) -> Known:
+    return Known(Fate.IGNORED, neutral)
+
+
+def _refused(*neutral: Any, why: str = "") -> Known:
+    return Known(Fate.REFUSED, neutral, why)
+
+
+_COMMON: Final[dict[str, Known]] = {
+    # OpenAI's.
+    "metadata": _ignored({}),
+    "store": _ignored(False),
+    "service_tier": _ignored("auto", "default"),
+    "prompt_cache_retention": _ignored(),
+    "best_of": _refused(1),
+    # vLLM's: what changes nothing in the answer.
+    "request_id": _ignored(),
+    "priority": _ignored(0),
+    "spaces_between_special_tokens": _ignored(True),
+    "kv_transfer_params": _ignored({}),
+    "vllm_xargs": _ignored({}),
+    "mm_processor_kwargs": _ignored({}),
+    # vLLM's: what does.
+    "use_beam_search": _refused(False),
+    "length_penalty": _refused(1.0, 1),
+    "skip_special_tokens": _refused(True),
+    "include_stop_str_in_output": _refused(False),
+    "return_tokens_as_token_ids": _refused(False),
+    "return_token_ids": _refused(False),
+    "truncate_prompt_tokens": _refused(why="A prompt is answered whole or not at all."),
+    "logits_processors": _refused([]),
+    "min_tokens": _refused(0, why="The end of an answer is the model's to choose, or nobody's ('ignore_eos')."),
+    "bad_words": _refused([], why="Single tokens can be kept out by 'logit_bias'."),
+    "allowed_token_ids": _refused(why="Hold the answer to 'structured_outputs' instead."),
+    "guided_grammar": _refused(why="Grammars are JSON schemas, 'regex' and 'choice' here."),
+    "guided_decoding_backend": _ignored("auto"),
+    "guided_whitespace_pattern": _ignored(),
+    "cache_salt": _refused(why="The cache of prompts is shared by everyone whom this gateway serves."),
+    "prompt_logprobs": _refused(why="Log probabilities of prompts are not computed."),
+}
+
+CHAT_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
+    _COMMON
+    | {
+        "verbosity": _ignored(),
+        "prediction": _ignored(),
+        "moderation": _ignored(),
+        "include_reasoning": _ignored(True),
+        "chat_template_content_format": _ignored("auto", "string"),
+        "functions": _refused([], why="Send them as 'tools'."),
+        "function_call": _refused("none", why="Send it as 'tool_choice'."),
+        "modalities": _refused(["text"]),
+        "audio": _refused(),
+        "web_search_options": _refused(),
+        "documents": _refused([]),
+        "echo": _refused(False),
+        "add_special_tokens": _refused(False),
+        "chat_template": _refused(why="The template is the model's own."),
+    }
+)
+"""Of `/v1/chat/completions`."""
+
+COMPLETION_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
+    _COMMON | {"suffix": _refused(""), "add_special_tokens": _refused(True)}
+)
+"""Of `/v1/completions`."""
+
+MESSAGE_IGNORED: Final = frozenset(
+    {
+        "name",
+        "id",
+        "annotations",
+        "refusal",
+        "reasoning",
+        "reasoning_content",
+        "cache_control",
+        "provider_specific_fields",
+    }
+)
+"""Of a message. Roles that take a name keep it."""
+PART_IGNORED: Final = frozenset({"cache_control"})
+"""Of a part of a message's content."""
+GUIDED: Final[Mapping[str, str]] = MappingProxyType(
+    {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
+)
+"""vLLM's older names of what `structured_outputs` holds."""
+GUIDE_IGNORED: Final = frozenset(
+    {"disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "backend"}
+)
+"""Of `structured_outputs`."""
+STREAM_IGNORED: Final = frozenset({"include_obfuscation", "continuous_usage_stats"})
+"""Of `stream_options`."""

@@ -1,0 +1,303 @@
+"""The body of OpenAI's `/v1/responses`, checked, and as the fields of a chat that answers it. Pure.
+
+Nothing is stored here: what refers to something stored is refused by name, and `store` itself is ignored.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from stageline_api.engine_http import MAX_MESSAGES
+from stageline_gateway.openai_api.chat_types import (
+    MAX_ID_CHARACTERS,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Strict,
+    ToolName,
+    text_or_list,
+    word_or_named,
+)
+from stageline_gateway.openai_api.known_fields import Fate, Known
+from stageline_gateway.openai_api.request_types import TokenCount
+from stageline_gateway.openai_api.validation import without
+
+NOTHING_STORED: Final = "Responses are not stored here: send the turns before as 'input'."
+
+RESPONSES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
+    {
+        "metadata": Known(Fate.IGNORED, ({},)),
+        "store": Known(Fate.IGNORED, (False,)),
+        "service_tier": Known(Fate.IGNORED, ("auto", "default")),
+        "prompt_cache_retention": Known(Fate.IGNORED),
+        "prompt_cache_options": Known(Fate.IGNORED),
+        "max_tool_calls": Known(Fate.IGNORED),
+        "moderation": Known(Fate.IGNORED),
+        "include": Known(Fate.IGNORED, ([],)),
+        "truncation": Known(Fate.IGNORED, ("disabled",)),
+        "context_management": Known(Fate.IGNORED, ([],)),
+        "previous_response_id": Known(Fate.REFUSED, (), NOTHING_STORED),
+        "conversation": Known(Fate.REFUSED, (), NOTHING_STORED),
+        "prompt": Known(Fate.REFUSED, (), "Prompts are not stored here: send their text as 'input'."),
+        "background": Known(Fate.REFUSED, (False,), NOTHING_STORED),
+        "top_logprobs": Known(Fate.REFUSED, (0,), "/v1/chat/completions has log probabilities."),
+    }
+)
+"""What becomes of fields that are no part of `ResponsesRequest`."""
+ITEM_REPEATED: Final = frozenset({"id", "status"})
+"""Of an item of `input`: what answers from here have, and clients send back."""
+ITEM_IGNORED: Final = ITEM_REPEATED | {"phase", "namespace", "caller", "async", "async_"}
+PART_IGNORED: Final = frozenset({"annotations", "logprobs"})
+"""Of a part of a message's content."""
+
+
+class InputText(Strict):
+    """A part of a message; only text can be read by the models served here."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+InputContent = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[list[InputText], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
+    Discriminator(
+        text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of text parts"
+    ),
+]
+
+
+def _text(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class InputMessage(Strict):
+    """One turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: InputContent
+
+
+class InputCall(Strict):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    name: ToolName
+    arguments: str
+
+
+class InputResult(Strict):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    output: InputContent
+
+
+class InputReasoning(Strict):
+    """What an earlier answer thought; not shown to the model again."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
+def _kind_of_item(value: Any) -> str | None:
+    kind = value.get("type", "message") if isinstance(value, dict) else None
+    known = ("message", "function_call", "function_call_output", "reasoning")
+    return f"#{kind}" if kind in known else None
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("#message")]
+    | Annotated[InputCall, Tag("#function_call")]
+    | Annotated[InputResult, Tag("#function_call_output")]
+    | Annotated[InputReasoning, Tag("#reasoning")],
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="item_type",
+        custom_error_message="must be a message, function_call, function_call_output or reasoning item",
+    ),
+]
+Input = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[list[InputItem], Tag("#list"), Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)],
+    Discriminator(
+        text_or_list, custom_error_type="input_type", custom_error_message="must be a string or a list of items"
+    ),
+]
+
+
+class FunctionTool(Strict):
+    """A function that may be called; the only kind of tool here."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Strict):
+    """A choice of one function."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class TextFormat(Strict):
+    """What the answer's text must be, without the envelope that a chat has around a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    """The form of the answer's text. `verbosity` changes nothing."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(Strict):
+    """How much the model is to think. Nothing is summarized."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(Strict):
+    """Body of `POST /v1/responses`."""
+
+    model: str
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: TokenCount | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int | None = None
+    stream: bool = False
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[ChosenFunction, Tag("#named")],
+            Discriminator(
+                word_or_named,
+                custom_error_type="tool_choice_type",
+                custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
+            ),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool = True
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+def fields_without_effect(request: ResponsesRequest) -> dict[str, Any]:
+    """Names of fields that are understood, and change nothing -> their values."""
+    text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
+    return {
+        "text.verbosity": text.verbosity,
+        "reasoning.summary": reasoning.summary,
+        "reasoning.generate_summary": reasoning.generate_summary,
+    }
+
+
+def without_repeated(items: Any, names: AbstractSet[str], part_names: AbstractSet[str]) -> Any:
+    """`items` without what a client repeats of an earlier answer, and what says nothing to the model.
+
+    Those are `names`, and `part_names` of contents. They ask for nothing, so nothing is told of them.
+    """
+    if not isinstance(items, list) or len(items) > MAX_MESSAGES:
+        return items
+    return [_without_repeated(item, names, part_names) for item in items]
+
+
+def _without_repeated(item: Any, names: AbstractSet[str], part_names: AbstractSet[str]) -> Any:
+    item = without(item, names, "", {})
+    content = item.get("content") if isinstance(item, dict) else None
+    if not isinstance(content, list) or len(content) > MAX_PARTS:
+        return item
+    return item | {"content": [without(part, part_names, "", {}) for part in content]}
+
+
+def as_chat(request: ResponsesRequest) -> dict[str, Any]:
+    """The fields of a chat that answers `request`."""
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": _messages(request),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "stream": request.stream,
+        "seed": request.seed,
+        "max_completion_tokens": request.max_output_tokens,
+        "response_format": None if request.text is None else _format(request.text.format),
+        "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
+    }
+    if request.tools:
+        fields["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in request.tools
+        ]
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
+    choice = request.tool_choice
+    if isinstance(choice, ChosenFunction):
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice is not None and (request.tools or choice == "required"):
+        fields["tool_choice"] = choice
+    return fields
+
+
+def _format(asked: TextFormat | None) -> dict[str, Any] | None:
+    if asked is None or asked.type != "json_schema":
+        return None if asked is None else {"type": asked.type}
+    schema = {"name": asked.name or "answer", "schema": asked.json_schema, "strict": asked.strict}
+    return {"type": "json_schema", "json_schema": None if asked.json_schema is None else schema}
+
+
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The turns; calls go to the assistant's turn before them, as a chat has them."""
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*messages, {"role": "user", "content": request.input}]
+    for item in request.input:
+        match item:
+            case InputMessage():
+                messages.append({"role": item.role, "content": _text(item.content)})
+            case InputCall():
+                call: dict[str, Any] = {"id": item.call_id, "type": "function"}
+                call |= {"function": {"name": item.name, "arguments": item.arguments}}
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                messages[-1].setdefault("tool_calls", []).append(call)
+            case InputResult():
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            case InputReasoning():
+                pass
+    return messages
+
+
+PARAMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format.schema",
+        "response_format.json_schema.schema": "text.format.schema",
+    }
+)
+"""Fields of the chat -> what the client calls them."""

@@ -1,0 +1,69 @@
+"""Where TLS connections come in: each counts, and its handshake is bounded, from when it is accepted.
+
+The server's own TLS tells of a connection only after its handshake, so that silent ones would count nowhere and stay a
+minute. Here one too many is dropped at once, and one that does not finish its handshake in time soon after.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from stageline_gateway.server.http_protocol import GatewayProtocol
+
+HANDSHAKE_TIMEOUT_SECONDS: Final = 10.0
+_LOOK_AGAIN_SECONDS: Final = 0.1
+"""For the end of the server; and after an accept that failed, for want of file descriptors for instance."""
+
+
+class TlsDoor:
+    """Accepts for one listening socket. `open` holds the connections there are, secure or not yet."""
+
+    def __init__(self, context: ssl.SSLContext, limit: int) -> None:
+        self.context = context
+        self.limit = limit
+        self.open: set[socket.socket] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def accept(
+        self, listener: socket.socket, new_protocol: Callable[[], GatewayProtocol], is_over: Callable[[], bool]
+    ) -> None:
+        """Let clients in until `is_over`; what is open then goes on."""
+        listener.setblocking(False)
+        accepting = asyncio.create_task(self._accept(listener, new_protocol))
+        try:
+            while not is_over() and not accepting.done():
+                await asyncio.wait([accepting], timeout=_LOOK_AGAIN_SECONDS)
+        finally:
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            listener.close()
+
+    async def _accept(self, listener: socket.socket, new_protocol: Callable[[], GatewayProtocol]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                continue
+            if len(self.open) >= self.limit:
+                client.close()
+                continue
+            self.open.add(client)
+            handshake = asyncio.create_task(self._shake_hands(client, new_protocol()))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, client: socket.socket, protocol: GatewayProtocol) -> None:
+        leave = partial(self.open.discard, client)
+        protocol.on_lost = leave
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, client, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS
+            )
+        except OSError:  # ssl.SSLError and TimeoutError are: who speaks no TLS is nothing for the log
+            leave()
+            client.close()

@@ -1,0 +1,33 @@
+"""Anthropic's client: a message, a stream, a call that has to be made. Prints findings as JSON."""
+
+import importlib
+import json
+import os
+
+anthropic = importlib.import_module("anthropic")
+client = anthropic.Anthropic(base_url=os.environ["BASE_URL"], api_key="unused", max_retries=0, timeout=120)
+turns = [{"role": "user", "content": "Hi"}]
+town = {"type": "object", "properties": {"town": {"enum": ["Oslo", "Rom"]}}, "required": ["town"]}
+tool = {"name": "place", "input_schema": town | {"additionalProperties": False}}
+brief = {"model": "tiny", "max_tokens": 6, "messages": turns, "extra_body": {"temperature": 0}}
+whole = client.messages.create(system="Be brief.", **brief)
+with client.messages.stream(system="Be brief.", **brief) as stream:
+    text = "".join(stream.text_stream)
+    final = stream.get_final_message()
+called = client.messages.create(
+    model="tiny", max_tokens=500, messages=turns, tools=[tool], tool_choice={"type": "tool", "name": "place"}
+)
+try:
+    client.messages.create(model="absent", max_tokens=6, messages=turns)
+    refusal = ""
+except anthropic.NotFoundError as error:
+    refusal = error.body["error"]["type"]
+found = {
+    "whole": whole.content[0].text,
+    "streamed": text,
+    "stop_reason": final.stop_reason,
+    "output_tokens": final.usage.output_tokens,
+    "call": [called.stop_reason, called.content[0].name, sorted(called.content[0].input)],
+    "refusal": refusal,
+}
+print(json.dumps(found))  # noqa: T201 - what the test reads

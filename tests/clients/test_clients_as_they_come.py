@@ -1,0 +1,119 @@
+"""Clients that nobody here wrote, as they install, against a real group behind the gateway; `make test-clients`.
+
+Each runs as a program of its own in their environment (`scripts/clients-environment`), so that none of their pins
+touches ours. A client that is not installed there is skipped by name.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oracles.tiny_models import write_tiny_llama
+from processes.gateway_harness import running_gateway
+from processes.running_group import running_group
+from stageline_gateway.settings import GatewaySettings
+
+pytestmark = pytest.mark.timeout(900)
+PROGRAMS = Path(__file__).with_name("programs")
+PYTHON = Path(os.environ.get("STAGELINE_CLIENTS_PYTHON", "absent"))
+if not PYTHON.exists():
+    pytest.skip("needs the clients' environment: make test-clients", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, with a context for the long prompts that some clients make."""
+    return write_tiny_llama(tmp_path_factory.mktemp("model"), context_length=4096)
+
+
+@pytest.fixture(scope="module")
+def base_url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway before a group of two stages."""
+    directory = tmp_path_factory.mktemp("served")
+    settings = GatewaySettings(endpoints_path=directory / "endpoints.json")
+    with (
+        running_group(directory / "group", model_dir, 2, dtype="float32") as served,
+        running_gateway(settings) as gateway,
+    ):
+        gateway.serve(served.endpoint)
+        yield gateway.url
+
+
+def run(base_url: str, *arguments: str, directory: Path | None = None) -> str:
+    """What a program of the clients' environment prints."""
+    told = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    told |= {"BASE_URL": base_url, "NO_PROXY": "*", "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "unused"}
+    done = subprocess.run(arguments, env=told, cwd=directory, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def require(module: str) -> None:
+    """Skip unless the clients' environment has `module`."""
+    found = subprocess.run(
+        [PYTHON, "-c", f"import importlib.util as u; exit(u.find_spec({module!r}) is None)"], check=False
+    )
+    if found.returncode:
+        pytest.skip(f"{module} is not installed in the clients' environment")
+
+
+def findings(base_url: str, client: str, module: str) -> dict[str, Any]:
+    require(module)
+    printed = run(base_url, str(PYTHON), str(PROGRAMS / f"ask_{client}.py"))
+    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return found
+
+
+def test_openai(base_url: str) -> None:
+    found = findings(base_url, "openai", "openai")
+    assert found["ignored"] == "metadata,store,messages.name"
+    assert found["whole"] == found["streamed"] != ""
+    assert found["texts"] == ["one", "two"]
+    assert found["choice"] in ("red", "green")
+    assert found["response"]
+    assert found["last_event"] in ("response.completed", "response.incomplete")
+
+
+def test_anthropic(base_url: str) -> None:
+    found = findings(base_url, "anthropic", "anthropic")
+    assert found["whole"] == found["streamed"] != ""
+    assert (found["stop_reason"], found["output_tokens"]) == ("max_tokens", 6)
+    assert found["call"] == ["tool_use", "place", ["town"]]
+    assert found["refusal"] == "not_found_error"
+
+
+def test_litellm(base_url: str) -> None:
+    found = findings(base_url, "litellm", "litellm")
+    assert found["whole"] == found["streamed"] != ""
+    assert found["tokens"] == 6
+
+
+def test_langchain(base_url: str) -> None:
+    found = findings(base_url, "langchain", "langchain_openai")
+    assert found["whole"] == found["streamed"] != ""
+    assert (found["structured"], found["called"]) == (True, "Town")
+
+
+def test_instructor(base_url: str) -> None:
+    assert findings(base_url, "instructor", "instructor") == {"names": [True, True]}
+
+
+def test_lm_eval(base_url: str, tmp_path: Path) -> None:
+    """A local task of two questions, answered by text."""
+    require("lm_eval")
+    (tmp_path / "questions.jsonl").write_text('{"q": "2+2?", "a": "4"}\n{"q": "1+1?", "a": "2"}\n')
+    (tmp_path / "sums.yaml").write_text(
+        "task: sums\ndataset_path: json\ndataset_kwargs: {data_files: {test: questions.jsonl}}\ntest_split: test\n"
+        "output_type: generate_until\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n"
+        "generation_kwargs: {until: ['END'], max_gen_toks: 6}\nmetric_list: [{metric: exact_match}]\n"
+    )
+    url = f"{base_url}/v1/chat/completions"
+    model = f"model=tiny,base_url={url},num_concurrent=2,tokenized_requests=False,tokenizer_backend=None"
+    command = [str(PYTHON), "-m", "lm_eval", "--model", "local-chat-completions", "--model_args", model]
+    command += ["--tasks", "sums", "--include_path", str(tmp_path), "--apply_chat_template"]
+    assert "exact_match" in run(base_url, *command, "--output_path", str(tmp_path / "out"), directory=tmp_path)

@@ -1,0 +1,200 @@
+"""`/v1/messages` in Anthropic's words: what the engine is asked, what comes back, and errors in Anthropic's form.
+
+The real client is in tests/clients.
+"""
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
+from processes.scripted_engine import Refuse, Say, ScriptedEngine, answer
+from stageline_api.engine_http import (
+    Admitted,
+    ChatPrompt,
+    Delta,
+    EngineError,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    ThoughtStart,
+    ToolCallFormat,
+)
+from stageline_gateway.settings import GatewaySettings
+
+ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Rain?"}]}
+TOOL: dict[str, Any] = {
+    "name": "weather",
+    "description": "Of a place",
+    "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}},
+}
+
+
+def thinks_and_calls(_: Any) -> list[Any]:
+    text = '<think>Look.</think>So: <tool_call>{"name": "weather", "arguments": {"place": "Oslo"}}</tool_call>'
+    pieces = [Say(Delta(text=text[at : at + 7], token_ids=(at,))) for at in range(0, len(text), 7)]
+    end = Finished(reason=FinishReason.STOP, prompt_tokens=9, completion_tokens=len(pieces), cached_tokens=4)
+    begin = Admitted(prompt_tokens=9, tool_call_format=ToolCallFormat.TAGGED, thoughts=ThoughtStart.TAGGED)
+    return [Say(begin), *pieces, Say(end)]
+
+
+def streamed(gateway: RunningGateway, **extra: Any) -> list[dict[str, Any]]:
+    answered = gateway.http.post("/v1/messages", json=ASK | {"stream": True} | extra)
+    assert answered.status_code == 200, answered.text
+    events = []
+    for chunk in answered.text.strip().split("\n\n"):
+        name, data = chunk.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+CONTENT = [
+    {"type": "thinking", "thinking": "Look.", "signature": ""},
+    {"type": "text", "text": "So: "},
+    {"type": "tool_use", "name": "weather", "input": {"place": "Oslo"}},
+]
+
+
+def without_id(block: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in block.items() if name != "id"}
+
+
+def test_a_message_has_thoughts_text_and_calls(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    engine.script = thinks_and_calls
+    message = gateway.http.post("/v1/messages", json=ASK | {"tools": [TOOL], "system": "Be brief."}).json()
+    assert [without_id(block) for block in message["content"]] == CONTENT
+    assert (message["type"], message["role"], message["stop_reason"]) == ("message", "assistant", "tool_use")
+    assert (message["usage"]["input_tokens"], message["usage"]["cache_read_input_tokens"]) == (5, 4)
+    prompt = engine.requests[0].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [(turn.role, turn.content) for turn in prompt.messages] == [("system", "Be brief."), ("user", "Rain?")]
+    assert (prompt.tools[0].name, prompt.tools[0].parameters) == ("weather", TOOL["input_schema"])
+    assert engine.requests[0].sampling.max_tokens == 9
+
+
+def test_a_stream_builds_the_same(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    engine.script = thinks_and_calls
+    events = streamed(gateway, tools=[TOOL])
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert [kind for kind, _ in groupby(events, lambda event: event["type"])] == [
+        "message_start", *block, *block, *block, "message_delta", "message_stop",
+    ]  # fmt: skip
+    texts: dict[int, str] = {}
+    for event in events:
+        if event["type"] == "content_block_delta":
+            words = [value for name, value in event["delta"].items() if name != "type"]
+            texts[event["index"]] = texts.get(event["index"], "") + words[0]
+    assert (texts[0], texts[1], json.loads(texts[2])) == ("Look.", "So: ", {"place": "Oslo"})
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_results_of_calls_go_back_to_the_model(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    call = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"place": "Oslo"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "wet"}]}
+    turns = [
+        *ASK["messages"],
+        {"role": "assistant", "content": [CONTENT[0], CONTENT[1], call]},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?", "cache_control": {"type": "ephemeral"}}]},
+    ]
+    body = ASK | {"messages": turns, "tools": [TOOL], "metadata": {"user_id": "x"}, "stop_sequences": ["END"]}
+    answered = gateway.http.post("/v1/messages", json=body)
+    assert answered.json()["content"] == [{"type": "text", "text": "Hello world"}]
+    assert answered.headers["x-stageline-ignored"] == "metadata,messages.content.cache_control"
+    prompt = engine.requests[0].prompt
+    assert isinstance(prompt, ChatPrompt)
+    _, asked, told, last = prompt.messages
+    assert (asked.content, asked.tool_calls[0].arguments) == ("So: ", {"place": "Oslo"})
+    assert (told.role, told.tool_call_id, told.content) == ("tool", "c1", "wet")
+    assert (last.role, last.content) == ("user", "So?")
+    assert engine.requests[0].sampling.stop == ("END",)
+
+
+def test_a_result_that_is_an_error_says_so_to_the_model(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    call = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
+    results = [
+        {"type": "tool_result", "tool_use_id": "c1", "content": "no such place", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "c1", "content": "wet", "is_error": False},
+    ]
+    turns = [*ASK["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": results}]
+    assert gateway.http.post("/v1/messages", json=ASK | {"messages": turns, "tools": [TOOL]}).status_code == 200
+    prompt = engine.requests[0].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [turn.content for turn in prompt.messages[-2:]] == ["Error: no such place", "wet"]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_continued"),
+    [
+        ({"role": "assistant", "content": "It is"}, True),
+        ({"role": "assistant", "content": [{"type": "text", "text": "It is"}]}, True),
+        ({"role": "assistant", "content": " "}, False),
+        ({"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]}, False),
+        ({"role": "user", "content": "It is"}, False),
+    ],
+    ids=lambda value: ascii(value)[:60],
+)
+def test_an_answer_goes_on_with_the_assistants_last_words(
+    gateway: RunningGateway, engine: ScriptedEngine, last: dict[str, Any], is_continued: bool
+) -> None:
+    answered = gateway.http.post("/v1/messages", json=ASK | {"messages": [*ASK["messages"], last]})
+    assert answered.status_code == 200, answered.text
+    prompt = engine.requests[0].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.continue_final_message is is_continued
+    assert prompt.add_generation_prompt is not is_continued
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "tool", "name": "absent"}, "tools": [TOOL]}, "tool_choice.name"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"temprature": 1}, "temprature"),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_what_is_wrong_is_named_in_anthropics_form(
+    gateway: RunningGateway, engine: ScriptedEngine, extra: dict[str, Any], named: str
+) -> None:
+    answered = gateway.http.post("/v1/messages", json=ASK | extra)
+    assert answered.status_code == 400
+    body = answered.json()
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert named in body["error"]["message"]
+    assert engine.requests == []
+
+
+def test_the_engines_refusals_and_failures_have_that_form_too(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    long = EngineError(code=ErrorCode.CONTEXT_LENGTH_EXCEEDED, message="too long")
+    engine.script = lambda _: [Refuse(400, long)]
+    assert "too long" in gateway.http.post("/v1/messages", json=ASK).json()["error"]["message"]
+    begun = [Say(Admitted(prompt_tokens=1)), Say(Delta(text="x", token_ids=(1,)))]
+    engine.script = lambda _: [*begun, Say(Failed(message="stage 1 died"))]
+    last = streamed(gateway)[-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    missing = gateway.http.post("/v1/messages", json=ASK | {"model": "absent"})
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(tmp_path: Path, engine: ScriptedEngine) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n  - name: one\n    key: a-key-of-sixteen-or-more\n")
+    settings = GatewaySettings(tmp_path / "endpoints.json", keys_path=keys)
+    with running_gateway(settings) as gateway:
+        gateway.http.headers["authorization"] = "Bearer a-key-of-sixteen-or-more"
+        gateway.serve(group(engine.url))
+        del gateway.http.headers["authorization"]
+        engine.script = lambda _: answer("yes")
+        good = gateway.http.post("/v1/messages", json=ASK, headers={"x-api-key": "a-key-of-sixteen-or-more"})
+        assert good.json()["content"] == [{"type": "text", "text": "yes"}]
+        bad = gateway.http.post("/v1/messages", json=ASK, headers={"x-api-key": "another-key-of-sixteen"})
+        assert (bad.status_code, bad.json()["error"]["type"]) == (401, "authentication_error")

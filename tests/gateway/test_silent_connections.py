@@ -1,0 +1,153 @@
+"""Clients that open connections and then do nothing, or never read: bounded in number and in time, and soon gone."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from processes.gateway_harness import RunningGateway, eventually, group, running_gateway
+from processes.scripted_engine import ScriptedEngine
+from stageline_gateway.server import http_protocol, tls_door
+from stageline_gateway.server.http_protocol import MOST_SENT_AHEAD, GatewayProtocol
+from stageline_gateway.server.tls import TlsFiles
+from stageline_gateway.settings import GatewaySettings
+
+GET = b"GET /page.js HTTP/1.1\r\nhost: x\r\n\r\n"
+"""Its answer is several KiB."""
+ATTACKERS = 20
+SILENT = 300
+LIMIT = 10
+
+
+def connect(gateway: RunningGateway) -> socket.socket:
+    url = httpx.URL(gateway.url)
+    raw = socket.socket()
+    # A window as small as can be, so that few answers fill it.
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(60)
+    raw.connect((url.host, url.port or 0))
+    return raw
+
+
+def open_connections(gateway: RunningGateway) -> int:
+    return len(gateway.servers.public.server_state.connections)
+
+
+def waiting_requests(gateway: RunningGateway) -> int:
+    protocols = tuple(gateway.servers.public.server_state.connections)
+    return max((len(one.pipeline) for one in protocols if isinstance(one, GatewayProtocol)), default=0)
+
+
+def unsent_bytes(gateway: RunningGateway) -> int:
+    protocols = tuple(gateway.servers.public.server_state.connections)
+    return sum(one.transport.get_write_buffer_size() for one in protocols if isinstance(one, GatewayProtocol))
+
+
+def test_requests_sent_ahead_and_never_read_hold_little_and_not_for_long(
+    tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    most_waiting = most_unsent_bytes = 0
+    with (
+        running_gateway(GatewaySettings(tmp_path / "e.json", send_timeout_seconds=1)) as gateway,
+        ExitStack() as stack,
+    ):
+        gateway.serve(group(engine.url))
+        gateway.http.close()
+        eventually(lambda: open_connections(gateway) == 0, "the test's own are gone")
+        attackers = [stack.enter_context(connect(gateway)) for _ in range(ATTACKERS)]
+        flooding = [threading.Thread(target=flood, args=(raw,), daemon=True) for raw in attackers]
+        for one in flooding:
+            one.start()
+        while any(one.is_alive() for one in flooding):
+            most_waiting = max(most_waiting, waiting_requests(gateway))
+            most_unsent_bytes = max(most_unsent_bytes, unsent_bytes(gateway))
+            flooding[0].join(0.005)
+            flooding = [one for one in flooding if one.is_alive()] or flooding[:1]
+        assert most_waiting <= MOST_SENT_AHEAD
+        assert most_unsent_bytes < ATTACKERS * 512 * 1024
+        eventually(lambda: open_connections(gateway) == 0, lambda: f"{open_connections(gateway)} are still held")
+
+
+def flood(raw: socket.socket) -> None:
+    """Ask until the other side ends it."""
+    try:
+        while True:
+            raw.sendall(GET * 1000)
+    except OSError:
+        pass
+
+
+def test_a_reader_of_short_answers_that_stops_is_dropped(tmp_path: Path, engine: ScriptedEngine) -> None:
+    """One request after the other, so nothing is sent ahead; what it doesn't read stays within the socket's buffers."""
+    with running_gateway(GatewaySettings(tmp_path / "e.json", send_timeout_seconds=0.5)) as gateway:
+        gateway.serve(group(engine.url))
+        gateway.http.close()
+        gateway.servers.public.config.timeout_keep_alive = 1
+        with connect(gateway) as raw:
+            for _ in range(40):
+                try:
+                    raw.sendall(GET)
+                except OSError:
+                    break
+            eventually(lambda: open_connections(gateway) == 0, lambda: f"{open_connections(gateway)} are still held")
+
+
+@pytest.fixture
+def secure(tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningGateway]:
+    """A gateway with TLS and few connections."""
+    authority = trustme.CA()
+    files = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    pair = authority.issue_cert("127.0.0.1")
+    files.certificate.write_bytes(b"".join(blob.bytes() for blob in pair.cert_chain_pems))
+    pair.private_key_pem.write_to_path(str(files.key))
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT_SECONDS", 600)
+    with running_gateway(GatewaySettings(tmp_path / "e.json"), files, trust, LIMIT) as gateway:
+        gateway.serve(group(engine.url))
+        yield gateway
+
+
+def doors(gateway: RunningGateway) -> int:
+    assert gateway.servers.door is not None
+    return len(gateway.servers.door.open)
+
+
+def test_silent_connections_count_before_their_handshake(
+    secure: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_door, "HANDSHAKE_TIMEOUT_SECONDS", 600)
+    secure.http.close()
+    eventually(lambda: doors(secure) == 0, lambda: f"{doors(secure)} are open")
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(secure)) for _ in range(SILENT)]
+        eventually(lambda: sum(map(was_dropped, silent)) == SILENT - LIMIT, lambda: f"{doors(secure)} are open")
+        assert doors(secure) == LIMIT
+    eventually(lambda: doors(secure) == 0, lambda: f"{doors(secure)} are open")
+
+
+def was_dropped(raw: socket.socket) -> bool:
+    raw.setblocking(False)
+    try:
+        return raw.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_handshake_that_never_ends_is_given_up(secure: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_door, "HANDSHAKE_TIMEOUT_SECONDS", 0.2)
+    with connect(secure) as silent, connect(secure) as talks_plainly:
+        talks_plainly.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        eventually(lambda: was_dropped(silent) and was_dropped(talks_plainly), "they are still open")
+    monkeypatch.setattr(tls_door, "HANDSHAKE_TIMEOUT_SECONDS", 600)
+    assert secure.http.get("/healthz").status_code == 200
+    secure.http.close()
+    eventually(lambda: doors(secure) == 0, lambda: f"{doors(secure)} are open")
