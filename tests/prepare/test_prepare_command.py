@@ -2,7 +2,9 @@
 
 import errno
 import io
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,11 +54,44 @@ def group_config(model: Path, cache: Path, stages: int, layers: tuple[LayerRange
     )
 
 
+def family_of_tomorrow(model: Path, directory: Path) -> Path:
+    """The same files by a config of a family that the own runtime has never heard of."""
+    other = shutil.copytree(model, directory)
+    config = json.loads((model / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "tomorrow", "hidden_act": "swoosh"}))
+    return other
+
+
+def without_torch(directory: Path) -> dict[str, str]:
+    """The environment of a Python in which torch can't be imported."""
+    (directory / "torch").mkdir(parents=True)
+    (directory / "torch" / "__init__.py").write_text('raise ImportError("torch is not installed")')
+    return {"PYTHONPATH": str(directory)}
+
+
+def test_a_family_that_only_vllm_knows_is_left_to_vllm(model: Path, tmp_path: Path) -> None:
+    """Its cut is checked all the same, and none of this asks for torch."""
+    other, absent = family_of_tomorrow(model, tmp_path / "other"), without_torch(tmp_path / "absent")
+    fits, too_deep = (group_config(other, tmp_path / "cache", stages) for stages in (3, 4))
+    status, _, told, message = run(tmp_path, [], fits, absent)
+    assert status == ExitCode.BAD_CONFIG, told
+    assert message is not None
+    assert "model_type 'tomorrow' is not supported" in message.detail
+    under_vllm = {"engine_name": "vllm"}
+    status, output, told, _ = run(tmp_path, [], fits.model_copy(update=under_vllm), absent)
+    assert (status, output.strip()) == (0, str(other)), told
+    status, _, told, message = run(tmp_path, [], too_deep.model_copy(update=under_vllm), absent)
+    assert status == ExitCode.BAD_CONFIG, told
+    assert message is not None
+    assert "spec.parallelism.pipeline is 4, but the model has 3 layers" in message.detail
+
+
 def test_a_local_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> None:
     status, output, told, message = run(tmp_path, [], group_config(model, tmp_path / "cache", 3))
     assert (status, output.strip(), message) == (0, str(model), None), told
     assert prepared_model_dir(f"file://{model}", tmp_path / "cache") == model
-    assert not (tmp_path / "cache").exists()
+    made = [str(path.relative_to(tmp_path / "cache")) for path in (tmp_path / "cache").rglob("*")]
+    assert made == ["compiled"], "room for what stages compile, and no copy of the model"
 
 
 @pytest.mark.parametrize(

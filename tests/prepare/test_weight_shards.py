@@ -123,6 +123,7 @@ def test_a_person_gets_the_whole_model(hub: FakeHub, tmp_path: Path) -> None:
     assert all(downloads.count(name) == 1 for name in SHARDS), downloads
 
 
+@pytest.mark.thorough
 def test_a_start_with_a_full_cache_asks_nobody(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_stage(init_container(tmp_path), 1)
     count = len(hub.requests)

@@ -3,7 +3,7 @@
 A sink gets exactly one EndEvent or FailEvent, and nothing after it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,8 +67,7 @@ class AnswerStreams:
             return
         if token.failure is not None:
             sentence = "The answer can't be guided any further"
-            failed = FailEvent(f"{sentence}: {token.failure}.", is_final=True)
-            self._fail(token.request_id, failed, Outcome(None, GUIDE, f"{sentence}."))
+            self.fail(token.request_id, f"{sentence}: {token.failure}.", GUIDE, f"{sentence}.", is_final=True)
             return
         event = TokenEvent((token.token,), () if token.logprobs is None else (token.logprobs,), stream.cached_tokens)
         if not token.finished:
@@ -86,13 +85,34 @@ class AnswerStreams:
             self._count_end(request_id, reason)
             stream.sink(EndEvent(reason))
 
-    def fail_all(self, message: str) -> None:
+    def fail_all(self, message: str, is_suspect: Callable[[str], bool] = lambda _: False) -> None:
         for request_id in list(self._streams):
-            self._fail(request_id, FailEvent(message), Outcome(None, GROUP_LOST, message))
+            self.fail(request_id, message, GROUP_LOST, is_suspect=is_suspect(request_id))
 
-    def _fail(self, request_id: str, event: FailEvent, outcome: Outcome) -> None:
-        self._metrics.failed(outcome.error)
-        self._close(request_id, outcome).sink(event)
+    def fail(
+        self,
+        request_id: str,
+        message: str,
+        reason: str,
+        traced: str | None = None,
+        *,
+        is_final: bool = False,
+        is_suspect: bool = False,
+    ) -> None:
+        """End a stream, if it is open, with a sentence; `reason` is what the metric counts it as.
+
+        `traced` is the sentence without what a client has written, for the trace.
+        """
+        if request_id in self._streams:
+            self._metrics.failed(reason)
+            stream = self._close(request_id, Outcome(None, reason, message if traced is None else traced))
+            stream.sink(FailEvent(message, is_final, is_suspect))
+
+    def found_cached(self, request_id: str, num_tokens: int) -> None:
+        """So much of a request's prompt was cached: said with its next token."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.cached_tokens = num_tokens
 
     def _count_end(self, request_id: str, reason: FinishReason) -> None:
         stream = self._close(request_id, ABORTED if reason is FinishReason.ABORT else Outcome(reason))

@@ -1,18 +1,21 @@
-"""`stageline engine`: the container entry point of a group's engine."""
+"""Runs the engine of one group, in the container that `stageline engine` is the entry point of."""
 
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
-import click
-
+from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import read_contract
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
+if TYPE_CHECKING:
+    from stageline_runtime.engine.group_core import Computing
 
-@click.command("engine")
-def engine() -> None:
-    """Run the engine of one group. Configured by the pod contract's environment alone."""
+
+def run_engine(computing_of: "Callable[[RuntimeConfig], Computing]") -> NoReturn:
+    """Run to the end and exit. Configured by the pod contract alone, whose config decides what computes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         contract = read_contract()
@@ -20,4 +23,4 @@ def engine() -> None:
         sys.exit(write_last_words(failure.message(None)))
     from stageline_runtime.engine.process import EngineProcess
 
-    sys.exit(asyncio.run(EngineProcess(contract).run()))
+    sys.exit(asyncio.run(EngineProcess(contract, computing_of(contract.config)).run()))

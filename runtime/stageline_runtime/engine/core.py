@@ -9,22 +9,23 @@ import logging
 import time
 from collections.abc import Callable
 
-from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
-from stageline_api.health import EngineStatus, Phase
-from stageline_runtime.engine.answer_streams import AnswerStreams
-from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EngineRefusal
+from stageline_api.engine_http import FinishReason, ModelInfo
+from stageline_api.health import Phase
+from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink
+from stageline_runtime.engine.core_life import CoreLife, RequestLoad
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
-from stageline_runtime.engine.telemetry.metrics import EngineMetrics
+from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
-from stageline_runtime.plan_bus.messages import StepDone, StepPlan, ToStage, WorkOutstanding
+from stageline_runtime.plan_bus.messages import Cancel, StepDone, StepPlan, ToStage
+from stageline_runtime.speculation.request_drafts import Speculation
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 
 
-class EngineCore:
+class EngineCore(CoreLife):
     """Implements `EngineCoreApi` over a scheduler and a way to send to all stages."""
 
     def __init__(
@@ -36,36 +37,15 @@ class EngineCore:
         group: int | None = None,
         incarnation: int | None = None,
     ) -> None:
-        """`group` and `incarnation` are what the engine calls itself to who asks."""
-        self._info = info
-        self._metrics = metrics
-        self._tracing = tracing
-        self._streams = AnswerStreams(metrics.requests, self._tracing)
-        self._group, self._incarnation = group, incarnation
+        """As `CoreLife`."""
+        super().__init__(info, metrics, tracing, group=group, incarnation=incarnation)
         self._scheduler: Scheduler | None = None
-        self._send: Callable[[ToStage], None] = lambda _message: None
         self._run_ahead = 1
-        self._phase = Phase.STARTING
-        self._message = ""
-        self._pump_wanted = False
-        self._outstanding_said = False
         self._plans_since: float | None = None
         self._last_plan_seconds = time.monotonic()
         self._warm: asyncio.Event = asyncio.Event()
-        self.drained: asyncio.Event = asyncio.Event()
-        """Set when a drain was asked for and no request is left."""
-        self.drain_asked: asyncio.Event = asyncio.Event()
-        self.drain_asked_by = ""
-        """Who asked for the drain first."""
-        self.stages_connected: Callable[[], int] = lambda: 0
-        self.stages_loaded: Callable[[], int] = lambda: 0
 
     # -- life of the engine ------------------------------------------------------------------------------------
-
-    def set_phase(self, phase: Phase, message: str = "") -> None:
-        """Say where the engine is; only `READY` admits requests."""
-        self._phase = phase
-        self._message = message
 
     def attach(self, scheduler: Scheduler, send: Callable[[ToStage], None]) -> None:
         """The group stands: plans can be made and sent."""
@@ -75,8 +55,17 @@ class EngineCore:
 
     async def warm_up(self, num_tokens: int) -> None:
         """Send one dummy plan through all stages and wait for its end."""
+        self._warm.clear()
         self._dispatch(self._live_scheduler.warm_up(num_tokens))
         await self._warm.wait()
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What makes the drafts; None where there are none. Known once the group stands."""
+        return self._live_scheduler.speculation
+
+    def is_running(self, request_id: str) -> bool:
+        return self._scheduler is not None and self._scheduler.is_running(request_id)
 
     def seconds_without_progress(self) -> float:
         return 0.0 if self._plans_since is None else time.monotonic() - self._plans_since
@@ -87,20 +76,11 @@ class EngineCore:
         if self._live_scheduler.num_plans_in_flight == 0 and idle_seconds >= HEARTBEAT_SECONDS:
             self._dispatch(self._live_scheduler.heartbeat())
 
-    def fail_all(self, message: str) -> None:
-        """End every stream with a failure; called once, when the group is lost."""
-        self.set_phase(Phase.FAILED, message)
-        self._streams.fail_all(message)
-
     # -- EngineCoreApi ----------------------------------------------------------------------------------------
 
     def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
         """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now."""
-        try:
-            self._check_room(request.request_id)
-        except EngineRefusal as refusal:
-            self._metrics.requests.refused(refusal.code)
-            raise
+        self._check_room(request)
         self._live_scheduler.add(
             Request(
                 request_id=request.request_id,
@@ -127,39 +107,19 @@ class EngineCore:
             return None
         return scheduler.num_steps
 
-    def status(self) -> EngineStatus:
+    def load(self) -> RequestLoad:
         scheduler = self._scheduler
-        return EngineStatus(
-            phase=self._phase,
-            served_name=self._info.served_name,
-            group=self._group,
-            incarnation=self._incarnation,
-            max_model_len=self._info.max_model_len,
-            requests_running=scheduler.num_running if scheduler else 0,
-            requests_waiting=scheduler.num_waiting if scheduler else 0,
-            queue_room=scheduler.queue_room if scheduler else None,
-            prompt_tokens_total=self._streams.prompt_tokens_total,
-            generation_tokens_total=self._streams.generation_tokens_total,
-            stages_connected=self.stages_connected(),
-            stages_ready=self.stages_loaded(),
-            message=self._message,
-        )
-
-    def info(self) -> ModelInfo:
-        return self._info
-
-    def start_drain(self, asked_by: str = "POST /v1/drain") -> None:
-        """Admit nothing more; `drained` is set when the last stream has ended."""
-        self.drain_asked_by = self.drain_asked_by or asked_by
-        self.drain_asked.set()
-        if self._phase is not Phase.FAILED:
-            self.set_phase(Phase.DRAINING)
-        self._check_drained()
+        if scheduler is None:
+            return RequestLoad()
+        return RequestLoad(scheduler.num_running, scheduler.num_waiting, scheduler.queue_room)
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
         """All series and their content type, gauges read at this moment."""
         self._streams.show_waiting()
-        return self._metrics.page(self._scheduler, accept)
+        if (scheduler := self._scheduler) is None:
+            return self._metrics.page(None, accept)
+        drafts = None if scheduler.speculation is None else scheduler.speculation.counts
+        return self._metrics.page(Occupancy.of(scheduler), accept, drafts)
 
     # -- plans out, tokens in ----------------------------------------------------------------------------------
 
@@ -169,19 +129,15 @@ class EngineCore:
         in_flight = self._live_scheduler.num_plans_in_flight
         self._plans_since = time.monotonic() if in_flight else None
         self._warm.set()
+        for seq in self._live_scheduler.take_cancelled():
+            self._metrics.cancelled()
+            self._send(Cancel(seq))
         # Plans first: the stages need not wait while tokens become text.
         self._pump()
         for token in tokens:
             self._streams.deliver(token)
 
-    def _want_pump(self) -> None:
-        """Pump once at the end of this turn of the loop, so that a burst shares its first plans."""
-        if not self._pump_wanted:
-            self._pump_wanted = True
-            asyncio.get_running_loop().call_soon(self._pump)
-
     def _pump(self) -> None:
-        self._pump_wanted = False
         scheduler = self._scheduler
         if scheduler is None or self._phase not in (Phase.READY, Phase.DRAINING):
             return
@@ -203,33 +159,6 @@ class EngineCore:
         self._metrics.planned(plan, self._live_scheduler.num_preemptions)
         if plan.fills:
             self._streams.started(self._live_scheduler.first_rows())
-
-    def _say_outstanding(self, outstanding: bool) -> None:
-        if outstanding != self._outstanding_said:
-            self._outstanding_said = outstanding
-            self._send(WorkOutstanding(outstanding))
-
-    def _check_drained(self) -> None:
-        has_requests = self._scheduler is not None and self._scheduler.has_requests
-        if self._phase is Phase.DRAINING and not has_requests:
-            self.drained.set()
-
-    def _check_room(self, request_id: str) -> None:
-        self._refuse_unless_ready()
-        if request_id in self._streams:
-            raise EngineRefusal(ErrorCode.INVALID_VALUE, f"request_id {request_id!r} is in use", None)
-        scheduler = self._live_scheduler
-        if not scheduler.can_add:
-            raise EngineRefusal(ErrorCode.QUEUE_FULL, f"{scheduler.num_waiting} requests are waiting already", 1.0)
-
-    def _refuse_unless_ready(self) -> None:
-        match self._phase:
-            case Phase.READY:
-                return
-            case Phase.DRAINING:
-                raise EngineRefusal(ErrorCode.DRAINING, "this group is draining and takes no new requests", 1.0)
-            case _:
-                raise EngineRefusal(ErrorCode.NOT_READY, f"this group is not ready: {self._phase.value}", 2.0)
 
     @property
     def _live_scheduler(self) -> Scheduler:

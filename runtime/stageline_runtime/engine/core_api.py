@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stageline_api.engine_http import FinishReason, ModelInfo, ToolCallFormat
+from stageline_api.engine_http import FinishReason, ModelInfo, ThoughtStart, ToolCallFormat
 from stageline_api.health import EngineStatus
 from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
 from stageline_runtime.plan_bus.messages import RequestSampling, TokenLogprobs
@@ -31,11 +31,17 @@ class AdmittedRequest:
     """Strings that end the output: the edge's matter, for the core knows no text."""
     tool_call_format: ToolCallFormat | None = None
     """How the answer writes calls of tools, for whoever reads its text."""
+    thoughts: ThoughtStart | None = None
+    """How the answer may begin with thoughts."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the prompt that change nothing with this model."""
     generated_token_ids: tuple[int, ...] = ()
     """Output generated before, which this request continues; fewer than `max_new_tokens`, none of them a stop token,
     where it is handed to a core."""
     priority: int = 0
     """Lower runs first."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that answers; None: the model itself."""
     is_chat: bool = False
     traceparent: str | None = None
     """W3C trace context of whoever asks."""
@@ -69,6 +75,8 @@ class FailEvent:
     message: str
     is_final: bool = False
     """Whether what was asked is the reason, so that no other engine would finish it either."""
+    is_suspect: bool = False
+    """Whether the group hung while it computed this."""
 
 
 CoreEvent = TokenEvent | EndEvent | FailEvent

@@ -11,40 +11,42 @@ from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.core import EngineCore
+from stageline_runtime.engine.core_life import CoreLife
 from stageline_runtime.engine.edge.http_server import serving
 from stageline_runtime.engine.edge.routes import add_stage_routes, build_app
-from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler, warm_up_tokens
+from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.group.stage_probe import StageProbe
+from stageline_runtime.engine.group_core import OWN_RUNTIME, Computing, CoreParts, GroupCore
+from stageline_runtime.engine.guided_requests import GuidedRequests
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.tracing import TracedRequests, open_tracing
 from stageline_runtime.engine.text.prompts import PromptReader
-from stageline_runtime.model_facts.model_config import (
-    ModelConfig,
-    UnsupportedModelError,
-    read_model_config,
-    require_sizes,
-)
+from stageline_runtime.engine.text.schema_check import SchemaCheck
+from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 1024
-"""Requests that may wait for a slot; more are told to come again."""
 TICK_SECONDS = 0.5
 LINGER_SECONDS = 5
 """How long clients may take to read the end of their streams once the engine ends."""
 WATCHDOG_GRACE_SECONDS = 5.0
 """Stages' own watchdogs name the operation that hangs, so they go first."""
+CAUSE_SECONDS = 2.0
+"""How long a failed warm-up waits for the stage that knows why."""
+HANG_SHARE = 0.9
+"""Of the step limit: a stage's own watchdog ends it at the limit, and that may be what the engine sees."""
 
 
 class EngineProcess:
     """One engine from start to end; `run` returns the exit code."""
 
-    def __init__(self, contract: PodContract) -> None:
+    def __init__(self, contract: PodContract, computing: Computing = OWN_RUNTIME) -> None:
+        """`computing` is what the stages of this group are."""
         self._contract = contract
+        self._computing = computing
         self._tracing: TracedRequests | None = None
 
     async def run(self) -> ExitCode:
@@ -78,35 +80,47 @@ class EngineProcess:
         tracing = self._tracing = open_tracing(
             self._contract, lambda stage: 0 if group.is_beside_engine(stage) else probe.offset(stage)
         )
-        group_and_life = {"group": self._contract.group, "incarnation": self._contract.incarnation}
-        core = EngineCore(info, metrics, tracing, **group_and_life)
+        bound = self._computing.make_core(CoreParts(self._contract, info, metrics, tracing, model_dir, model, prompts))
+        core = bound.life
+        guided = GuidedRequests(
+            SchemaCheck(model_dir, info.vocab_size, info.eos_token_ids),
+            lambda message: group.prepare_guide(message),
+            lambda: bound.stages_prepare_guides and core.status().phase is Phase.READY,
+        )
         group = StageGroup(
             self._contract,
             model,
             model_dir,
-            on_step_done=core.step_done,
+            on_step_done=bound.step_done,
             on_drain_requested=lambda stage: core.start_drain(f"SIGTERM to stage {stage}"),
             on_pong=probe.answered,
             on_cache_sized=metrics.cache_sized,
             on_step_times=None if tracing is None else tracing.step_reported,
+            on_guide_ready=guided.answered,
         )
-        app = build_app(core, prompts)
+        app = build_app(core, prompts, guided.prepare)
         add_stage_routes(app, group.connected_stages, probe.report)
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
         async with serving(app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS):
             for each in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")
-            await self._run_to_the_end(core, group, probe)
+            try:
+                await self._run_to_the_end(bound, group, probe)
+            finally:
+                await guided.close()
+        await bound.close()
         return core.drain_asked_by
 
-    async def _run_to_the_end(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
+    async def _run_to_the_end(self, bound: GroupCore, group: StageGroup, probe: StageProbe) -> None:
         """Clients and stages are told how it ended, and a failure is raised on."""
+        core = bound.life
         try:
-            await self._form_and_run(core, group, probe)
+            await self._form_and_run(bound, group, probe)
         except Exception as error:
             failure = _as_failure(error)
-            core.fail_all(f"the group failed: {failure.detail}")
+            hung = core.seconds_without_progress() >= self._contract.config.timeouts.step_seconds * HANG_SHARE
+            core.fail_all(f"the group failed: {failure.detail}", hung)
             group.expect_closing()
             lost_stage = failure.peer if failure.failure_class is FailureClass.PEER_LOST else None
             group.broadcast(GroupFailed(lost_stage, failure.detail))
@@ -114,10 +128,11 @@ class EngineProcess:
         group.expect_closing()
         group.broadcast(Shutdown(core.drain_asked_by))
 
-    async def _form_and_run(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
+    async def _form_and_run(self, bound: GroupCore, group: StageGroup, probe: StageProbe) -> None:
+        core = bound.life
         core.set_phase(Phase.CONNECTING, "waiting for the stages")
         await group.listen()
-        forming = asyncio.create_task(self._form(core, group))
+        forming = asyncio.create_task(self._form(bound, group))
         stopping = asyncio.create_task(core.drain_asked.wait())
         await _first_of(forming, stopping)
         if not forming.done():
@@ -130,27 +145,31 @@ class EngineProcess:
             logger.info("ready: %s over %d stages", self._contract.config.served_name, self._contract.stage_count)
         await self._watch(core, group, probe)
 
-    async def _form(self, core: EngineCore, group: StageGroup) -> None:
-        scheduler = await form_scheduler(group, self._contract.config, MAX_WAITING)
-        core.attach(scheduler, group.broadcast)
-        core.set_phase(Phase.WARMING)
-        await self._warm_up(core, group, warm_up_tokens(self._contract.config))
+    async def _form(self, bound: GroupCore, group: StageGroup) -> None:
+        await bound.form(group)
+        bound.life.set_phase(Phase.WARMING)
+        await self._warm_up(bound, group)
 
-    async def _warm_up(self, core: EngineCore, group: StageGroup, num_tokens: int) -> None:
-        """One plan through all stages; a stage that never takes it up has no watchdog that could tell."""
-        warming = asyncio.create_task(core.warm_up(num_tokens))
+    async def _warm_up(self, bound: GroupCore, group: StageGroup) -> None:
+        """One step through all stages; a stage that never takes it up has no watchdog that could tell."""
+        warming = asyncio.create_task(bound.warm_up())
         # Each stage's first step is slow, and they come one after the other.
         limit = self._contract.config.timeouts.step_seconds * self._contract.stage_count + WATCHDOG_GRACE_SECONDS
         await _first_of(warming, group.failure, timeout_seconds=limit)
-        if warming.done():
+        has_ended = warming.done()
+        if has_ended and warming.exception() is None:
             return
         warming.cancel()
+        # What a stage says of its own end comes first, though it may come a moment later.
+        await _first_of(group.failure, timeout_seconds=CAUSE_SECONDS)
         if group.failure.done():
             raise group.failure.result()
-        detail = f"the warm-up plan did not finish within {limit:g} s"
+        if has_ended:
+            warming.result()
+        detail = f"the warm-up step did not finish within {limit:g} s"
         raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
 
-    async def _watch(self, core: EngineCore, group: StageGroup, probe: StageProbe) -> None:
+    async def _watch(self, core: CoreLife, group: StageGroup, probe: StageProbe) -> None:
         """Heartbeats while idle, the step limit while busy, clocks at all times; returns once drained."""
         limit = self._contract.config.timeouts.step_seconds + WATCHDOG_GRACE_SECONDS
         drained = asyncio.create_task(core.drained.wait())
@@ -159,7 +178,7 @@ class EngineProcess:
             if group.failure.done():
                 raise group.failure.result()
             if core.seconds_without_progress() > limit:
-                detail = f"no plan finished within {limit:g} s"
+                detail = f"{core.stalled_words} within {limit:g} s"
                 raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
             core.beat_if_idle()
             probe.ask(range(self._contract.stage_count), group.ping)
@@ -173,7 +192,7 @@ class EngineProcess:
         except UserError as error:
             raise RuntimeFailure(FailureClass.BAD_CONFIG, error.message, operation="read the source") from error
         try:
-            model = require_sizes(read_model_config(model_dir))
+            model = self._computing.read_model(model_dir)
         except UnsupportedModelError as error:
             raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the model's config") from error
         return model_dir, model

@@ -4,6 +4,8 @@ A graph is made for each of a few sizes before the stage says that it has loaded
 holds it, with more padding, which never leaves the stage. A plan larger than all of them runs eagerly: that too
 follows from the plan alone. Inputs, the plan's table and outputs lie in buffers made at load. Communication is never
 recorded, and attention reads all that changes from the table, so a replay is right for whatever plan the table holds.
+What goes into an attention and comes out of it lies in buffers that all layers and all sizes share: each is read before
+the next layer writes it, so that they take one layer's room at the largest size and not every layer's at every size.
 """
 
 import time
@@ -47,6 +49,7 @@ class DeviceGraphs:
         self._layers = layers
         self._table = table
         self._input = torch.zeros(max_tokens, hidden_size, dtype=dtype, device=accelerator.device)
+        self._around_attention: _AroundAttention | None = None
         self._captured: dict[GraphMode, dict[int, _Captured]] = {GraphMode.FULL: {}, GraphMode.PIECEWISE: {}}
 
     def run(self, hidden: torch.Tensor, rows: StepRows) -> torch.Tensor:
@@ -86,29 +89,41 @@ class DeviceGraphs:
         """The first piece ends before the first attention; each other begins behind one and ends before the next."""
         layers, rows = self._layers, self._table.view(size, size)
         hidden: torch.Tensor = self._input[:size]
+        around = self._room_around_attention(hidden, rows).first_rows(size)
 
-        def first() -> tuple[Rotary, Heads]:
+        def first() -> Rotary:
             rotary = layers.rotary(rows)
-            return rotary, layers.before(0, hidden, rotary)
+            around.take_heads(layers.before(0, hidden, rotary))
+            return rotary
 
-        graph, (rotary, heads) = self._recorder.record(first)
-        pieces = [_Piece(graph, heads, None)]
+        graph, rotary = self._recorder.record(first)
+        graphs = [graph]
         for layer in range(len(layers)):
-            attended = torch.zeros_like(layers.attend(layer, heads, rows))
-            graph, (hidden, next_heads) = self._recorder.record(_behind(layers, layer, hidden, attended, rotary))
-            heads = heads if next_heads is None else next_heads
-            pieces.append(_Piece(graph, next_heads, attended))
-        return _Pieces(self._accelerator, layers, pieces, hidden)
+            graph, hidden = self._recorder.record(_behind(layers, layer, hidden, around, rotary))
+            graphs.append(graph)
+        return _Pieces(self._accelerator, layers, graphs, around, hidden)
+
+    def _room_around_attention(self, hidden: torch.Tensor, rows: DeviceRows) -> "_AroundAttention":
+        """Made at the first of the captures, which is the largest."""
+        if self._around_attention is None:
+            heads = self._layers.before(0, hidden, self._layers.rotary(rows))
+            attended = self._layers.attend(0, heads, rows)
+            self._around_attention = _AroundAttention(
+                (torch.zeros_like(heads[0]), torch.zeros_like(heads[1])), torch.zeros_like(attended)
+            )
+        return self._around_attention
 
 
 def _behind(
-    layers: DeviceLayers, layer: int, hidden: torch.Tensor, attended: torch.Tensor, rotary: Rotary
-) -> Callable[[], tuple[torch.Tensor, Heads | None]]:
+    layers: DeviceLayers, layer: int, hidden: torch.Tensor, around: "_AroundAttention", rotary: Rotary
+) -> Callable[[], torch.Tensor]:
     """The piece behind attention of `layer`: hidden out of it, and the heads of the next layer if there is one."""
 
-    def work() -> tuple[torch.Tensor, Heads | None]:
-        after = layers.after(layer, hidden, attended)
-        return after, layers.before(layer + 1, after, rotary) if layer + 1 < len(layers) else None
+    def work() -> torch.Tensor:
+        after = layers.after(layer, hidden, around.attended)
+        if layer + 1 < len(layers):
+            around.take_heads(layers.before(layer + 1, after, rotary))
+        return after
 
     return work
 
@@ -127,35 +142,45 @@ class _Whole:
         return self._output
 
 
-class _Piece(NamedTuple):
-    """What runs between two attentions: it reads `attended`, and leaves the next one's heads in `heads`."""
+class _AroundAttention(NamedTuple):
+    """What attention reads, and what it leaves for the piece behind it."""
 
-    graph: Graph
-    heads: Heads | None
-    attended: torch.Tensor | None
+    heads: Heads
+    attended: torch.Tensor
+
+    def first_rows(self, num_tokens: int) -> "_AroundAttention":
+        query_key, value = self.heads
+        return _AroundAttention((query_key[:num_tokens], value[:num_tokens]), self.attended[:num_tokens])
+
+    def take_heads(self, heads: Heads) -> None:
+        for kept, made in zip(self.heads, heads, strict=True):
+            kept.copy_(made)
 
 
 class _Pieces:
     """A graph before, between and behind the layers' attentions, which run eagerly for the plan's own tiles."""
 
     def __init__(
-        self, accelerator: Accelerator, layers: DeviceLayers, pieces: Sequence[_Piece], output: torch.Tensor
+        self,
+        accelerator: Accelerator,
+        layers: DeviceLayers,
+        graphs: Sequence[Graph],
+        around: _AroundAttention,
+        output: torch.Tensor,
     ) -> None:
         self._accelerator = accelerator
         self._layers = layers
-        self._first, *self._others = pieces
+        self._first, *self._others = graphs
+        self._around = around
         self._output = output
-        self.num_graphs = len(pieces)
+        self.num_graphs = len(graphs)
 
     def run(self, rows: DeviceRows) -> torch.Tensor:
-        self._first.graph.replay()
-        heads = self._first.heads
-        for layer, piece in enumerate(self._others):
-            assert heads is not None, f"layer {layer} has no heads"
-            assert piece.attended is not None, f"layer {layer} has nowhere to attend to"
-            self._accelerator.copy(piece.attended, self._layers.attend(layer, heads, rows))
-            piece.graph.replay()
-            heads = piece.heads
+        heads, attended = self._around
+        self._first.replay()
+        for layer, graph in enumerate(self._others):
+            self._accelerator.copy(attended, self._layers.attend(layer, heads, rows))
+            graph.replay()
         return self._output
 
 

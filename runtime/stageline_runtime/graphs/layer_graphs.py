@@ -8,6 +8,7 @@ rather than make the whole pipeline wait for a compiler.
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 
+from stageline_api.runtime_config import COMPILED_SUBDIRECTORY
 from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.models.protocol import CaptureProgress, CaptureReport, CaptureSizes, GraphsUnavailableError
 from stageline_runtime.models.rotary import RotaryTable
@@ -118,14 +120,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_compiled_code(cache_dir: Path) -> None:
-    """Name the cache before the compiler is first used; without leave to write there it takes a temporary folder."""
-    folder = cache_dir / "compiled"
+    """Name the cache before the compiler is first used: what the pod names, otherwise a part of the model cache.
+
+    Without leave to write there a temporary folder is named: the compiler's own default asks for the user's name, and
+    a pod's user has none.
+    """
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir / COMPILED_SUBDIRECTORY)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        logger.warning("compiled layers can't be kept for later starts in %s: %s", folder, error.strerror)
-    else:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        logger.warning("compiled layers can't be kept for later starts: %s can't be written", folder)
+        folder = Path(tempfile.mkdtemp(prefix="stageline-compiled-"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     # Workers that compile in parallel cost more to start than the few graphs take, and outlive a killed stage.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 

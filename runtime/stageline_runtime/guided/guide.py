@@ -1,9 +1,11 @@
 """One request's way through its grammar on the last stage: which tokens may come next, and what came.
 
-The grammar is compiled in a thread while the prompt is computed; the first mask waits for it. End of sequence is
-admitted exactly where the grammar may end. The state follows from the output's ids alone.
+The engine has the grammar compiled, in a thread, before it hands the request over, so that no step waits for it. Should
+it have been forgotten since, it is compiled again and the first mask waits. End of sequence is admitted exactly where
+the grammar may end. The state follows from the output's ids alone.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -64,5 +66,16 @@ class GuideMaker:
         # What fails here fails again, and is told, when a request needs it.
         self._thread.submit(grammars.load)
 
+    def prepare(self, schema: str, when_ready: Callable[[], None]) -> None:
+        """Compile `schema` ahead of its request; `when_ready` is called, in any thread, however that ends."""
+        self._thread.submit(self._grammars.matcher, schema).add_done_callback(lambda _: when_ready())
+
     def start(self, schema: str) -> Guide:
-        return Guide(self._thread.submit(self._grammars.matcher, schema))
+        kept = self._grammars.kept(schema)
+        return Guide(self._thread.submit(self._grammars.matcher, schema) if kept is None else _made(kept))
+
+
+def _made(matcher: LLMatcher) -> Future[LLMatcher]:
+    future: Future[LLMatcher] = Future()
+    future.set_result(matcher)
+    return future

@@ -1,7 +1,8 @@
-"""JSON schemas compiled to token grammars of one model's tokenizer; the same code in the engine and on the last stage.
+"""JSON schemas and regular expressions compiled to token grammars of one model's tokenizer, in engine and last stage.
 
-Compiling is bounded by the library's fuel limits, set here, so that a schema which passes the engine's check also
-compiles on the stage, and both in bounded time. Compiled grammars are kept by the schema's hash, the latest first.
+The library's fuel limits, set here, bound most of what compiling may cost, the same in engine and stage; what they
+don't bound is found out by the engine, in a process that can be killed (`check_process`). Compiled grammars are kept by
+the schema's hash, the latest first, and are there for whoever needs one while another is compiled.
 Never raises for a client's schema anything but `GrammarError`. Free of torch. Safe from any thread.
 """
 
@@ -13,12 +14,16 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from stageline_api.engine_http import REGEX_MARK
+
 MAX_KEPT = 64
 SHOWN_CHARACTERS = 200
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000,
-    verbose_errors=False,
+    max_lexer_states=50_000, verbose_errors=False,
 )  # fmt: skip
+"""An answer's lexer keeps every state that it came to, up to two KiB each. A string of 20,000 characters at most has
+that many; an expression that makes new ones with every token ends here."""
 _WHITESPACE = r"[ \n\r\t]{0,40}"
 """Between tokens of JSON: enough for deep indentation, but not for a model that wanders off in blanks."""
 
@@ -36,32 +41,46 @@ class JsonGrammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
+        """Of what is kept; never held for long."""
+        self._compiling = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, schema: str) -> LLMatcher:
-        """A matcher at its beginning for the schema written in `schema`.
+        """A matcher at its beginning for the schema in `schema`, or for the expression after a `REGEX_MARK` there.
 
         Raises:
             GrammarError: the schema is wrong, uses what isn't supported, or is too large; or no token ends an answer.
         """
-        key = hashlib.sha256(schema.encode()).hexdigest()
+        with self._compiling:
+            if (kept := self.kept(schema)) is not None:
+                return kept
+            compiled = self._compile(schema)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
-                kept = self._kept[key] = self._compile(schema)
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
+            self._kept[_key(schema)] = compiled
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+            return compiled.deep_copy()
+
+    def kept(self, schema: str) -> LLMatcher | None:
+        """A matcher at its beginning where the schema was compiled before; never waits for a compile."""
+        key = _key(schema)
+        with self._lock:
+            if (kept := self._kept.get(key)) is None:
+                return None
             self._kept.move_to_end(key)
             return kept.deep_copy()
 
     def load(self) -> None:
         """Read the tokenizer now, so that the first request doesn't wait for it."""
-        with self._lock:
+        with self._compiling:
             self._loaded()
 
     def _compile(self, schema: str) -> LLMatcher:
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+            if schema.startswith(REGEX_MARK):
+                grammar = LLMatcher.grammar_from_regex(schema.removeprefix(REGEX_MARK))
+            else:
+                grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
         except ValueError as error:
             raise GrammarError(_first_line(str(error))) from error
         matcher = LLMatcher(self._loaded(), grammar, log_level=0, limits=_LIMITS)
@@ -79,6 +98,10 @@ class JsonGrammars:
             except ValueError as error:
                 raise GrammarError("this model's tokenizer can't be guided") from error
         return self._tokenizer
+
+
+def _key(schema: str) -> str:
+    return hashlib.sha256(schema.encode()).hexdigest()
 
 
 def _first_line(message: str) -> str:

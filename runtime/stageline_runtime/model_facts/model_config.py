@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stageline_runtime.model_facts.model_coverage import MeasuredParameters, measure_checkpoint, refuse_uncoverable
+from stageline_runtime.model_facts.model_coverage import (
+    MeasuredParameters,
+    measure_checkpoint,
+    refuse_uncoverable,
+    with_class_defaults,
+)
 from stageline_runtime.model_facts.model_families import FAMILIES, Family, MixtureConfig
 from stageline_runtime.model_facts.model_fields import (
     Fields,
@@ -23,6 +28,7 @@ from stageline_runtime.model_facts.model_fields import (
     required,
     rope,
 )
+from stageline_runtime.model_facts.quantization import quantization_of
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
@@ -37,6 +43,7 @@ __all__ = [
 
 SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 """Families of the own decoder."""
+_PICKLED = "pytorch_model*.bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +134,10 @@ def model_config_from_dict(
     """Build a `ModelConfig` from parsed JSON, refusing what can't be run exactly."""
     architecture = required(config, "model_type", str)
     refuse_unbuilt(config)
+    quantization_of(config)  # refuses what isn't read
     family = FAMILIES.get(architecture)
     if family is None:
+        config = with_class_defaults(config)
         refuse_uncoverable(config, SUPPORTED_ARCHITECTURES)
         return _covered(config, generation, measured)
     activation = config.get("hidden_act", "silu")
@@ -138,13 +147,21 @@ def model_config_from_dict(
 
 
 def _measured(fields: Fields, model_dir: Path) -> MeasuredParameters | None:
-    return None if fields.get("model_type") in FAMILIES else measure_checkpoint(model_dir, fields)
+    if any(model_dir.glob(_PICKLED)) and not any(model_dir.glob("*.safetensors*")):
+        raise UnsupportedModelError(
+            f"{model_dir.name} holds {_PICKLED} and no safetensors: pickled weights are never read; convert them "
+            "(transformers: from_pretrained, then save_pretrained)"
+        )
+    if fields.get("model_type") in FAMILIES:
+        return None
+    return measure_checkpoint(model_dir, with_class_defaults(fields))
 
 
 def _own(config: Fields, generation: Fields, family: Family) -> ModelConfig:
     num_layers, num_heads = positive(config, "num_hidden_layers"), positive(config, "num_attention_heads")
     hidden_size = positive(config, "hidden_size")
     rope_theta, rope_scaling = rope(config, family.default_rope_theta)
+    head_dim = _head_dim(config, hidden_size // num_heads, family.default_head_dim)
     attention_bias = bool(config.get("attention_bias", False))
     return ModelConfig(
         architecture=config["model_type"],
@@ -153,9 +170,9 @@ def _own(config: Fields, generation: Fields, family: Family) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_kv_heads(config, num_heads, family.default_num_kv_heads),
-        head_dim=_head_dim(config, hidden_size // num_heads, family.default_head_dim),
+        head_dim=head_dim,
         vocab_size=positive(config, "vocab_size"),
-        context_length=positive(config, "max_position_embeddings"),
+        context_length=_context_length(config, rope_scaling, head_dim),
         rms_norm_eps=number(config, "rms_norm_eps", family.default_rms_norm_eps),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -203,6 +220,22 @@ def _covered(config: Fields, generation: Fields, measured: MeasuredParameters | 
 
 def _decided(by_family: bool | None, by_config: bool) -> bool:
     return by_config if by_family is None else by_family
+
+
+def _context_length(config: Fields, rope_scaling: Fields | None, head_dim: int) -> int:
+    """YaRN's configs often name the context that was trained, and by how much it is stretched."""
+    trained = positive(config, "max_position_embeddings")
+    if rope_scaling is None:
+        return trained
+    for name in ("short_factor", "long_factor") if rope_scaling["rope_type"] == "longrope" else ():
+        count, needed = len(rope_scaling[name]), head_dim // 2
+        if count != needed:
+            raise UnsupportedModelError(
+                f"config.json: {name} has {count} numbers; heads of size {head_dim} need {needed}"
+            )
+    if rope_scaling["rope_type"] != "yarn":
+        return trained
+    return max(trained, int(rope_scaling["factor"] * rope_scaling["original_max_position_embeddings"]))
 
 
 def _kv_heads(config: Fields, num_heads: int, default: int | None) -> int:

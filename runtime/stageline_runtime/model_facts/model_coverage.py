@@ -5,17 +5,19 @@ hidden tensor between stages and one slot of keys and values a layer can't carry
 refused when a stage loads.
 """
 
+import ast
 import json
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from stageline_runtime.model_facts.model_fields import Fields, UnsupportedModelError, names, rope_parameters
+from stageline_runtime.model_facts.quantization import Shape, dense_elements, quantization_of
 
 COVERED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 COVERED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -23,18 +25,21 @@ COVERED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 _OLDEST_MAJOR = 5
 """Of transformers: its layers take one hidden tensor, and hand all they want of attention to one function."""
 
+_OWN_MIXTURES = "mixtures of experts are run by the own decoder only; serve it with engine.name: vllm"
 _REFUSED_WHEN_SET = {
-    "num_experts": "mixtures of experts are run by the own decoder only",
-    "num_local_experts": "mixtures of experts are run by the own decoder only",
-    "n_routed_experts": "mixtures of experts are run by the own decoder only",
-    "moe_num_experts": "mixtures of experts are run by the own decoder only",
+    "keep_window_size": "attention masks that follow from the values of keys are not built",
+    "num_experts": _OWN_MIXTURES,
+    "num_local_experts": _OWN_MIXTURES,
+    "n_routed_experts": _OWN_MIXTURES,
+    "moe_num_experts": _OWN_MIXTURES,
     "hidden_size_per_layer_input": "layers that take more than hidden states can't be cut",
     "num_kv_shared_layers": "layers that read other layers' keys and values can't be cut",
-    "kv_lora_rank": "compressed keys and values don't fit the slot cache",
+    "kv_lora_rank": "compressed keys and values don't fit the slot cache; serve it with engine.name: vllm",
     "use_bidirectional_attention": "a token can't see those after it",
     "alibi": "only rotary position embeddings are covered",
 }
-_HEAD = "lm_head.weight"
+_HEADS = frozenset({"lm_head.weight", "embed_out.weight"})
+"""The second is GPT-NeoX's, in checkpoints of before."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TENSORS_FILE = "stageline-tensors.json"
@@ -91,10 +96,24 @@ def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
             raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: {_list(COVERED_ROPE_TYPES)}")
 
 
+def with_class_defaults(fields: Fields) -> Fields:
+    """The fields, under the names that all families share, with what the family's config class says of those left out.
+
+    Its source is read, not run: importing it would bring torch.
+    """
+    found = _config_classes().get(str(fields.get("model_type")))
+    if found is None:
+        return fields
+    defaults, other_names = found
+    shared = {name: fields[other] for name, other in other_names.items() if other in fields}
+    return {**defaults, **shared, **fields}
+
+
 def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | None:
     """Count the elements of all tensors, by a `TENSORS_FILE` or all files' headers; None when neither is here."""
     num_layers = fields.get("num_hidden_layers")
-    counted = _all_elements(model_dir)
+    shapes = _all_shapes(model_dir)
+    counted = None if shapes is None else dense_elements(shapes, quantization_of(fields))
     if not isinstance(num_layers, int) or counted is None:
         return None
     layers, front, tail = [0] * num_layers, 0, 0
@@ -102,24 +121,24 @@ def measure_checkpoint(model_dir: Path, fields: Fields) -> MeasuredParameters | 
         match = _LAYER.search(name)
         if match is not None and int(match[1]) < num_layers:
             layers[int(match[1])] += elements
-        elif "embed" in name:
+        elif "embed" in name and name not in _HEADS:
             front += elements
         else:
             tail += elements
     # Whatever config.json says: a head that is there is read, and one that isn't is the embedding.
-    is_tied = _HEAD not in counted
+    is_tied = not _HEADS & counted.keys()
     return MeasuredParameters(layers=tuple(layers), front=front, tail=tail, is_tied=is_tied)
 
 
-def _all_elements(model_dir: Path) -> dict[str, int] | None:
+def _all_shapes(model_dir: Path) -> dict[str, Shape] | None:
     told = model_dir / TENSORS_FILE
     if told.is_file():
         shapes: dict[str, list[int]] = json.loads(told.read_text(encoding="utf-8"))
-        return {name: prod(shape) for name, shape in shapes.items()}
+        return {name: tuple(shape) for name, shape in shapes.items()}
     paths = _weight_files(model_dir)
     if not paths or not all(path.is_file() for path in paths):
         return None
-    return {name: elements for path in paths for name, elements in _elements(path).items()}
+    return {name: shape for path in paths for name, shape in _shapes(path).items()}
 
 
 def _weight_files(model_dir: Path) -> list[Path]:
@@ -133,13 +152,13 @@ def _weight_files(model_dir: Path) -> list[Path]:
         raise UnsupportedModelError(f"{_INDEX_FILE} is not a weight index: {error!r}") from error
 
 
-def _elements(path: Path) -> dict[str, int]:
-    """Elements of each tensor; a safetensors file starts with its header's length (64 bits) and the header (JSON)."""
+def _shapes(path: Path) -> dict[str, Shape]:
+    """Shape of each stored tensor; the file starts with its header's length (64 bits) and the header (JSON)."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
-        return {name: prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+        return {name: tuple(map(int, tensor["shape"])) for name, tensor in header.items() if name != "__metadata__"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise UnsupportedModelError(f"{path.name} is not a safetensors file: {error!r}") from error
 
@@ -162,15 +181,47 @@ def _transformers_version() -> str | None:
         return None
 
 
-@cache
 def _pipeline_families() -> frozenset[str]:
     """The `model_type`s of installed config classes whose files declare how a pipeline cuts them."""
+    return frozenset(_config_classes())
+
+
+@cache
+def _config_classes() -> dict[str, tuple[Fields, dict[str, str]]]:
+    """By `model_type`: defaults of the config class, and by shared name the family's own one."""
     spec = util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
-        return frozenset()
-    found: set[str] = set()
-    for path in Path(spec.submodule_search_locations[0]).glob("models/*/configuration_*.py"):
+        return {}
+    found: dict[str, tuple[Fields, dict[str, str]]] = {}
+    for path in sorted(Path(spec.submodule_search_locations[0]).glob("models/*/configuration_*.py")):
         text = path.read_text(encoding="utf-8")
         if "base_model_pp_plan" in text:
-            found |= set(re.findall(r'^    model_type = "([^"]+)"', text, re.MULTILINE))
-    return frozenset(found)
+            classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+            found |= {
+                str(each["model_type"]): _of_class(each) for each in map(_constants, classes) if "model_type" in each
+            }
+    return found
+
+
+def _constants(definition: ast.ClassDef) -> Fields:
+    """What a class's body sets to a constant."""
+    found: Fields = {}
+    for node in definition.body:
+        target = (
+            node.target
+            if isinstance(node, ast.AnnAssign)
+            else node.targets[0]
+            if isinstance(node, ast.Assign)
+            else None
+        )
+        value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
+        if isinstance(target, ast.Name) and value is not None:
+            with suppress(ValueError):
+                found[target.id] = ast.literal_eval(value)
+    return found
+
+
+def _of_class(constants: Fields) -> tuple[Fields, dict[str, str]]:
+    other_names = constants.pop("attribute_map", {})
+    defaults = {name: other_names.get(name) and constants.get(other_names[name]) for name in other_names}
+    return {**{name: value for name, value in defaults.items() if value is not None}, **constants}, other_names

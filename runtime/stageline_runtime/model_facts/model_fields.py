@@ -12,7 +12,18 @@ Fields = dict[str, Any]
 
 _MODALITIES = ("vision_config", "audio_config", "speech_config", "image_config", "video_config", "text_config")
 
-_LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_ROPE_NUMBERS = {
+    "dynamic": ("factor",),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""Numbers above zero that each way of scaling needs."""
+ROPE_TYPES = tuple(_ROPE_NUMBERS)
+"""Of the own decoder, besides `default`."""
+_LONGROPE_LISTS = ("short_factor", "long_factor")
+_YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
 class UnsupportedModelError(Exception):
@@ -87,7 +98,7 @@ def rope_parameters(fields: Fields) -> Fields:
 
 
 def refuse_unbuilt(fields: Fields) -> None:
-    """Refuse what no model of this runtime has: other modalities than text, encoders, quantised weights."""
+    """Refuse what no model of this runtime has: other modalities than text, encoders."""
     for name in _MODALITIES:
         if fields.get(name) is not None:
             raise UnsupportedModelError(
@@ -96,12 +107,14 @@ def refuse_unbuilt(fields: Fields) -> None:
             )
     if fields.get("is_encoder_decoder"):
         raise UnsupportedModelError("is_encoder_decoder true is not supported: only decoder-only models are")
-    if quantization := fields.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise UnsupportedModelError(f"quantization_config {method!r} is not supported: use unquantised weights")
 
 
 def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
+    """The base of the rotary embedding, and how its frequencies are scaled; None: not at all.
+
+    Of what is scaled, `rope_type` is the way, `longest` is `max_position_embeddings`, and all numbers are there that it
+    needs.
+    """
     parameters = rope_parameters(fields)
     theta = number(fields, "rope_theta", number(parameters, "rope_theta", default_theta))
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
@@ -110,11 +123,31 @@ def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
         raise UnsupportedModelError(f"partial_rotary_factor {share!r} is not supported; supported: 1")
     if kind == "default":
         return theta, None
-    if kind != "llama3":
-        raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: default, llama3")
-    for name in _LLAMA3_NUMBERS:
-        number(parameters, name, 0.0)  # zero is refused: all of them have to be there
-    return theta, dict(parameters)
+    if kind not in ROPE_TYPES:
+        raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: default, {', '.join(ROPE_TYPES)}")
+    trained = positive(fields, "max_position_embeddings")
+    # Llama 3's has to say what it was trained with; that of the others is what the config says, unless they do.
+    default = {} if kind == "llama3" else {"original_max_position_embeddings": trained}
+    scaling = default | parameters | {"rope_type": kind, "longest": trained}
+    if kind == "longrope":
+        original = number(scaling, "original_max_position_embeddings", 0.0)
+        scaling["factor"] = parameters.get("factor") or trained / original
+        for name in _LONGROPE_LISTS:
+            _numbers(scaling, name)
+    for name in _ROPE_NUMBERS[kind]:
+        number(scaling, name, 0.0)  # zero is refused: all of them have to be there
+    for name in _YARN_OPTIONS:
+        if scaling.get(name) is not None:
+            number(scaling, name, 0.0)
+    return theta, scaling
+
+
+def _numbers(fields: Fields, name: str) -> None:
+    values = fields.get(name)
+    if not isinstance(values, list) or not values:
+        raise UnsupportedModelError(f"config.json: {name} must be a list of numbers, not {values!r}")
+    for value in values:
+        number({name: value}, name, 0.0)
 
 
 def dtype(fields: Fields) -> str:

@@ -7,9 +7,11 @@ too long or malformed is a protocol error, never a guess.
 
 import asyncio
 import contextlib
+import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -45,9 +47,11 @@ _encoder = msgspec.msgpack.Encoder()
 class FrameReader(Generic[Message]):
     """Turns a byte stream into messages, keeping the incomplete rest."""
 
-    def __init__(self, message_type: object) -> None:
+    def __init__(self, message_type: object, most_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
+        self.most_bytes = most_bytes
+        """The longest frame that is taken."""
 
     @property
     def incomplete(self) -> bytes:
@@ -65,8 +69,8 @@ class FrameReader(Generic[Message]):
         offset = 0
         while len(self._buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, offset)
-            if length > MAX_FRAME_BYTES:
-                raise BusProtocolError(f"a frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
+            if length > self.most_bytes:
+                raise BusProtocolError(f"a frame of {length} bytes is longer than {self.most_bytes}")
             end = offset + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
@@ -82,17 +86,20 @@ class FrameReader(Generic[Message]):
 
 
 class StageBus:
-    """The stage's end: blocking, used by one thread only but for what says otherwise."""
+    """The stage's end: blocking; used by one thread only, but for `send` and what says otherwise."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setblocking(False)
         self._connection = connection
+        self._sending = threading.RLock()  # a signal may come while its own thread sends
         self._reader: FrameReader[ToStage] = FrameReader(ToStage)
         self._received: deque[ToStage] = deque()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._waking: set[int] = set()
+        """Descriptors that wake once; owned."""
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_seconds: float) -> "StageBus":
@@ -111,23 +118,30 @@ class StageBus:
                 time.sleep(0.1)
 
     def send(self, message: ToEngine) -> None:
-        """Send one message; blocks while the socket's buffer is full."""
+        """Send one message, from any thread; blocks while the socket's buffer is full."""
         data = memoryview(encode_frame(message))
-        while data:
-            try:
-                data = data[self._connection.send(data) :]
-            except BlockingIOError:
-                select.select([], [self._connection], [])
-            except OSError as error:
-                raise BusClosedError(str(error)) from error
+        with self._sending:
+            while data:
+                try:
+                    data = data[self._connection.send(data) :]
+                except BlockingIOError:
+                    select.select([], [self._connection], [])
+                except OSError as error:
+                    raise BusClosedError(str(error)) from error
 
     def receive(self, timeout_seconds: float | None) -> ToStage | None:
-        """The next message, or None when none came in time (0 only looks; None waits without end)."""
+        """The next message, or None when none came in time (0 only looks; None waits without end), or something else
+        that wakes has happened."""
         if self._received:
             return self._received.popleft()
         timeout = None if timeout_seconds is None else max(0, int(timeout_seconds * 1000))
-        if self._poll.poll(timeout):
-            self._read()
+        for ready, _ in self._poll.poll(timeout):
+            if ready == self._connection.fileno():
+                self._read()
+            else:
+                self._poll.unregister(ready)
+                self._waking.discard(ready)
+                os.close(ready)
         return self._received.popleft() if self._received else None
 
     def _read(self) -> None:
@@ -140,6 +154,11 @@ class StageBus:
         if not data:
             raise BusClosedError("the engine closed the plan bus")
         self._received.extend(self._reader.feed(data))
+
+    def wake_once(self, descriptor: int) -> None:
+        """`receive` returns, once, as soon as this can be read. The bus closes it: after that, or with itself."""
+        self._poll.register(descriptor, select.POLLIN)
+        self._waking.add(descriptor)
 
     def engine_hung_up(self) -> bool:
         """Whether the engine's side is closed; safe to ask from another thread, reads nothing."""
@@ -161,19 +180,27 @@ class StageBus:
 
     def close(self) -> None:
         self._connection.close()
+        while self._waking:
+            os.close(self._waking.pop())
 
 
 class EngineBusConnection(asyncio.Protocol):
-    """The engine's end of one stage's connection; calls back on each message and once on the end."""
+    """The engine's end of one stage's connection; calls back on each message and once on the end.
+
+    Frames of more than `most_bytes` are refused until `trust`.
+    """
 
     def __init__(
         self,
         on_message: Callable[["EngineBusConnection", ToEngine], None],
         on_lost: Callable[["EngineBusConnection", str], None],
+        on_made: Callable[["EngineBusConnection"], None] = lambda _connection: None,
+        most_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
-        self._reader: FrameReader[ToEngine] = FrameReader(ToEngine)
+        self._on_made = on_made
+        self._reader: FrameReader[ToEngine] = FrameReader(ToEngine, most_bytes)
         self._transport: asyncio.Transport | None = None
         self.stage: int | None = None
         """Set once the handshake has told which stage this is."""
@@ -184,6 +211,11 @@ class EngineBusConnection(asyncio.Protocol):
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._on_made(self)
+
+    def trust(self) -> None:
+        """The other end has shown who it is: from now on it may send what a stage sends."""
+        self._reader.most_bytes = MAX_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came; a malformed frame ends the connection."""

@@ -1,8 +1,9 @@
 """What the engine and the stages say to each other on the plan bus: one frozen struct per thing said.
 
-The handshake: a stage says `Hello`, the engine answers all of them at once with `Welcome` (the cut and the sizes), a
-stage that has loaded, joined the rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in
-`seq` order to every stage and the last stage answers each with `StepDone`. Encoded with msgpack; never pickled.
+The handshake: the engine greets a connection with a `Challenge`, the stage says `Hello`, the engine answers all of them
+at once with `Welcome` (the cut and the sizes), a stage that has loaded, joined the rendezvous and warmed up says
+`Loaded`. After that the engine sends `StepPlan`s in `seq` order to every stage and the last stage answers each with
+`StepDone`, also a plan that it was told to `Cancel`. Encoded with msgpack; never pickled.
 """
 
 import enum
@@ -15,7 +16,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class TransportKind(enum.StrEnum):
@@ -26,21 +27,32 @@ class TransportKind(enum.StrEnum):
     NCCL = "nccl"
 
 
+class Challenge(Message, frozen=True):
+    """Engine to whoever connects, first message: prove with this that you know the bus's token (`challenge`)."""
+
+    nonce: str
+
+
 class Hello(Message, frozen=True):
-    """Stage to engine, first message. `token` is the bus's shared secret."""
+    """Stage to engine, first message, in answer to the `Challenge`."""
 
     protocol: int
     stage: int
     stage_count: int
     incarnation: int
-    token: str
+    proof: str
+    """Of the bus's token, for this connection (`challenge.proof_of`)."""
     host: str
-    """Identity of the machine, so that stages sharing one share its memory in the engine's arithmetic."""
+    """Identity of the machine: stages on one share its cores and its clock."""
     available_bytes: int
     health_url: str
     """Base URL of the stage's health endpoint, for those who ask the engine where its stages are."""
     device: str = ""
     """Identity of the device that the stage computes on and whose memory `available_bytes` is; empty for the CPU."""
+    container: str = ""
+    """Identity of the container: stages in one share its CPU limit."""
+    memory: str = ""
+    """On the CPU: identity of the memory that `available_bytes` is of, where the machine's is not meant."""
 
 
 class Loaded(Message, frozen=True):
@@ -58,15 +70,25 @@ class TokenLogprobs(Message, frozen=True):
 
 
 class SampledRow(Message, frozen=True):
-    """One sampled token of one request."""
+    """What was sampled for one row: one token, or for a verifying row the drafts that hold and the token after them.
+
+    The engine knows the drafts, so their number is enough.
+    """
 
     slot: int
     generation: int
     token: int
+    """The newest: the only one that is no draft."""
     logprobs: TokenLogprobs | None = None
     """There when the request asked for them."""
     failure: str | None = None
     """Why the request can't go on; its token then means nothing."""
+    num_sampled: int = 1
+    """Tokens that count, the newest among them; 0 when a verifying row ran dead, and its token means nothing."""
+    num_rejected: int = 0
+    """Drafts that don't."""
+    draft_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the drafts that hold, when the request asked for them."""
 
 
 class StepDone(Message, frozen=True):
@@ -124,6 +146,12 @@ class Pong(Message, frozen=True):
     moments: tuple[PlanMoments, ...]
 
 
+class GuideReady(Message, frozen=True):
+    """Last stage to engine: the grammar asked for by `PrepareGuide` is there, or can't be."""
+
+    number: int
+
+
 class Welcome(Message, frozen=True):
     """Engine to stage: what to load and how large to make things.
 
@@ -143,11 +171,15 @@ class Welcome(Message, frozen=True):
     """Most tokens a plan carries."""
     stages_on_host: int
     """Stages of this group that share the machine, and so its cores."""
+    stages_in_container: int = 1
+    """Those of them that share this one's container, and so its CPU limit."""
     num_blocks: int = 0
     """KV cache of all slots together, in blocks (`BLOCK_TOKENS`) of the stage's layers."""
     transport: TransportKind = TransportKind.GLOO
     graphs: GraphMode = GraphMode.OFF
     """The most that plans of this group ask for."""
+    layer_counts: tuple[int, ...] = ()
+    """Number of layers of every stage in order, for engines whose nodes each need to know the whole cut."""
 
 
 class Refused(Message, frozen=True):
@@ -168,10 +200,26 @@ class Shutdown(Message, frozen=True):
     reason: str
 
 
+class Cancel(Message, frozen=True):
+    """Engine to stage: nobody waits for what plan `seq` computes. A stage that has not begun it need not compute it.
+
+    It still sends and receives all that the plan names, so that stages agree whether or not each of them heard in time.
+    """
+
+    seq: int
+
+
 class Ping(Message, frozen=True):
     """Engine to stage: tell me your clock. Answered between two plans."""
 
     engine_nanoseconds: int
+
+
+class PrepareGuide(Message, frozen=True):
+    """Engine to the last stage: compile this schema beside the steps; its request comes once you say it's done."""
+
+    number: int
+    schema: str
 
 
 class GroupFailed(Message, frozen=True):
@@ -184,5 +232,7 @@ class GroupFailed(Message, frozen=True):
     detail: str
 
 
-ToEngine = Hello | Loaded | StepDone | StepTimes | DrainRequested | Pong
-ToStage = Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed | Ping
+ToEngine = Hello | Loaded | StepDone | StepTimes | DrainRequested | Pong | GuideReady
+ToStage = (
+    Challenge | Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed | Ping | PrepareGuide | Cancel
+)

@@ -40,7 +40,8 @@ class RequestSampling(Message, frozen=True):
     num_top_logprobs: int | None = None
     """How many tokens to list with each sampled one; None asks for no log probabilities."""
     json_schema: str | None = None
-    """The output must be JSON that satisfies this schema; checked by the engine."""
+    """What the output is held to, as `SamplingParams.guide` writes it: a JSON schema, or, after a mark, a regular
+    expression. Checked by the engine."""
     num_prompt_tokens: int = 0
     """The border between prompt and output: input tokens at this position and after count as generated."""
 
@@ -80,7 +81,9 @@ class PlanRow(Message, frozen=True):
     """One request's part of a step.
 
     `token_ids` holds the input of a prefill chunk; empty means a decode row, whose single input token stage 0 takes
-    from feedback. `position` is the position of the first input token.
+    from feedback. `position` is the position of the first input token. A verifying row (`num_drafts` above 0) holds the
+    request's newest token and then drafts; the last stage samples after each of them, and keeps what it draws up to the
+    first draw that is not the draft. It runs dead when the last stage knows another newest token than its first.
     """
 
     slot: int
@@ -89,6 +92,17 @@ class PlanRow(Message, frozen=True):
     num_tokens: int
     token_ids: tuple[int, ...]
     need_sample: bool
+    num_drafts: int = 0
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether its tokens are new to the last stage: inputs, which sampling didn't draw."""
+        return bool(self.token_ids) and not self.num_drafts
+
+    @property
+    def num_draws(self) -> int:
+        """How many tokens the last stage draws for it, at most."""
+        return self.num_drafts + 1 if self.need_sample else 0
 
 
 class GraphMode(enum.StrEnum):

@@ -64,9 +64,9 @@ class CutMemory:
         return self.element_bytes * (num_layers * largest_layer_parameters(self.config) + ends)
 
     def needed_bytes(self, stage: int, num_layers: int) -> int:
-        """Weights and smallest cache of `stage`: one sequence of `max_model_len` tokens for each cohort (stage)."""
+        """Weights and smallest cache of `stage`: one sequence of `max_model_len` tokens."""
         per_token = self.config.kv_bytes_per_token(num_layers, self.element_bytes)
-        return self.weight_bytes(stage, num_layers) + per_token * self.max_model_len * len(self.rooms)
+        return self.weight_bytes(stage, num_layers) + per_token * self.max_model_len
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""

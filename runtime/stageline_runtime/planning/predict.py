@@ -93,7 +93,7 @@ def predict(config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware
     stage_count = len(cut)
     memory = cut_memory(config, hardware, workload)
     capacities = _capacities(memory, cut)
-    admitted = _admitted(capacities, workload, stage_count)
+    admitted = _admitted(capacities, workload)
     rows = -(-(admitted or workload.num_sequences) // stage_count)
     times = [
         step_seconds(config, layers, device, workload, rows, is_first=stage == 0, is_last=stage == stage_count - 1)
@@ -168,9 +168,9 @@ def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
     return capacities
 
 
-def _admitted(capacities: list[int], workload: Workload, stage_count: int) -> int:
-    """Sequences at once, as the engine sizes its cache: room for one of `max_model_len` in each cohort is a must."""
-    if min(capacities) < workload.max_model_len * stage_count:
+def _admitted(capacities: list[int], workload: Workload) -> int:
+    """Sequences at once, as the engine sizes its cache: room for one of `max_model_len` is a must."""
+    if min(capacities) < workload.max_model_len:
         return 0
     return min(workload.num_sequences, min(capacities) // workload.context_tokens)
 

@@ -1,7 +1,7 @@
-"""This machine (Linux): the memory that a process may still take, and the machine as hardware of a plan.
+"""This machine (Linux): the memory and the cores that a process may still take, and the machine as hardware of a plan.
 
-Memory is read from the operating system. Bandwidth and compute are the `cpu-core` preset times the cores that each
-stage gets: a rough estimate, not a measurement.
+Memory and cores are read from the operating system, limits of the control group included. Bandwidth and compute are the
+`cpu-core` preset times the cores that each stage gets: a rough estimate, not a measurement.
 """
 
 import os
@@ -27,11 +27,39 @@ def available_bytes() -> int:
 
 
 def host_identity() -> str:
-    """Equal for processes that share a machine's memory under the same limit."""
-    boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
-    # Two containers of one machine with limits of their own don't share memory; their cgroup namespaces differ.
+    """Equal for processes of one machine, which share its cores and its clock."""
+    return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
+
+
+def container_identity() -> str:
+    """Equal for processes of one container, which share its limits; every pod has a host name of its own."""
+    return f"{host_identity()}/{socket.gethostname()}"
+
+
+def memory_identity() -> str:
+    """Equal for processes that share memory: a machine's, or a container's where that has a limit of its own."""
     limited = _read_number(_CGROUP / "memory.max") is not None
-    return f"{boot}/{socket.gethostname()}" if limited else boot
+    return container_identity() if limited else host_identity()
+
+
+def stage_threads(stages_on_host: int, stages_in_container: int) -> int:
+    """Threads for one of the stages that share this machine and this container's CPU limit."""
+    cores = len(os.sched_getaffinity(0)) / stages_on_host
+    limit = _cpu_limit()
+    return max(1, int(cores if limit is None else min(cores, limit / stages_in_container)))
+
+
+def _cpu_limit() -> float | None:
+    """Cores that the control group lets its processes use at once, in either version; None where there is no limit.
+
+    A kernel schedules threads on all cores and stops them together once their time of a period is used up, so more
+    threads than this only wait for each other.
+    """
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+    except OSError:
+        quota, period = (_read_text(_CGROUP / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(quota) > 0 else None
 
 
 def _machine_available_bytes() -> int:
@@ -53,11 +81,16 @@ def _reclaimable_bytes() -> int:
 
 def _read_number(path: Path) -> int | None:
     """The number in a control file; None where the file is missing or says `max`."""
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+    text = _read_text(path)
     return int(text) if text.isdigit() else None
+
+
+def _read_text(path: Path) -> str:
+    """What a control file says; empty where it is missing."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 NAME: Final = "this machine"

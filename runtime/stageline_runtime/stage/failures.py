@@ -7,7 +7,6 @@ import torch
 from stageline_api.failures import CLASS_OF_EXIT_CODE, FailureClass
 from stageline_runtime.models.weights.checkpoint import WeightsError
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError
-from stageline_runtime.plan_bus.messages import GroupFailed
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import PeerLostError
@@ -39,20 +38,6 @@ def as_failure(error: Exception) -> RuntimeFailure:
             return RuntimeFailure(FailureClass.ENGINE_LOST, str(error), operation="plan bus")
         case _:
             return RuntimeFailure(FailureClass.INTERNAL, f"{type(error).__name__}: {error}")
-
-
-def group_failure(message: GroupFailed, own_stage: int) -> RuntimeFailure:
-    """What the engine's `GroupFailed` means here: a lost peer is named, all else is the engine's failure."""
-    if message.lost_stage is None or message.lost_stage == own_stage:
-        return RuntimeFailure(
-            FailureClass.ENGINE_LOST, f"the engine ended the group: {message.detail}", operation="plan bus"
-        )
-    return RuntimeFailure(
-        FailureClass.PEER_LOST,
-        f"the engine lost stage {message.lost_stage}: {message.detail}",
-        operation="plan bus",
-        peer=message.lost_stage,
-    )
 
 
 def allocation_failure(error: RuntimeError) -> RuntimeFailure:

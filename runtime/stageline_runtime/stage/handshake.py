@@ -5,19 +5,36 @@ and the end of the engine ends the wait.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stageline_api import ports
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.bus import StageBus
-from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GroupFailed, Hello, Refused, Shutdown, Welcome
-from stageline_runtime.planning.this_machine import available_bytes, host_identity
-from stageline_runtime.stage.failures import group_failure
+from stageline_runtime.plan_bus.challenge import proof_of
+from stageline_runtime.plan_bus.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    GroupFailed,
+    Hello,
+    Refused,
+    Shutdown,
+    Welcome,
+)
+from stageline_runtime.planning.this_machine import (
+    available_bytes,
+    container_identity,
+    host_identity,
+    memory_identity,
+)
+from stageline_runtime.stage.group_end import group_failure
 from stageline_runtime.stage.telemetry.health import health_url
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
+
+if TYPE_CHECKING:  # it knows torch, and supervisors of other engines shake hands too
+    from stageline_runtime.accelerator.protocol import Accelerator
 
 POLL_SECONDS = 0.5
 
@@ -35,20 +52,36 @@ def connect(contract: PodContract, progress: StageProgress) -> StageBus:
         raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, str(error), operation="connect") from error
 
 
-def say_hello(bus: StageBus, contract: PodContract, accelerator: Accelerator | None) -> None:
+def say_hello(bus: StageBus, contract: PodContract, accelerator: "Accelerator | None") -> None:
+    """Answer the engine's challenge, and say who this is.
+
+    Raises:
+        RuntimeFailure: class RendezvousTimeout; what listens there challenges nobody.
+    """
+    nonce = _await_challenge(bus, contract)
     bus.send(
         Hello(
             protocol=PROTOCOL_VERSION,
             stage=contract.stage,
             stage_count=contract.stage_count,
             incarnation=contract.incarnation,
-            token=contract.bus_token,
+            proof=proof_of(contract.bus_token, nonce, stage=contract.stage, incarnation=contract.incarnation),
             host=host_identity(),
             available_bytes=(available_bytes() if accelerator is None else accelerator.available_bytes()),
             health_url=health_url(contract.pod_ip),
             device="" if accelerator is None else accelerator.identity(),
+            container=container_identity(),
+            memory=memory_identity(),
         )
     )
+
+
+def _await_challenge(bus: StageBus, contract: PodContract) -> str:
+    message = bus.receive(contract.config.timeouts.rendezvous_seconds)
+    if isinstance(message, Challenge):
+        return message.nonce
+    detail = f"what listens at {contract.master_addr}:{ports.PLAN_BUS} did not greet this stage as an engine does"
+    raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="handshake")
 
 
 def await_welcome(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus], None]) -> Welcome | Shutdown:

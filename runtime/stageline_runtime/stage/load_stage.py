@@ -7,7 +7,6 @@ flight until the device has done it; on the CPU a plan is done when it returns.
 """
 
 import logging
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from stageline_runtime.models.weights.stage_weights import checkpoint_form, stag
 from stageline_runtime.plan_bus.messages import GraphMode, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
 from stageline_runtime.planning.memory import mebibytes
+from stageline_runtime.planning.this_machine import stage_threads
 from stageline_runtime.prepare.cache import missing_shards
 from stageline_runtime.stage.failures import allocation_failure
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
@@ -167,7 +167,7 @@ class StageLoader:
         contract = self._contract
         config = self._read_config(welcome)
         dtype = DTYPES[welcome.dtype]
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // welcome.stages_on_host))
+        torch.set_num_threads(stage_threads(welcome.stages_on_host, welcome.stages_in_container))
         model = self._load_model(welcome, config, dtype)
         self._describe(welcome, config, dtype)
         captured = capture(model, contract.config, welcome, self._progress)

@@ -6,25 +6,29 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from stageline_api import ports
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
-from stageline_runtime.plan_bus.bus import BusProtocolError, StageBus
+from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.plan_bus.messages import (
+    Cancel,
+    Challenge,
     DrainRequested,
     GroupFailed,
+    GuideReady,
     Loaded,
     Ping,
     Pong,
+    PrepareGuide,
     Refused,
     SampledRow,
     Shutdown,
@@ -34,12 +38,13 @@ from stageline_runtime.plan_bus.messages import (
     Welcome,
     WorkOutstanding,
 )
-from stageline_runtime.stage.failures import as_failure, group_failure
+from stageline_runtime.stage.failures import as_failure
+from stageline_runtime.stage.group_end import ask_to_drain, group_failure
 from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
 from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
 from stageline_runtime.stage.step.in_flight import POLL_SECONDS
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
-from stageline_runtime.stage.telemetry.health import HealthServer
+from stageline_runtime.stage.telemetry.health import health_served
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, Timeline, WaitReason
@@ -80,6 +85,8 @@ class StageProcess:
         self._bus: StageBus | None = None
         self._watchdog = Watchdog(contract.config.timeouts.step_seconds, self._engine_hung_up, self._end_now)
         self._plans: deque[StepPlan] = deque()
+        self._cancelled: set[int] = set()
+        """Of these plans, those that need no computing."""
         self._outstanding = False
         self._drain_asked = False
         self._shutdown: Shutdown | None = None
@@ -92,8 +99,9 @@ class StageProcess:
         return code
 
     def _run(self) -> ExitCode:
+        metrics = StageMetrics(self._progress, self._contract.config.served_name)
         try:
-            with self._health():
+            with health_served(self._contract.pod_ip, self._progress, metrics):
                 self._live()
         except Exception as error:
             failure = as_failure(error)
@@ -104,21 +112,6 @@ class StageProcess:
             return self._end(failure)
         assert self._shutdown is not None, "it ends without having been told to"
         return write_drained(self._contract.stage, self._shutdown.reason)
-
-    @contextmanager
-    def _health(self) -> Iterator[None]:
-        host = self._contract.pod_ip
-        metrics = StageMetrics(self._progress, self._contract.config.served_name)
-        try:
-            health = HealthServer(host, ports.STAGE_HEALTH, self._progress, metrics)
-        except OSError as error:
-            detail = f"can't listen on {host}:{ports.STAGE_HEALTH}: {error.strerror}"
-            raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
-        health.start()
-        try:
-            yield
-        finally:
-            health.close()
 
     def _live(self) -> None:
         self._accelerator = self._choose(self._contract.config.device)
@@ -153,13 +146,15 @@ class StageProcess:
         while (message := bus.receive(0)) is not None:
             self._take(message, stage.runner)
         plan = self._plans.popleft()
-        sampled = stage.runner.run(plan)
+        cancelled = plan.seq in self._cancelled
+        self._cancelled.discard(plan.seq)
+        sampled = stage.runner.run(plan, cancelled=cancelled)
         if stage.in_flight is not None:
             stage.in_flight.add(plan, sampled)
             self._finish_done(bus, stage)
         else:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
-            self._finish(bus, stage.runner, plan, sampled)
+            self._finish(bus, stage.runner, plan, sampled, cancelled=cancelled)
 
     def _await_message(self, bus: StageBus, stage: LoadedStage) -> None:
         """Handle the next message; while the device works, poll the bus and the device by turns."""
@@ -176,11 +171,20 @@ class StageProcess:
         for plan, rows in stage.in_flight.finished():
             self._finish(bus, stage.runner, plan, rows)
 
-    def _finish(self, bus: StageBus, runner: StageRunner, plan: StepPlan, rows: tuple[SampledRow, ...]) -> None:
-        """A plan has been computed: tell the engine and count it."""
+    def _finish(
+        self,
+        bus: StageBus,
+        runner: StageRunner,
+        plan: StepPlan,
+        rows: tuple[SampledRow, ...],
+        *,
+        cancelled: bool = False,
+    ) -> None:
+        """A plan is done with: tell the engine and count it."""
         if runner.is_last:
             bus.send(StepDone(plan.seq, rows))
-        record = self._progress.count_step(plan, step_kind(plan))
+        dead = bool(rows) and not any(row.num_sampled for row in rows)
+        record = self._progress.count_step(plan, step_kind(plan), cancelled=cancelled, dead=dead)
         if plan.report_times:
             bus.send(record.times())
         if plan.dummy:
@@ -191,26 +195,30 @@ class StageProcess:
             case StepPlan():
                 runner.accept(message)
                 self._plans.append(message)
+            case Cancel(seq=seq):
+                self._cancelled.update(plan.seq for plan in self._plans if plan.seq == seq)
             case Ping(engine_nanoseconds=asked):
                 assert self._bus is not None, "a message came without a bus"
                 received = self._clock.now_nanoseconds()
                 moments = self._timeline.recent_moments()
                 self._bus.send(Pong(asked, received, self._clock.now_nanoseconds(), moments))
+            case PrepareGuide(number=number, schema=schema):
+                assert self._bus is not None, "a message came without a bus"
+                runner.prepare_guide(schema, partial(_say_guide_ready, self._bus, number))
             case WorkOutstanding(outstanding=outstanding):
                 self._outstanding = outstanding
             case Shutdown():
                 self._shutdown = message
             case GroupFailed():
                 raise group_failure(message, self._contract.stage)
-            case Welcome() | Refused():
+            case Challenge() | Welcome() | Refused():
                 raise BusProtocolError("a second handshake")
             case None:
                 pass
 
     def _tell_drain(self, bus: StageBus) -> None:
-        if self._drain_asked and self._progress.phase is not Phase.DRAINING:
-            self._progress.enter(Phase.DRAINING)
-            bus.send(DrainRequested(self._contract.stage))
+        if self._drain_asked:
+            ask_to_drain(bus, self._progress)
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
         """First SIGTERM asks the engine to drain the group; before there is an engine, or the second time, end."""
@@ -254,3 +262,9 @@ class StageProcess:
             told = self._bus.unread_end()
             failure = group_failure(told, self._contract.stage) if isinstance(told, GroupFailed) else failure
         os._exit(self._end(failure))
+
+
+def _say_guide_ready(bus: StageBus, number: int) -> None:
+    """Called by the thread that compiles, which learns nothing of the group's end."""
+    with suppress(BusClosedError):
+        bus.send(GuideReady(number))

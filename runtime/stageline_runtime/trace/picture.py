@@ -5,11 +5,22 @@ whatever the window; lines and numbers are left out where they would only be a b
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Final
 
-from stageline_api.telemetry.timeline import BUSY_PREFIX, IDLE_STATE
-from stageline_runtime.trace.lanes import Arrow, ArrowKind, Slice, StageTimeline, Window, arrows, slices
+from stageline_api.telemetry.timeline import BUSY_PREFIX, IDLE_STATE, TimelineStep
+from stageline_runtime.trace.lanes import (
+    Arrow,
+    ArrowKind,
+    Slice,
+    StageTimeline,
+    Window,
+    arrows,
+    dead_plans,
+    shown_state,
+    slices,
+)
 
 WIDTH: Final = 1200
 MARGIN_LEFT: Final = 70
@@ -26,7 +37,8 @@ COLORS: Final = {
     "busy.prefill": "#3b6fb6",
     "busy.decode": "#3a9d6e",
     "busy.mixed": "#7a5bb0",
-    "busy.draft": "#2aa5a0",
+    "busy.verify": "#2aa5a0",
+    "busy.dead": "#c3a6a0",
     "busy.dummy": "#8a8f98",
     "wait.recv": "#f4d58d",
     "wait.send": "#f0b072",
@@ -42,7 +54,11 @@ ARROW_COLORS: Final = {ArrowKind.HIDDEN: "#55606e", ArrowKind.FEEDBACK: "#b0413e
 def draw_timeline(timelines: Sequence[StageTimeline], window: Window, *, title: str) -> str:
     ordered = sorted(timelines, key=lambda one: one.stage)
     height = TOP + len(ordered) * (LANE_HEIGHT + LANE_GAP) + BOTTOM
-    per_lane = [merged(slices(one, window), window) for one in ordered]
+    dead = dead_plans(ordered)
+    per_lane = [
+        merged([replace(piece, state=shown_state(piece, dead)) for piece in slices(one, window)], window)
+        for one in ordered
+    ]
     body = [_text(MARGIN_LEFT, 22, title, size=15)]
     for lane, (timeline, pieces) in enumerate(zip(ordered, per_lane, strict=True)):
         body.append(_text(10, _lane_top(lane) + LANE_HEIGHT / 2 + 4, f"stage {timeline.stage}"))
@@ -122,8 +138,12 @@ def _box(piece: Slice, lane: int, window: Window) -> Iterator[str]:
 def _tooltip(piece: Slice) -> str:
     milliseconds = (piece.end - piece.begin) / 1e6
     what = f"{piece.state} {piece.operation}".strip()
-    plan = f", plan {piece.step.seq}, {piece.step.rows} rows, {piece.step.tokens} tokens" if piece.step else ""
-    return f"{what}: {milliseconds:.3f} ms{plan}"
+    return f"{what}: {milliseconds:.3f} ms{_plan_of(piece.step) if piece.step else ''}"
+
+
+def _plan_of(step: TimelineStep) -> str:
+    drafts = f", {step.drafts} of them drafts" if step.drafts else ""
+    return f", plan {step.seq}, {step.rows} rows, {step.tokens} tokens{drafts}{', dead' if step.dead else ''}"
 
 
 def _arrow_lines(found: Sequence[Arrow], lanes: dict[int, int], window: Window) -> Iterator[str]:

@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FEEDBACK_WIDTH = 3
-"""Columns of a feedback row: generation, number of tokens, token."""
+FEEDBACK_WIDTH = 4
+"""Columns of a feedback row: generation, `num_sampled`, `num_rejected`, newest token."""
+NEWEST_COLUMN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

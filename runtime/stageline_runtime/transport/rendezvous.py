@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
+from stageline_runtime.plan_bus.challenge import store_name
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
@@ -29,7 +30,8 @@ def join(contract: PodContract, kind: TransportKind, sizes: WireSizes, *, accele
     """
     try:
         store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
-        scope = PrefixStore(f"{contract.config.model_name}/{contract.group}/{contract.incarnation}", store)
+        life = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
+        scope = PrefixStore(store_name(contract.bus_token, life), store)
         if kind is TransportKind.NCCL:
             assert accelerator is not None, "nccl needs a device on every stage"
             return _join_nccl(contract, scope, sizes, accelerator)

@@ -1,7 +1,9 @@
 """Only this group's stages get in, each once; everyone else is told why, and no secret is ever logged."""
 
 import socket
+import struct
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -11,9 +13,11 @@ import pytest
 from oracles.tiny_models import write_tiny_llama
 from processes.running_group import RunningGroup, running_group
 from stageline_api import ports
-from stageline_runtime.plan_bus.bus import FrameReader, encode_frame
+from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, FrameReader, encode_frame
+from stageline_runtime.plan_bus.challenge import MOST_STRANGERS, proof_of
 from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,
+    Challenge,
     Hello,
     Loaded,
     Refused,
@@ -34,13 +38,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
         yield group
 
 
-def hello(group: RunningGroup) -> Hello:
+def hello() -> Hello:
     known = {
         "protocol": PROTOCOL_VERSION,
         "stage": 0,
         "stage_count": 2,
         "incarnation": 1,
-        "token": group.token,
+        "proof": "",
         "available_bytes": 1 << 33,
     }
     # What else a stage tells about itself plays no part in who gets in.
@@ -48,21 +52,51 @@ def hello(group: RunningGroup) -> Hello:
     return cast(Hello, cast(Any, Hello)(**known, **others))
 
 
-def say(group: RunningGroup, *messages: ToEngine) -> list[ToStage]:
-    """Say something on a new connection; what the engine answers until it hangs up."""
+def proven(message: ToEngine, token: str, nonce: str) -> ToEngine:
+    """A hello with the proof that fits it; anything else as it is."""
+    if not isinstance(message, Hello) or message.proof:
+        return message
+    proof = proof_of(token, nonce, stage=message.stage, incarnation=message.incarnation)
+    return msgspec.structs.replace(message, proof=proof)
+
+
+@contextmanager
+def challenged(group: RunningGroup) -> Iterator[tuple[socket.socket, str]]:
+    """A new connection, and what the engine challenges it with."""
     with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=60) as connection:
-        connection.sendall(b"".join(map(encode_frame, messages)))
         reader: FrameReader[ToStage] = FrameReader(ToStage)
-        answers: list[ToStage] = []
+        greeted: list[ToStage] = []
+        while not greeted:
+            data = connection.recv(4096)
+            assert data, "it hung up"
+            greeted = reader.feed(data)
+        [challenge] = greeted
+        assert isinstance(challenge, Challenge)
+        yield connection, challenge.nonce
+
+
+def say(group: RunningGroup, *messages: ToEngine, token: str | None = None) -> list[ToStage]:
+    """Say something on a new connection; what the engine answers, after its challenge, until it hangs up."""
+    with challenged(group) as (connection, nonce):
+        said = [proven(message, group.token if token is None else token, nonce) for message in messages]
+        connection.sendall(b"".join(map(encode_frame, said)))
+        return heard(connection)
+
+
+def heard(connection: socket.socket) -> list[ToStage]:
+    """All that comes until the other side hangs up."""
+    reader: FrameReader[ToStage] = FrameReader(ToStage)
+    answers: list[ToStage] = []
+    with suppress(ConnectionResetError):  # the rest of what was sent was not read
         while data := connection.recv(4096):
             answers += reader.feed(data)
-        return answers
+    return answers
 
 
 Change = dict[str, Any]
 REFUSALS: list[tuple[str, Change, str]] = [
-    ("token", {"token": "stolen-or-guessed"}, "the plan bus token is wrong"),
-    ("empty token", {"token": ""}, "the plan bus token is wrong"),
+    ("proof", {"proof": "0" * 64}, "the plan bus token is wrong"),
+    ("token instead of a proof", {"proof": "stolen-or-guessed"}, "the plan bus token is wrong"),
     ("protocol", {"protocol": 99}, "protocol version 99 does not match"),
     (
         "older incarnation",
@@ -82,11 +116,56 @@ REFUSALS: list[tuple[str, Change, str]] = [
 
 @pytest.mark.parametrize(("change", "sentence"), [case[1:] for case in REFUSALS], ids=[what for what, _, _ in REFUSALS])
 def test_a_hello_that_does_not_belong_here_is_refused(group: RunningGroup, change: Change, sentence: str) -> None:
-    answers = say(group, msgspec.structs.replace(hello(group), **change))
+    answers = say(group, msgspec.structs.replace(hello(), **change))
     assert len(answers) == 1
     assert isinstance(answers[0], Refused)
     assert sentence in answers[0].detail
     assert group.engine_status()["stages_connected"] == 0
+
+
+@pytest.mark.parametrize("token", ["stolen-or-guessed", ""])
+def test_a_proof_of_another_token_is_refused(group: RunningGroup, token: str) -> None:
+    assert say(group, hello(), token=token) == [Refused("the plan bus token is wrong")]
+
+
+def test_what_was_heard_on_one_connection_opens_no_other(group: RunningGroup) -> None:
+    """Nor does it for another stage or another life of the group."""
+    with challenged(group) as (_, nonce):
+        proof = proof_of(group.token, nonce, stage=0, incarnation=1)
+        refused = say(group, msgspec.structs.replace(hello(), proof=proof))
+        assert refused == [Refused("the plan bus token is wrong")]
+    for other in ({"stage": 1}, {"incarnation": 2}):
+        with challenged(group) as (connection, nonce):
+            proof = proof_of(group.token, nonce, stage=0, incarnation=1)
+            connection.sendall(encode_frame(msgspec.structs.replace(hello(), proof=proof, **cast(Any, other))))
+            assert heard(connection) == [Refused("the plan bus token is wrong")]
+    assert group.engine_status()["stages_connected"] == 0
+
+
+def test_strangers_are_not_heard_at_length(group: RunningGroup) -> None:
+    """Eight connections that announce the longest frame of the protocol, and send it."""
+    before_bytes = resident_bytes(group)
+    for _ in range(8):
+        with challenged(group) as (connection, _):
+            with suppress(OSError):
+                connection.sendall(struct.pack("<I", MAX_FRAME_BYTES) + bytes(MAX_FRAME_BYTES))
+            assert heard(connection) == []
+    grown = resident_bytes(group) - before_bytes
+    assert grown < MAX_FRAME_BYTES // 2, f"the engine grew by {grown} bytes"
+
+
+def resident_bytes(group: RunningGroup) -> int:
+    status = Path(f"/proc/{group.processes['engine'].pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def test_strangers_are_few_and_leave_room_for_a_stage_when_they_leave(group: RunningGroup) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST_STRANGERS):
+            stack.enter_context(challenged(group))
+        with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=60) as one_more:
+            assert heard(one_more) == []
+    assert say(group, Loaded(0, 1)) == []
 
 
 @pytest.mark.parametrize("message", [Loaded(0, 1), StepDone(0, ())], ids=["Loaded", "StepDone"])
@@ -97,10 +176,10 @@ def test_who_has_not_said_hello_is_not_heard(group: RunningGroup, message: ToEng
 
 def test_a_stage_gets_in_once(group: RunningGroup) -> None:
     """Runs last but one: its connection ends the group, as a lost stage must."""
-    with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=60) as connection:
-        connection.sendall(encode_frame(hello(group)))
+    with challenged(group) as (connection, nonce):
+        connection.sendall(encode_frame(proven(hello(), group.token, nonce)))
         group.wait_until(lambda: group.engine_status()["stages_connected"] == 1, "the handshake")
-        answers = say(group, hello(group))
+        answers = say(group, hello())
         assert answers == [Refused("stage 0 is connected already")]
         assert group.engine_status()["stages_connected"] == 1
     assert group.wait_ended("engine") == 71, group.account()

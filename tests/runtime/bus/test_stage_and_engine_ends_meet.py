@@ -1,11 +1,13 @@
 """The stage's blocking end against a real asyncio server: order, timeouts, large messages, and the other side's end."""
 
 import asyncio
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +117,36 @@ def test_receive_gives_up_in_time(stage: StageBus) -> None:
     before = time.monotonic()
     assert stage.receive(0.05) is None
     assert time.monotonic() - before >= 0.04
+
+
+def test_something_else_that_can_be_read_ends_the_wait_once(engine: EngineSide, stage: StageBus) -> None:
+    watched, other = socket.socketpair()
+    with watched, other:
+        descriptor = os.dup(watched.fileno())
+        stage.wake_once(descriptor)
+        other.sendall(b"x")
+        before = time.monotonic()
+        assert stage.receive(SECONDS) is None
+        assert time.monotonic() - before < SECONDS / 2
+        before = time.monotonic()
+        assert not is_open(descriptor), "one is left for each worker that ends"
+        assert stage.receive(0.05) is None, "it can still be read, and wakes nobody again"
+        assert time.monotonic() - before >= 0.04
+        engine.do(lambda connection: connection.send_frame(encode_frame(WorkOutstanding(True))))
+        assert stage.receive(SECONDS) == WorkOutstanding(True)
+
+
+def test_what_has_not_woken_it_is_closed_with_the_bus(stage: StageBus) -> None:
+    watched, other = socket.socketpair()
+    with watched, other:
+        descriptor = os.dup(watched.fileno())
+        stage.wake_once(descriptor)
+        stage.close()
+        assert not is_open(descriptor)
+
+
+def is_open(descriptor: int) -> bool:
+    return Path(f"/proc/self/fd/{descriptor}").exists()
 
 
 def test_a_large_message_to_the_engine_waits_for_room(engine: EngineSide, stage: StageBus) -> None:

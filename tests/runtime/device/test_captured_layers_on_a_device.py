@@ -67,8 +67,8 @@ def plans(graphs: GraphMode) -> list[StepPlan]:
     return made
 
 
-@pytest.mark.parametrize("graphs", [GraphMode.FULL, GraphMode.PIECEWISE])
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in [*MODELS][1:])])
+@pytest.mark.parametrize("graphs", [GraphMode.FULL, pytest.param(GraphMode.PIECEWISE, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.soak) for name in [*MODELS][1:])])
 def test_replays_equal_eager_runs(name: str, graphs: GraphMode, tmp_path: Path) -> None:
     model_dir = MODELS[name](tmp_path)
     eager, captured = build(model_dir), build(model_dir)

@@ -32,7 +32,7 @@ QWEN3_MOE = LLAMA | {
 
 
 def hello(stage: int, device: str) -> Hello:
-    return Hello(PROTOCOL_VERSION, stage, 2, 1, "token", "host", 1 << 33, "http://127.0.0.1:9100", device)
+    return Hello(PROTOCOL_VERSION, stage, 2, 1, "proof", "host", 1 << 33, "http://127.0.0.1:9100", device)
 
 
 def hellos(*devices: str) -> list[Hello]:

@@ -10,7 +10,6 @@ from processes.repository_files import ROOT
 from stageline_api.errors import UserError
 from stageline_bench.gpu_check import __main__ as program
 from stageline_bench.gpu_check.device_parts import DeviceParts
-from stageline_bench.gpu_check.page import render
 from stageline_bench.gpu_check.sections import (
     CheckFailedError,
     Figures,
@@ -18,6 +17,7 @@ from stageline_bench.gpu_check.sections import (
     SkipSectionError,
     Status,
     exit_code,
+    render,
     run_sections,
     unproven,
 )
@@ -104,6 +104,7 @@ def test_the_parts_that_need_no_gpu_pass_on_a_device_in_disguise(tmp_path: Path)
     assert figures.keys() == {"piecewise", "full"}
 
 
+@pytest.mark.thorough
 def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) -> None:
     class Wrong(PlainAttention):
         def __call__(self, *arguments: object, **named: object) -> torch.Tensor:

@@ -65,6 +65,7 @@ class DeviceStage(LocalStage):
                     while self._in_flight:  # done, or the engine would not have ended; only not looked at yet
                         self._finish()
                     return
+                assert isinstance(message, StepPlan), "nothing is guessed on a device"
                 self._runner.accept(message)
                 self._plans.append(message)
             if self._plans:

@@ -18,7 +18,7 @@ from oracles.simulated_accelerator import SimulatedAccelerator, SimulatedStream
 from oracles.simulated_nccl import SimulatedCommunicator, SimulatedErrorType, SimulatedProcessGroup
 from stageline_runtime.transport.nccl import HIDDEN_RING, NcclTransport
 from stageline_runtime.transport.nccl_link import NcclLink
-from stageline_runtime.transport.protocol import PeerLostError, WireSizes
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, WireSizes
 
 NUM_PLANS = 3 * HIDDEN_RING
 HIDDEN_SIZE = 2
@@ -81,7 +81,7 @@ def test_hidden_tensors_arrive_whole_and_in_order(seed: int) -> None:
 @given(st.integers(0, 10_000))
 def test_feedback_arrives_beside_hidden_tensors(seed: int) -> None:
     pair = Pair(seed)
-    rows = torch.zeros(MAX_ROWS, 3, dtype=torch.int64)
+    rows = torch.zeros(MAX_ROWS, FEEDBACK_WIDTH, dtype=torch.int64)
     seen: list[list[int]] = []
     for seq in range(NUM_PLANS):
         pair.first.post_feedback(seq, MAX_ROWS)
@@ -111,7 +111,7 @@ def exchange(pair: Pair, seq: int) -> None:
     pair.first.post_feedback(seq, 1)
     pair.first.send_hidden(seq, torch.zeros(1, HIDDEN_SIZE))
     pair.last.wait_hidden(seq)
-    pair.last.send_feedback(seq, torch.zeros(1, 3, dtype=torch.int64))
+    pair.last.send_feedback(seq, torch.zeros(1, FEEDBACK_WIDTH, dtype=torch.int64))
     pair.first.wait_feedback(seq)
     pair.devices[0].synchronize()
 
@@ -122,7 +122,7 @@ def lost_peer(pair: Pair, operation: str) -> tuple[PeerLostError, int]:
         "receive hidden": (lambda: pair.last.wait_hidden(5), 0),
         "send hidden": (lambda: pair.first.send_hidden(5, torch.zeros(1, HIDDEN_SIZE)), 1),
         "receive feedback": (lambda: pair.first.wait_feedback(5), 1),
-        "send feedback": (lambda: pair.last.send_feedback(5, torch.zeros(1, 3, dtype=torch.int64)), 0),
+        "send feedback": (lambda: pair.last.send_feedback(5, torch.zeros(1, FEEDBACK_WIDTH, dtype=torch.int64)), 0),
     }
     call, peer = calls[operation]
     with pytest.raises(PeerLostError) as lost:

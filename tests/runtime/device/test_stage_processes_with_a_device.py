@@ -80,6 +80,7 @@ def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
     assert answers == expected
 
 
+@pytest.mark.thorough
 def test_a_stage_with_a_device_ends_when_its_peer_dies_and_says_so(model_dir: Path, tmp_path: Path) -> None:
     """What the device has in flight must not keep the process. Which loss it sees first, the peer's or that of this
     benchmark's engine, which ends at once, is a race; either is told."""

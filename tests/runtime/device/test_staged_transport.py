@@ -13,7 +13,7 @@ from processes.transport_ends import transport_contract
 from stageline_runtime.accelerator.protocol import Event
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.transport.point_to_point import FEEDBACK_RING, PointToPointTransport
-from stageline_runtime.transport.protocol import PeerLostError, Transport, WireSizes
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, Transport, WireSizes
 from stageline_runtime.transport.rendezvous import join
 from stageline_runtime.transport.staged import StagedTransport
 
@@ -55,7 +55,7 @@ def test_every_plan_arrives_although_the_sender_reuses_its_tensor(kind: str) -> 
 
 
 def send_every_plan(first: Transport, last: Transport) -> None:
-    output, rows = torch.zeros(4, HIDDEN_SIZE), torch.zeros(2, 3, dtype=torch.int64)
+    output, rows = torch.zeros(4, HIDDEN_SIZE), torch.zeros(2, FEEDBACK_WIDTH, dtype=torch.int64)
     for seq in range(NUM_PLANS):
         num_tokens = 1 + seq % 4
         last.post_hidden(seq, num_tokens)
@@ -63,7 +63,7 @@ def send_every_plan(first: Transport, last: Transport) -> None:
         first.send_hidden(seq, output.fill_(seq)[:num_tokens].clone())
         assert last.wait_hidden(seq).tolist() == [[float(seq)] * HIDDEN_SIZE] * num_tokens
         last.send_feedback(seq, rows.fill_(seq).clone())
-        assert first.wait_feedback(seq).tolist() == [[seq] * 3] * 2
+        assert first.wait_feedback(seq).tolist() == [[seq] * FEEDBACK_WIDTH] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -87,12 +87,31 @@ def test_cohorts_never_hold_more_sequences_than_were_asked_for_but_one_each() ->
     assert sized(*stages, max_num_seqs=1).slots_per_cohort == 1
 
 
+def test_one_sequence_of_the_longest_context_is_enough_however_many_stages_there_are() -> None:
+    """80 layers of a 70B over eight devices of 40 GB, in bfloat16: room for 350,000 tokens, and 128k are asked for."""
+    sizes = {"num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 8192}
+    config = replace(CONFIG, **sizes)  # type: ignore[arg-type]
+    stages = tuple(
+        StageMemory(
+            stage=index,
+            host=str(index),
+            available_bytes=40_000_000_000,
+            layers=LayerRange(first=10 * index, last=10 * index + 9),
+            weight_bytes=18_000_000_000,
+        )
+        for index in range(8)
+    )
+    size = size_cache(stages, config, max_num_seqs=16, max_model_len=131_072, element_bytes=2)
+    assert size.slot_tokens == 131_072
+    assert 131_072 <= size.num_blocks * BLOCK_TOKENS < 8 * 131_072, "less than one for each cohort"
+
+
 def test_a_shortage_names_the_stages_and_the_missing_memory() -> None:
     with pytest.raises(MemoryShortageError) as caught:
         sized(stage(0, "a", 1000, 4, 10), stage(1, "b", usable(10 + 3), 4, 10))
     assert str(caught.value) == (
-        "stage 1: 5 MiB of memory are missing: weights take 10 MiB and the smallest cache (one sequence of maxModelLen "
-        "1024 per cohort) 8 MiB, but 14 MiB are usable; lower spec.engine.maxModelLen or use more stages"
+        "stage 1: 1 MiB of memory are missing: weights take 10 MiB and the smallest cache (one sequence of maxModelLen "
+        "1024) 4 MiB, but 14 MiB are usable; lower spec.engine.maxModelLen or use more stages"
     )
 
 

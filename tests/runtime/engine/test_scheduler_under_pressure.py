@@ -105,7 +105,9 @@ def drive(seed: int, *, prefix_cache: bool, num_blocks: int = 10) -> Counter[str
     return engine.seen
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize(
+    "prefix_cache", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["cache", "no-cache"]
+)
 def test_everyone_ends_with_its_own_tokens(prefix_cache: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(120):

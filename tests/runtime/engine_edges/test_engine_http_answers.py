@@ -1,6 +1,7 @@
 """Refusals name the field, the value and the rule; state endpoints say what probes and people ask."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,22 @@ def test_after_a_drain_new_requests_are_refused(tmp_path: Path) -> None:
     assert EngineStatus.model_validate_json(drain.content).phase is Phase.DRAINING
 
 
+def test_what_a_web_page_sends_is_refused(tmp_path: Path) -> None:
+    """A form's content type needs no consent of this port, and a page may give its own name to this address."""
+    body = json.dumps(GOOD)
+    answers = ask(
+        ScriptedCore(says("never")),
+        tmp_path,
+        ("POST", "/v1/generate", {"content": body, "headers": {"content-type": "text/plain"}}),
+        ("POST", "/v1/generate", {"json": GOOD, "headers": {"origin": "http://evil.example"}}),
+        ("POST", "/v1/drain", {"headers": {"origin": "null"}}),
+        ("GET", "/status", {"headers": {"host": "evil.example"}}),
+        ("GET", "/status", {}),
+    )
+    assert [one.status_code for one in answers] == [403, 403, 403, 403, 200]
+    assert EngineStatus.model_validate_json(answers[-1].content).phase is Phase.READY
+
+
 def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     class BrokenCore(ScriptedCore):
         def info(self) -> ModelInfo:
@@ -172,7 +189,7 @@ def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     [response] = ask(BrokenCore(says("")), tmp_path, ("GET", "/v1/info", {}))
     assert response.status_code == 500
     message = "The engine failed on this request; its log says why."
-    assert response.json() == {"type": "failed", "message": message, "is_final": False}
+    assert response.json() == {"type": "failed", "message": message, "is_final": False, "is_suspect": False}
 
 
 def test_unknown_paths_and_wrong_methods_are_answered_in_the_same_form(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def request(prompt: Prompt, **sampling: Any) -> GenerateRequest:
             TextPrompt(text="x"), {"stop": ("a", "")}, ErrorCode.INVALID_VALUE, "stop", "empty", id="empty-stop"
         ),
         pytest.param(
+            TextPrompt(text="x"),
+            {"stop": ("a", "b" * 257)},
+            ErrorCode.INVALID_VALUE,
+            "stop",
+            "257 characters; at most 256",
+            id="long-stop",
+        ),
+        pytest.param(
             TextPrompt(text="x" * 16),
             {},
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,

@@ -63,6 +63,32 @@ def test_tools_and_calls_render_as_in_transformers(tmp_path: Path, add_generatio
     assert template.render(TURNS, [WEATHER], add_generation_prompt) == expected
 
 
+@pytest.mark.parametrize("words", ["The answer", " The answer ", "Rain in Oslo?", "a\n b ", "<", "im", "|", " end "])
+@pytest.mark.parametrize("template", [TAGGED, TAGGED.replace("message.content }}", "message.content | trim }}")])
+def test_a_final_message_is_continued_as_in_transformers(tmp_path: Path, template: str, words: str) -> None:
+    from transformers import AutoTokenizer
+
+    turns = (TURNS[0], ChatMessage(role="assistant", content=words))
+    prompt = ChatPrompt(messages=turns, add_generation_prompt=False, continue_final_message=True)
+    read = reader(tmp_path, template)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert read.detokenize(read.render_prompt(prompt)) == expected
+
+
+def test_a_final_message_that_the_template_hides_is_refused(tmp_path: Path) -> None:
+    prompt = ChatPrompt(messages=(ChatMessage(role="user", content="Hi"),), continue_final_message=True)
+    with pytest.raises(PromptError, match="continue_final_message"):
+        reader(tmp_path, "{{ messages | length }}").render_prompt(prompt)
+
+
+@pytest.mark.parametrize("template", ["{{ messages[-1].content[:4] }}", PLAIN + PLAIN])
+def test_a_final_message_that_is_not_shown_once_is_refused(template: str) -> None:
+    with pytest.raises(PromptError, match="once, as they are"):
+        ChatTemplate(template, {}).render_to_continue([ChatMessage(role="assistant", content="The answer")])
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

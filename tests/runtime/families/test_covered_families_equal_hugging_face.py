@@ -48,8 +48,9 @@ def test_greedy_tokens(family: str, tmp_path: Path) -> None:
     assert_equals_hugging_face(model_dir)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.thorough) for name in BOTH_WAYS if name != "llama")]
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.soak) for name in BOTH_WAYS if name != "llama")]
 )
 def test_own_decoder_and_hugging_faces_layers_agree(name: str, tmp_path: Path) -> None:
     model_dir = BOTH_WAYS[name](tmp_path)

@@ -33,8 +33,12 @@ def ignore_progress(_loaded: int, _total: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("equal", [False, True], ids=["another head", "an equal head"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "equal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["another head", "an equal head"]
+)
+@pytest.mark.parametrize(
+    "path", ["own", *(pytest.param(path, marks=pytest.mark.thorough) for path in PATHS if path != "own")]
+)
 def test_greedy_tokens_are_hugging_faces(path: str, equal: bool, tmp_path: Path) -> None:
     write, build_model = PATHS[path]
     plain = write(tmp_path / "plain")

@@ -49,8 +49,37 @@ def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
 
 
 @needs_compilers
-@pytest.mark.parametrize("graphs", [pytest.param("piecewise", marks=pytest.mark.thorough), "full"])
-@pytest.mark.parametrize("write_model", [write_tiny_llama, pytest.param(write_tiny_qwen3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("graphs", [pytest.param("piecewise", marks=pytest.mark.soak), "full"])
+def test_verifying_rows_run_captured_and_give_the_same_tokens(graphs: str, tmp_path: Path, compiled_code: Path) -> None:
+    """One request at a time, so that rows with drafts come in every length, between decodes."""
+    model_dir = write_tiny_llama(tmp_path / "model", num_layers=3)
+    prompts = [prompt * 3 for prompt in draw_prompts(4, VOCAB_SIZE, 12)]
+    sampling = greedy(60).model_copy(update={"logit_bias": dict.fromkeys(range(70, 73), 40.0)})
+    with running_group(tmp_path / "eager", model_dir, 1, **SETTINGS) as group:
+        expected = [group.generate(prompt, sampling) for prompt in prompts]
+    with running_group(
+        tmp_path / "group",
+        model_dir,
+        2,
+        graphs=graphs,
+        cache_dir=str(compiled_code),
+        speculative={"tokens": 15, "min_match": 1},
+        **SETTINGS,
+    ) as group:
+        assert [group.generate(prompt, sampling) for prompt in prompts] == expected
+        assert samples(f"{group.url}/metrics")["stageline_engine_accepted_tokens_total"][()] > 20
+        for stage in range(2):
+            counts = steps_by_graph_mode(group, stage)
+            assert counts["off"] == 0, counts
+            assert counts["piecewise"] > 0, counts
+        assert "recompile" not in group.log("stage-0"), group.account()
+
+
+@needs_compilers
+@pytest.mark.thorough
+@pytest.mark.parametrize("graphs", ["piecewise", "full"])
+@pytest.mark.parametrize("write_model", [write_tiny_llama, pytest.param(write_tiny_qwen3, marks=pytest.mark.soak)])
 def test_two_stages_equal_hugging_face(
     write_model: Callable[..., Path], graphs: str, tmp_path: Path, compiled_code: Path
 ) -> None:
@@ -110,6 +139,7 @@ def test_asked_for_graphs_without_a_compiler_are_refused_by_name(
 
 
 @needs_compilers
+@pytest.mark.thorough
 def test_a_compiler_that_fails_is_a_bad_config_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken-compiler"
     broken.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")

@@ -16,19 +16,27 @@ from chaos.local_core import LocalCore
 from chaos.local_group import run_group
 from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Timed, Workload, draw_workload
 from oracles.hash_model import VOCAB_SIZE
+from oracles.scripted_drafts import Drafting
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.plan_bus.step_plan import blocks_of
 
 RUNS = 200
+FEW_RUNS = 80
+"""Enough for each thing that may happen to happen."""
 CORE_RUNS = 60
 
 
 @pytest.mark.parametrize(
-    "num_stages", [pytest.param(1, marks=pytest.mark.thorough), 2, 3, pytest.param(4, marks=pytest.mark.thorough)]
+    ("num_stages", "runs"),
+    [
+        (3, FEW_RUNS),
+        *(pytest.param(count, RUNS, marks=pytest.mark.thorough) for count in (2, 4)),
+        *(pytest.param(count, RUNS, marks=pytest.mark.soak) for count in (1, 3)),
+    ],
 )
-def test_drawn_workloads(num_stages: int) -> None:
+def test_drawn_workloads(num_stages: int, runs: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(RUNS):
+    for seed in range(runs):
         try:
             seen += run_group(draw_workload(Random(seed), num_stages), seed).seen
         except Exception as error:
@@ -89,6 +97,7 @@ def workloads() -> st.SearchStrategy[Workload]:
         Workload,
         num_blocks=st.none() | st.integers(blocks_of(SLOT_TOKENS), 16),
         prefix_cache=st.booleans(),
+        drafting=st.sampled_from([None, None, *Drafting]),
         num_stages=st.integers(1, 4),
         slots_per_cohort=st.integers(1, 2),
         max_step_tokens=st.integers(1, 16),
@@ -110,7 +119,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert max(len(set(runs)) for runs in once) > 1, "the seed decides nothing"
 
 
-@pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_streams_of_the_engine_core(num_stages: int) -> None:
     """Clients of the real core read late, leave and come back in any order; each stream has its tokens and one end."""
     for seed in range(CORE_RUNS):

@@ -17,6 +17,7 @@ import torch
 from chaos.local_group import LocalModel, run_group
 from chaos.local_workloads import SLOT_TOKENS, Ask, draw_workload, expected_output
 from oracles.in_process_pipeline import build_stages
+from oracles.scripted_drafts import Drafting
 from oracles.tiny_models import write_tiny_llama
 
 HIDDEN_SIZE = 64
@@ -50,15 +51,27 @@ def expected(model_dir: Path) -> Expected:
     return cache(lambda ask: expected_output(ask, logits_after))
 
 
-@pytest.mark.parametrize(("num_stages", "slots_per_cohort"), [(1, 2), (2, 2), (3, 1), (4, 1)])
-def test_a_tiny_llama(num_stages: int, slots_per_cohort: int, model_dir: Path, expected: Expected) -> None:
+@pytest.mark.parametrize(
+    ("num_stages", "slots_per_cohort", "drafting"),
+    [
+        (2, 2, None),
+        (3, 1, Drafting.RANDOM),
+        pytest.param(1, 2, Drafting.RANDOM, marks=pytest.mark.thorough),
+        *(pytest.param(*sizes, None, marks=pytest.mark.soak) for sizes in ((1, 2), (3, 1), (4, 1))),
+    ],
+)
+def test_a_tiny_llama(
+    num_stages: int, slots_per_cohort: int, drafting: Drafting | None, model_dir: Path, expected: Expected
+) -> None:
     """The same stages run workload after workload, so that slots hold what earlier ones left."""
     stages = build_stages(
         model_dir, num_stages, dtype=torch.float32, slots_per_cohort=slots_per_cohort, slot_tokens=SLOT_TOKENS
     )
     model = LocalModel(stages=stages, hidden_size=HIDDEN_SIZE, dtype=torch.float32, expected=expected)
     for seed in range(RUNS):
-        workload = replace(draw_workload(Random(seed), num_stages), slots_per_cohort=slots_per_cohort)
+        workload = replace(
+            draw_workload(Random(seed), num_stages), slots_per_cohort=slots_per_cohort, drafting=drafting
+        )
         try:
             run_group(workload, seed, model)
         except Exception as error:

@@ -39,7 +39,7 @@ def assert_all_say(group: RunningGroup, asked_by: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["engine", "stage-1", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("stage-0", "http"))]
+    "told", ["stage-1", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("engine", "stage-0", "http"))]
 )
 def test_a_drained_group_finishes_its_streams(told: str, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2) as group:
@@ -62,6 +62,7 @@ def test_an_idle_group_drains_at_once(tiny_llama: Path, tmp_path: Path) -> None:
         assert_all_drained(group)
 
 
+@pytest.mark.thorough
 def test_a_stage_that_hears_late_of_the_drain_calls_it_no_loss(tiny_llama: Path, tmp_path: Path) -> None:
     """It has a heartbeat to run yet, for which engine and first stage are gone."""
     with running_group(tmp_path, tiny_llama, 2) as group:

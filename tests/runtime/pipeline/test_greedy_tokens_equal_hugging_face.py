@@ -9,8 +9,15 @@ from oracles.tiny_models import VOCAB_SIZE
 from processes.running_group import running_group
 
 
-@pytest.mark.parametrize("stage_count", [1, 2, 3])
-@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen3"])
+@pytest.mark.parametrize(
+    ("family", "stage_count"),
+    [
+        ("tiny_llama", 2),
+        ("tiny_qwen3", 3),
+        *(pytest.param("tiny_llama", count, marks=pytest.mark.soak) for count in (1, 3)),
+        *(pytest.param("tiny_qwen3", count, marks=pytest.mark.soak) for count in (1, 2)),
+    ],
+)
 def test_tiny_models(family: str, stage_count: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """More requests than slots, prompts longer than a step, slots reused; every stream has its own length."""
     model_dir: Path = request.getfixturevalue(family)
@@ -33,7 +40,7 @@ def smollm2_expected(smollm2_dir: Path) -> tuple[list[tuple[int, ...]], list[lis
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("stage_count", [1, 2, 3])
+@pytest.mark.parametrize("stage_count", [2, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
 def test_smollm2(
     stage_count: int,
     smollm2_dir: Path,

@@ -43,6 +43,7 @@ def test_killed_while_loading(killed: str, stage_count: int, stuck_model: Path, 
         assert_blamed(group, killed)
 
 
+@pytest.mark.thorough
 def test_engine_killed_while_a_stage_compiles(tiny_llama: Path, tmp_path: Path) -> None:
     """The compiler keeps the stage's main thread busy for seconds; what it started ends too."""
     with running_group(tmp_path, tiny_llama, 1, start=False, graphs="piecewise") as group:
@@ -98,15 +99,16 @@ def test_killed_while_warming_up(killed: str, stage_count: int, tiny_llama: Path
         assert_blamed(group, killed)
 
 
+@pytest.mark.thorough
 def test_a_stage_that_hangs_in_the_warm_up_ends_the_group(tiny_llama: Path, tmp_path: Path) -> None:
     """The first stage is done with the plan by then, so only the engine can tell."""
     with warming_group(tmp_path, tiny_llama, 2, patience=10.0) as group:
         assert group.wait_ended("engine", 25.0 + END_SECONDS) == 72, group.account()
         words = group.last_words("engine")
         assert words["failure_class"] == "StepTimeout"
-        assert "the warm-up plan did not finish within" in words["detail"]
+        assert "the warm-up step did not finish within" in words["detail"]
         assert group.wait_ended(FIRST, END_SECONDS) == 73, group.account()
-        assert "the warm-up plan did not finish within" in group.last_words(FIRST)["detail"]
+        assert "the warm-up step did not finish within" in group.last_words(FIRST)["detail"]
 
 
 @roles(("stage-1", 3), (FIRST, 2))

@@ -60,6 +60,7 @@ def draw(count: int) -> tuple[list[Prompt], list[SamplingParams]]:
     return prompts, samplings
 
 
+@pytest.mark.thorough
 def test_nobody_gets_other_tokens_for_want_of_cache(
     short_group: RunningGroup, tiny_llama: Path, tmp_path: Path
 ) -> None:

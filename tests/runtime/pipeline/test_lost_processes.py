@@ -96,6 +96,7 @@ def test_killed_while_others_wait_at_the_rendezvous(killed: str, tiny_llama: Pat
         assert_all_end(group, killed)
 
 
+@pytest.mark.thorough
 def test_a_stage_that_never_comes_is_named(tiny_llama: Path, tmp_path: Path) -> None:
     """The engine alone is in a hurry, and starts once the stage that does come looks for it."""
     held_back = frozenset({"stage-1", "engine"})

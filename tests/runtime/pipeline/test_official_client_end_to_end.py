@@ -1,6 +1,7 @@
 """The official client through a gateway, an engine and two stages: log probabilities, choices, guided JSON."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +136,27 @@ def test_json_answers_satisfy_their_schema(client: OpenAI, temperature: float) -
         assert answer["colour"] in ("red", "green")
         assert len(answer["counts"]) <= 2
         assert all(type(count) is int and 0 <= count <= 99 for count in answer["counts"])
+
+
+def test_answers_match_their_expression_or_are_a_choice(client: OpenAI) -> None:
+    def ask(guide: dict[str, Any], seed: int) -> str:
+        answered = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Which?"}],
+            seed=seed,
+            temperature=1.5,
+            extra_body={"structured_outputs": guide},
+        )
+        assert answered.choices[0].finish_reason == "stop"
+        return answered.choices[0].message.content or ""
+
+    choices = ["red", "green (light)", "a|b"]
+    found = {ask({"choice": choices}, seed) for seed in range(4)}
+    assert found <= set(choices)
+    assert re.fullmatch(r"\d{3}-[a-f]{2}", found_number := ask({"regex": r"\d{3}-[a-f]{2}"}, 1)), found_number
+    with pytest.raises(BadRequestError, match="regular expression") as refused:
+        ask({"regex": "(ab"}, 1)
+    assert refused.value.param == "structured_outputs"
 
 
 def test_json_object_is_an_object(client: OpenAI) -> None:

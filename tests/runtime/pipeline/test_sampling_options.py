@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -39,6 +40,7 @@ def penalised_tokens(model_dir: Path, prompt: tuple[int, ...], max_tokens: int) 
     return list(generated[0, len(prompt) :].tolist())
 
 
+@pytest.mark.thorough
 def test_options_mean_the_same_at_any_stage_count(tiny_llama: Path, tmp_path: Path) -> None:
     """Prompts longer than a step, more requests than slots: history survives chunks and slot reuse."""
     prompts = draw_prompts(12, VOCAB_SIZE, 70)

@@ -64,6 +64,7 @@ def test_tokens_are_those_of_the_whole_model_and_each_shard_is_fetched_once(hub:
         assert group.generate_all(prompts, samplings) == answers
 
 
+@pytest.mark.thorough
 def test_a_covered_model_is_cut_by_headers_and_its_stages_fetch_the_rest(hub: FakeHub, tmp_path: Path) -> None:
     hub.directory = shard_four_layers(write_tiny_gemma2(tmp_path / "gemma2", num_layers=4))
     prompts = draw_prompts(4, VOCAB_SIZE, 40)

@@ -58,16 +58,17 @@ def test_a_prompt_may_fill_the_context(group: RunningGroup) -> None:
     assert len(group.generate(prompt, sampling)) == 3
 
 
+@pytest.mark.thorough
 def test_end_of_sequence_is_respected_unless_ignored(group: RunningGroup) -> None:
     """At a high temperature a vocabulary of 269 tokens reaches end-of-sequence within a few hundred tokens."""
+    respecting = [SamplingParams(temperature=2.0, max_tokens=300, seed=seed) for seed in range(6)]
+    ignoring = SamplingParams(temperature=2.0, max_tokens=300, ignore_eos=True)
+    *answers, whole = group.generate_all([PROMPT] * 7, [*respecting, ignoring])
     ended = 0
-    for seed in range(6):
-        sampling = SamplingParams(temperature=2.0, max_tokens=300, seed=seed)
-        tokens = group.generate(PROMPT, sampling)
+    for seed, tokens in enumerate(answers):
         assert EOS_TOKEN_ID not in tokens[:-1], f"seed {seed} went on after end-of-sequence: {tokens}"
         ended += tokens[-1] == EOS_TOKEN_ID
-    ignoring = SamplingParams(temperature=2.0, max_tokens=300, ignore_eos=True)
-    assert len(group.generate(PROMPT, ignoring)) == 300
+    assert len(whole) == 300
     assert ended, "no seed reached end-of-sequence; choose others"
 
 

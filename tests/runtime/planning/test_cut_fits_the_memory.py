@@ -38,7 +38,7 @@ def all_cuts(num_layers: int, stage_count: int) -> list[tuple[LayerRange, ...]]:
 
 
 def can_be_served(cut: tuple[LayerRange, ...], memory: CutMemory) -> bool:
-    """Whether the engine's own cache sizing finds room for one sequence per cohort."""
+    """Whether the engine's own cache sizing finds room for one sequence."""
     stages = tuple(
         StageMemory(
             stage=stage,
@@ -112,10 +112,10 @@ def test_a_cut_within_memory_covers_every_layer_once_in_order(data: st.DataObjec
     ("hosts", "gibibytes", "counts"),
     [
         ("abcdefgh", [80] * 8, [10, 10, 10, 10, 10, 10, 11, 9]),
-        ("abcdefgh", [80] * 6 + [22, 80], [10, 10, 10, 10, 10, 11, 10, 9]),
-        ("abcdefgh", [80, 80, 80, 12, 80, 80, 80, 80], [11, 11, 11, 5, 11, 11, 11, 9]),
-        ("aabbccdd", [40, 40] + [96] * 6, [9, 9, 10, 10, 11, 11, 11, 9]),
-        ("abababab", [75] * 8, None),
+        ("abcdefgh", [80] * 6 + [19, 80], [10, 10, 10, 10, 10, 11, 10, 9]),
+        ("abcdefgh", [80, 80, 80, 10, 80, 80, 80, 80], [11, 11, 11, 5, 11, 11, 11, 9]),
+        ("aabbccdd", [35, 35] + [96] * 6, [9, 9, 10, 10, 11, 11, 11, 9]),
+        ("abababab", [72] * 8, None),
     ],
     ids=["room-for-all", "one-layer-less", "a-small-device", "two-stages-share-a-host", "no-room"],
 )
@@ -140,7 +140,7 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
         cut()
     assert "no cut of the 80 layers over 8 stages fits" in str(refusal.value)
     assert "stage 0, 2, 4, 6 lacks " in str(refusal.value)
-    assert "having 69120 MiB usable" in str(refusal.value)
+    assert "having 66356 MiB usable" in str(refusal.value)
 
 
 def test_explicit_ranges_win_over_memory() -> None:

@@ -148,7 +148,7 @@ def test_capacity_is_what_the_weights_leave_of_nine_tenths() -> None:
 
 def test_what_is_missing_is_named_and_nothing_is_promised() -> None:
     found = capacity_of(300_000)
-    smallest_cache = 2 * 2 * 16 * 4 * 64 * 2
+    smallest_cache = 2 * 16 * 4 * 64 * 2
     assert [stage.missing_bytes for stage in found.stages] == [
         stage.weight_bytes + smallest_cache - 270_000 for stage in found.stages
     ]

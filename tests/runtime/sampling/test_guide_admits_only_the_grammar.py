@@ -2,15 +2,20 @@
 
 import json
 import random
+import re
+import time
 from concurrent.futures import Future
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from llguidance import LLMatcher
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
+from stageline_api.engine_http import REGEX_MARK
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
@@ -67,6 +72,77 @@ def test_any_walk_ends_in_json_of_the_schema(grammars: JsonGrammars, model_dir: 
     assert answer.keys() == {"colour", "count"}
     assert answer["colour"] in ("red", "gr\u00fcn")
     assert 0 <= answer["count"] <= 99
+
+
+@pytest.mark.parametrize("expression", [r"[a-c]{2,3}-\d+(x|yz)?!", "gr\u00fcn|ja|a/b", r"(ab|cd)*e"])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_walk_ends_in_a_text_that_matches(
+    grammars: JsonGrammars, model_dir: Path, expression: str, seed: int
+) -> None:
+    chooser = random.Random(seed)
+    guide = guide_of(grammars.matcher(REGEX_MARK + expression))
+    output: list[int] = []
+    while not output or output[-1] != EOS_TOKEN_ID:
+        output.append(chooser.choice(admitted(guide)))
+        guide.take((output[-1],))
+        assert len(output) < 2000
+    token_bytes = EngineTokenizer.load(model_dir).token_bytes
+    text = b"".join(token_bytes.of(token) for token in output[:-1]).decode()
+    assert re.fullmatch(expression, text), text
+
+
+DENSE_WORDS = ["".join(word) for length in range(2, 11) for word in product("ab", repeat=length)]
+DENSE_VOCABULARY = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *DENSE_WORDS]
+
+
+@pytest.fixture(scope="module")
+def dense_grammars(tmp_path_factory: pytest.TempPathFactory) -> JsonGrammars:
+    """Grammars of a tokenizer whose tokens are all words of up to 10 letters `a` and `b`: a mask tries each."""
+    directory = tmp_path_factory.mktemp("dense")
+    merges = [(word[:-1], word[-1]) for word in DENSE_WORDS]
+    model = models.BPE({token: index for index, token in enumerate(DENSE_VOCABULARY)}, merges)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return JsonGrammars(directory, len(DENSE_VOCABULARY), [0])
+
+
+def test_an_expression_with_ever_more_states_ends_in_an_error_early(dense_grammars: JsonGrammars) -> None:
+    chooser = random.Random(1)
+    guide = guide_of(dense_grammars.matcher(REGEX_MARK + "(a|b)*a(a|b){20}"))
+    slowest, steps = 0.0, 0
+    while guide.failure is None and steps < 200:
+        logits = torch.zeros(len(DENSE_VOCABULARY))
+        began = time.thread_time()
+        guide.mask(logits)
+        slowest = max(slowest, time.thread_time() - began)
+        choices = [int(token) for token in (logits == 0).nonzero().squeeze(1) if int(token) != 0]
+        if guide.failure is None:
+            guide.take((chooser.choice(choices),))
+        steps += 1
+    assert guide.failure is not None, f"it goes on after {steps} tokens"
+    assert "too complex to follow: lexer error: too many states" in guide.failure
+    # Without a limit of our own it goes on for five times as long.
+    assert steps < 60, f"{steps} tokens, {slowest:.3f} s at most for one"
+    assert slowest < 0.5, f"{slowest:.3f} s of CPU for one mask"
+
+
+def test_a_long_string_is_no_such_expression(grammars: JsonGrammars, model_dir: Path) -> None:
+    guide = guide_of(grammars.matcher('{"type": "string", "maxLength": 8000}'))
+    [letter] = EngineTokenizer.load(model_dir).encode("a", add_special_tokens=False)
+    guide.take((EngineTokenizer.load(model_dir).encode('"', add_special_tokens=False)[0],))
+    for at in range(8000):
+        if at % 100 == 0:
+            guide.mask(torch.zeros(VOCAB_SIZE + 3))
+        guide.take((letter,))
+    assert guide.failure is None
+
+
+def test_an_expression_that_is_none_is_named(grammars: JsonGrammars) -> None:
+    with pytest.raises(GrammarError, match="regex"):
+        grammars.matcher(REGEX_MARK + "(")
 
 
 def test_end_of_sequence_only_where_the_grammar_may_end(grammars: JsonGrammars, model_dir: Path) -> None:

@@ -30,7 +30,7 @@ def decode(generation: int, position: int) -> PlanRow:
 def step(state: SamplingState, of: StepPlan) -> list[int]:
     state.accept(of)
     sampled, feedback = state.sample(of, _LOGITS.repeat(len(of.sampled_rows), 1))
-    assert feedback.tolist() == [[row.generation, 1, row.token] for row in sampled]
+    assert feedback.tolist() == [[row.generation, row.num_sampled, row.num_rejected, row.token] for row in sampled]
     return [row.token for row in sampled]
 
 

@@ -57,7 +57,7 @@ def test_many_plans_cross_and_nothing_piles_up(ends: tuple[PointToPointTransport
         first.post_feedback(seq, 2)
         first.send_hidden(seq, hidden(seq))
         assert torch.equal(second.wait_hidden(seq), hidden(seq))
-        rows = torch.tensor([[seq, 1, 7], [seq, 1, 9]])
+        rows = torch.tensor([[seq, 1, 0, 7], [seq, 1, 0, 9]])
         second.send_feedback(seq, rows)
         assert len(first._hidden_sends) <= SEND_RING
         assert len(second._feedback_sends) <= FEEDBACK_RING

@@ -1,5 +1,6 @@
-"""What a stage reports as available: the machine's memory or what its control group leaves, file pages not counted."""
+"""What a stage may take: the machine's memory and cores, or what its control group leaves of them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,38 @@ def test_available_bytes(
     assert this_machine.available_bytes() == expected
 
 
-def test_stages_of_one_machine_are_told_apart_only_by_limits_of_their_own(machine: Path) -> None:
-    unlimited = this_machine.host_identity()
-    assert this_machine.host_identity() == unlimited
+def test_a_memory_limit_separates_the_memory_of_containers_and_never_their_machine(machine: Path) -> None:
+    host = this_machine.host_identity()
+    assert this_machine.memory_identity() == host
     (machine / "memory.max").write_text("1000\n")
-    assert this_machine.host_identity().startswith(f"{unlimited}/")
+    assert this_machine.host_identity() == host
+    assert this_machine.memory_identity() == this_machine.container_identity() != host
+
+
+@pytest.mark.parametrize(
+    ("files", "on_host", "in_container", "expected"),
+    [
+        pytest.param({}, 1, 1, 64, id="no-limit-is-known"),
+        pytest.param({"cpu.max": "max 100000"}, 2, 1, 32, id="two-stages-share-the-machine"),
+        pytest.param({"cpu.max": "400000 100000"}, 1, 1, 4, id="limits-cpu-4"),
+        pytest.param({"cpu.max": "400000 100000"}, 2, 1, 4, id="each-pod-has-its-own-limit"),
+        pytest.param({"cpu.max": "400000 100000"}, 2, 2, 2, id="two-stages-share-a-limit"),
+        pytest.param({"cpu.max": "50000 100000"}, 1, 1, 1, id="half-a-core"),
+        pytest.param({"cpu.max": "9000000 100000"}, 1, 1, 64, id="a-limit-above-the-machine"),
+        pytest.param({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 1, 1, 3, id="version-1"),
+        pytest.param({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 1, 1, 64, id="version-1-open"),
+    ],
+)
+def test_a_stage_takes_as_many_threads_as_it_may_run_at_once(
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    on_host: int,
+    in_container: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    for name, text in files.items():
+        (machine / name).parent.mkdir(exist_ok=True)
+        (machine / name).write_text(text + "\n")
+    assert this_machine.stage_threads(on_host, in_container) == expected

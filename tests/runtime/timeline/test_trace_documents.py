@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.timeline_samples import step, two_stages
+from stageline_api.telemetry.timeline import TimelineStep
 from stageline_runtime.trace.lanes import (
     Arrow,
     ArrowKind,
@@ -204,6 +205,41 @@ def test_picture_is_one_svg_with_a_lane_per_stage() -> None:
     for box in root.iter("{http://www.w3.org/2000/svg}rect"):
         left = float(box.attrib.get("x", "0"))
         assert 0 <= left <= left + float(box.attrib["width"]) <= width, box.attrib
+
+
+def chain_that_broke() -> list[StageTimeline]:
+    """Plan 0 verifies; plans 1 and 2 guessed what it would sample. Stage 0 has run 1, stage 1 leaves 2 out."""
+
+    def ran(seq: int, at: int, *, dead: bool = False) -> TimelineStep:
+        marks = [("busy.decode", "forward", at * MS), ("wait.host", "", (at + 3) * MS)]
+        return step(seq, marks, (at + 4) * MS, drafts=3, dead=dead)
+
+    left_out = step(2, [("wait.recv", "receive hidden", 12 * MS)], 13 * MS, kind="", drafts=3, dead=True)
+    first = (ran(0, 0), ran(1, 4), ran(2, 8))
+    idle = step(-1, [("idle", "", 0)], 4 * MS, kind="")
+    second = (idle, ran(0, 4), ran(1, 8, dead=True), left_out)
+    return [
+        StageTimeline(stage=stage, steps=steps, now_nanoseconds=13 * MS) for stage, steps in enumerate((first, second))
+    ]
+
+
+def test_verifying_and_dead_plans_are_told_apart_on_every_stage() -> None:
+    """The first stage doesn't know that what it computed was for nobody; the last one does."""
+    timelines = chain_that_broke()
+    window = common_window(timelines)
+    events = json.loads(perfetto_json(timelines, window, title="t"))["traceEvents"]
+    busy = [(one["tid"] - 1, one["name"]) for one in events if one.get("cat") == "busy"]
+    assert busy == [(0, "verify 0"), (0, "dead 1"), (0, "dead 2"), (1, "verify 0"), (1, "dead 1")]
+    told = {one["args"]["seq"]: one["args"] for one in events if one.get("cat") == "wait"}
+    assert [(told[seq]["drafts"], told[seq].get("dead", False)) for seq in (0, 1, 2)] == [
+        (3, False),
+        (3, True),
+        (3, True),
+    ]
+    svg = draw_timeline(timelines, window, title="t")
+    assert svg.count("busy.verify forward") == 2
+    assert svg.count("busy.dead forward") == 3
+    assert "3 of them drafts, dead" in svg
 
 
 def test_boxes_narrower_than_a_pixel_are_merged() -> None:

@@ -27,7 +27,9 @@ from stageline_runtime.trace.summary import summarize
 REQUESTS, TOKENS = 5, 12
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["two stages", "three stages"])
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)], ids=["two stages", "three stages"]
+)
 def group(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path
 ) -> Iterator[RunningGroup]:

@@ -91,7 +91,7 @@ class EventStream(Response):
                 self._finish(FinishReason.STOP if piece.stopped else reason)
             case FailEvent(message=message, is_final=is_final):
                 self._ended = True
-                self._fail(message, is_final)
+                self._fail(message, is_final, event.is_suspect)
 
     def _abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
         if not self._ended:
@@ -108,8 +108,8 @@ class EventStream(Response):
             )
         )
 
-    def _fail(self, message: str, is_final: bool = False) -> None:
-        self._unwritten.end(Failed(message=message, is_final=is_final))
+    def _fail(self, message: str, is_final: bool = False, is_suspect: bool = False) -> None:
+        self._unwritten.end(Failed(message=message, is_final=is_final, is_suspect=is_suspect))
 
     def _say_if_queued_later(self, steps_said: int | None) -> None:
         """Write a blank line now and then, but none when the group began no step since: a hang is still to be seen."""
@@ -125,8 +125,14 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        prompt_tokens, tool_call_format = len(self._request.prompt_token_ids), self._request.tool_call_format
-        await _send_lines(send, [Admitted(prompt_tokens=prompt_tokens, tool_call_format=tool_call_format)])
+        request = self._request
+        admitted = Admitted(
+            prompt_tokens=len(request.prompt_token_ids),
+            tool_call_format=request.tool_call_format,
+            thoughts=request.thoughts,
+            ignored=request.ignored,
+        )
+        await _send_lines(send, [admitted])
         while True:
             events = await self._unwritten.take()
             await _send_lines(send, events)

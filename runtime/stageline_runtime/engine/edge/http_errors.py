@@ -1,6 +1,7 @@
 """HTTP answers for what is refused: an `EngineError` body that names the field, the value and the rule."""
 
 import math
+import reprlib
 
 from fastapi import Response
 from pydantic import ValidationError
@@ -9,6 +10,9 @@ from stageline_api.engine_http import ErrorCode, Failed
 from stageline_runtime.engine.errors import EngineRefusal
 
 MAX_SHOWN_CHARACTERS = 80
+_BOUNDED = reprlib.Repr()
+_BOUNDED.maxlist = _BOUNDED.maxtuple = _BOUNDED.maxdict = MAX_SHOWN_CHARACTERS
+_BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 2 * MAX_SHOWN_CHARACTERS
 _KIND_TO_PARAM = {"chat": "messages", "text": "prompt", "tokens": "prompt"}
 
 
@@ -59,5 +63,6 @@ def _param(location: tuple[int | str, ...]) -> str:
 
 
 def _shorten(value: object) -> str:
-    shown = repr(value)
+    # However large the value is, its beginning alone is written out.
+    shown = repr(value[: MAX_SHOWN_CHARACTERS + 1]) if isinstance(value, str) else _BOUNDED.repr(value)
     return shown if len(shown) <= MAX_SHOWN_CHARACTERS else shown[:MAX_SHOWN_CHARACTERS] + "…"

@@ -7,10 +7,11 @@ loop only.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -21,6 +22,7 @@ from stageline_api.engine_http import (
     GenerateRequest,
     Tokenized,
     TokenizeRequest,
+    why_unwelcome,
 )
 from stageline_api.health import Phase
 from stageline_api.telemetry.timeline import GroupClocks, GroupStages
@@ -34,26 +36,42 @@ from stageline_runtime.engine.edge.http_errors import (
 )
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.output_text import OutputStart, start_output
-from stageline_runtime.engine.text.prompts import PromptReader, is_quick
+from stageline_runtime.engine.text.prompts import PromptReader, is_quick, size_of
 
 logger = logging.getLogger(__name__)
 Asked = TypeVar("Asked", bound=BaseModel)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
+QUICK_BODY_BYTES = 64 * 1024
+"""A body of up to this many bytes is parsed in a millisecond."""
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
 
 
-def build_app(core: EngineCoreApi, reader: PromptReader, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+LARGE = 256 * 1024
+"""Characters, or ids: a prompt of as many takes about a second at worst."""
+Done = TypeVar("Done")
+PrepareGuide = Callable[[str], Awaitable[None]]
+"""Returns once an answer can be held to a JSON schema at once; raises EngineRefusal where it can't be."""
+
+
+def build_app(
+    core: EngineCoreApi, reader: PromptReader, prepare_guide: PrepareGuide, *, max_body_bytes: int = MAX_BODY_BYTES
+) -> FastAPI:
     """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`."""
-    app = FastAPI(title="stageline engine", openapi_url=None)
-    _add_generation(app, _Generation(core, reader, max_body_bytes))
-    _add_tokenize_routes(app, reader, max_body_bytes)
+    app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(_check_caller)])
+    threads = ReadingThreads()
+    _add_generation(app, _Generation(core, reader, prepare_guide, threads, max_body_bytes))
+    _add_tokenize_routes(app, reader, threads, max_body_bytes)
     _add_state(app, core)
 
     @app.exception_handler(404)
     async def answer_unknown_path(request: Request, _error: Exception) -> Response:
         return refusal_response(EngineRefusal(ErrorCode.NOT_FOUND, f"There is no {request.url.path!r} here."))
+
+    @app.exception_handler(_UnwelcomeError)
+    async def answer_unwelcome(_request: Request, error: Exception) -> Response:
+        return refusal_response(EngineRefusal(ErrorCode.INVALID_VALUE, str(error)), 403)
 
     @app.exception_handler(405)
     async def answer_wrong_method(request: Request, error: Exception) -> Response:
@@ -69,13 +87,38 @@ def build_app(core: EngineCoreApi, reader: PromptReader, *, max_body_bytes: int 
     return app
 
 
+class ReadingThreads:
+    """Where prompts are read that are not quick. The threads are few, and every chat needs one for its template.
+
+    A prompt of megabytes takes seconds to tokenize: such ones wait for each other, and nobody else for them.
+    """
+
+    def __init__(self) -> None:
+        self._for_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-prompts")
+
+    async def run(self, size: int, work: Callable[[], Done]) -> Done:
+        """`work` on so many characters or ids, off the event loop."""
+        threads = self._for_large if size > LARGE else None
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+class _UnwelcomeError(Exception):
+    """The request comes from a web page."""
+
+
+async def _check_caller(request: Request) -> None:
+    reason = why_unwelcome(request.headers)
+    if reason is not None:
+        raise _UnwelcomeError(reason)
+
+
 def _add_generation(app: FastAPI, generation: "_Generation") -> None:
     @app.post("/v1/generate")
     async def generate(request: Request) -> Response:
         return await generation.answer(request)
 
 
-def _add_tokenize_routes(app: FastAPI, reader: PromptReader, max_body_bytes: int) -> None:
+def _add_tokenize_routes(app: FastAPI, reader: PromptReader, threads: ReadingThreads, max_body_bytes: int) -> None:
     """A prompt as generation would read it, and ids as text; neither asks the core, so both work in any phase."""
 
     def tokenize(asked: TokenizeRequest) -> Tokenized:
@@ -88,11 +131,11 @@ def _add_tokenize_routes(app: FastAPI, reader: PromptReader, max_body_bytes: int
 
     @app.post("/v1/tokenize")
     async def answer_tokenize(request: Request) -> Response:
-        return await _answer_in_thread(request, TokenizeRequest, tokenize, max_body_bytes)
+        return await _answer_in_thread(request, TokenizeRequest, tokenize, threads, max_body_bytes)
 
     @app.post("/v1/detokenize")
     async def answer_detokenize(request: Request) -> Response:
-        return await _answer_in_thread(request, DetokenizeRequest, detokenize, max_body_bytes)
+        return await _answer_in_thread(request, DetokenizeRequest, detokenize, threads, max_body_bytes)
 
 
 def add_stage_routes(app: FastAPI, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]) -> None:
@@ -140,10 +183,19 @@ def _add_state(app: FastAPI, core: EngineCoreApi) -> None:
 
 
 class _Generation:
-    def __init__(self, core: EngineCoreApi, reader: PromptReader, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        core: EngineCoreApi,
+        reader: PromptReader,
+        prepare_guide: PrepareGuide,
+        threads: ReadingThreads,
+        max_body_bytes: int,
+    ) -> None:
         self._core = core
         self._reader = reader
+        self._prepare_guide = prepare_guide
         self._max_body_bytes = max_body_bytes
+        self._threads = threads
         self._live: set[str] = set()
         """Ids of admitted requests; a second one of the same id would be aborted with the first."""
 
@@ -154,7 +206,7 @@ class _Generation:
             if body is None:
                 response = refusal_response(body_too_large(self._max_body_bytes), 413)
             else:
-                request = GenerateRequest.model_validate_json(body)
+                request = await _parsed(GenerateRequest, body)
                 request_id = request_id or request.request_id
                 response = self._start(*await self._read(request))
                 _log_context(request)
@@ -173,7 +225,10 @@ class _Generation:
             admitted = self._reader.read(request)
             return admitted, start_output(self._reader.tokenizer, admitted, request.generated_characters)
 
-        return read() if is_quick(request) else await asyncio.to_thread(read)
+        done = read() if is_quick(request) else await self._threads.run(size_of(request.prompt), read)
+        if (guide := request.sampling.guide) is not None:
+            await self._prepare_guide(guide)
+        return done
 
     def _start(self, request: AdmittedRequest, start: OutputStart) -> Response:
         """Hand the request to the core. No await: between this and the stream nothing can be lost."""
@@ -212,13 +267,17 @@ def _is_plain(request_id: str) -> bool:
 
 
 async def _answer_in_thread(
-    request: Request, asked: type[Asked], work: Callable[[Asked], BaseModel], max_body_bytes: int
+    request: Request,
+    asked: type[Asked],
+    work: Callable[[Asked], BaseModel],
+    threads: ReadingThreads,
+    max_body_bytes: int,
 ) -> Response:
     try:
         body = await _read_body(request, max_body_bytes)
         if body is None:
             return refusal_response(body_too_large(max_body_bytes), 413)
-        done = await asyncio.to_thread(work, asked.model_validate_json(body))
+        done = await threads.run(len(body), lambda: work(asked.model_validate_json(body)))
     except ClientDisconnect:
         return Response(status_code=400)
     except ValidationError as error:
@@ -226,6 +285,12 @@ async def _answer_in_thread(
     except EngineRefusal as refusal:
         return refusal_response(refusal)
     return _json(done)
+
+
+async def _parsed(asked: type[Asked], body: bytes) -> Asked:
+    if len(body) <= QUICK_BODY_BYTES:
+        return asked.model_validate_json(body)
+    return await asyncio.to_thread(asked.model_validate_json, body)
 
 
 async def _read_body(http_request: Request, max_body_bytes: int) -> bytes | None:

@@ -7,35 +7,42 @@ memory, and welcomes all at once. From then on a connection that ends is a lost 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from stageline_api import ports
 from stageline_api.failures import FailureClass
-from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.group.welcome import choose_graphs, refusal_of, welcome_stages
+from stageline_runtime.engine.group.strangers import Strangers
+from stageline_runtime.engine.group.welcome import choose_graphs, refusal_of, welcome_stages, welcome_supervisors
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.bus import EngineBusConnection, encode_frame
+from stageline_runtime.plan_bus.challenge import GREETING_BYTES
 from stageline_runtime.plan_bus.messages import (
     DrainRequested,
     GraphMode,
+    GuideReady,
     Hello,
     Loaded,
     Ping,
     Pong,
+    PrepareGuide,
     Refused,
     StepDone,
     StepTimes,
     ToEngine,
     ToStage,
+    Welcome,
 )
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
+from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.step_cost import FREE
 from stageline_runtime.termination import RuntimeFailure
 
 logger = logging.getLogger(__name__)
@@ -57,17 +64,20 @@ class StageGroup:
         on_pong: Callable[[int, Pong], None] = lambda _stage, _pong: None,
         on_cache_sized: Callable[[CacheSize], None] = lambda _size: None,
         on_step_times: Callable[[int, StepTimes], None] | None = None,
+        on_guide_ready: Callable[[GuideReady], None] = lambda _ready: None,
     ) -> None:
         self._contract = contract
-        self._model = model
+        self.model = model
         self._model_dir = model_dir
         self._on_step_done = on_step_done
         self._on_drain_requested = on_drain_requested
         self._on_pong = on_pong
         self._on_cache_sized = on_cache_sized
         self._on_step_times = on_step_times
+        self._on_guide_ready = on_guide_ready
         self._hellos: dict[int, Hello] = {}
         self._connections: dict[int, EngineBusConnection] = {}
+        self._strangers = Strangers()
         self._loaded: set[int] = set()
         self._progress = asyncio.Event()
         self._closing = False
@@ -87,11 +97,14 @@ class StageGroup:
         loop = asyncio.get_running_loop()
         host = self._contract.pod_ip
         try:
-            await loop.create_server(lambda: EngineBusConnection(self._receive, self._lost), host, ports.PLAN_BUS)
+            await loop.create_server(self._new_connection, host, ports.PLAN_BUS)
         except OSError as error:
             # asyncio puts a sentence of its own in place of the system's.
             detail = f"can't listen on {host}:{ports.PLAN_BUS}: {os.strerror(error.errno or 0)}"
             raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
+
+    def _new_connection(self) -> EngineBusConnection:
+        return EngineBusConnection(self._receive, self._lost, self._strangers.greet, GREETING_BYTES)
 
     async def form(self) -> CacheSize:
         """Handshake with every stage, welcome them, wait until all have loaded.
@@ -99,17 +112,20 @@ class StageGroup:
         Raises:
             RuntimeFailure: a stage did not come or load in time, or the cut or the cache can't be made.
         """
-        timeouts = self._contract.config.timeouts
-        count = self._contract.stage_count
-        await self._until(
-            lambda: len(self._hellos) == count,
-            timeouts.rendezvous_seconds,
-            FailureClass.RENDEZVOUS_TIMEOUT,
-            "handshake",
-        )
+        await self._all_connected()
         size = self._welcome()
-        await self._until(lambda: len(self._loaded) == count, timeouts.load_seconds, FailureClass.MODEL_LOAD, "load")
+        await self._all_loaded()
         return size
+
+    async def form_nodes(self) -> None:
+        """The same, where each stage is a node of another engine, which sizes its cache by itself.
+
+        Raises:
+            RuntimeFailure: a stage did not come or load in time, or the cut can't be made.
+        """
+        await self._all_connected()
+        self._send_welcomes(welcome_supervisors(self._hellos, self._contract, self.model, self._model_dir))
+        await self._all_loaded()
 
     def broadcast(self, message: ToStage) -> None:
         """Send one message to all stages, encoded once."""
@@ -119,6 +135,12 @@ class StageGroup:
 
     def ping(self, stage: int, message: Ping) -> None:
         self._connections[stage].send_frame(encode_frame(message))
+
+    def prepare_guide(self, message: PrepareGuide) -> None:
+        """Ask the last stage; one that is gone ends the group anyway."""
+        last = self._connections.get(self._contract.stage_count - 1)
+        if last is not None:
+            last.send_frame(encode_frame(message))
 
     def connected_stages(self) -> GroupStages:
         """The stages that have said hello and are still there, and where they answer."""
@@ -139,21 +161,37 @@ class StageGroup:
     @property
     def graphs(self) -> GraphMode:
         """The most that the group's plans may ask for; known once all stages have said hello."""
-        return choose_graphs(self._contract.config.graphs, self._hellos.values(), self._model)
+        return choose_graphs(self._contract.config.graphs, self._hellos.values(), self.model)
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
         self._closing = True
 
     def _welcome(self) -> CacheSize:
-        size, welcomes = welcome_stages(self._hellos, self._contract, self._model, self._model_dir)
+        size, welcomes = welcome_stages(self._hellos, self._contract, self.model, self._model_dir)
         self._on_cache_sized(size)
         if not size.holds_all:
             tokens, asked = size.num_blocks * BLOCK_TOKENS, self._contract.config.max_num_seqs
             logger.warning("memory holds %d tokens of %d sequences at once; long ones may have to wait", tokens, asked)
+        self._send_welcomes(welcomes)
+        return size
+
+    def _send_welcomes(self, welcomes: Mapping[int, Welcome]) -> None:
         for stage, connection in self._connections.items():
             connection.send_frame(encode_frame(welcomes[stage]))
-        return size
+
+    async def _all_connected(self) -> None:
+        await self._until(
+            lambda: len(self._hellos) == self._contract.stage_count,
+            self._contract.config.timeouts.rendezvous_seconds,
+            FailureClass.RENDEZVOUS_TIMEOUT,
+            "handshake",
+        )
+
+    async def _all_loaded(self) -> None:
+        limit = self._contract.config.timeouts.load_seconds
+        count = self._contract.stage_count
+        await self._until(lambda: len(self._loaded) == count, limit, FailureClass.MODEL_LOAD, "load")
 
     async def _until(
         self, condition: Callable[[], bool], timeout_seconds: float, failure_class: FailureClass, operation: str
@@ -187,23 +225,27 @@ class StageGroup:
                 self._on_drain_requested(connection.stage)
             case Pong():
                 self._on_pong(connection.stage, message)
+            case GuideReady():
+                self._on_guide_ready(message)
             case StepTimes():
                 if self._on_step_times is not None:
                     self._on_step_times(connection.stage, message)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
-        refusal = refusal_of(hello, self._contract, self._hellos)
+        refusal = refusal_of(hello, self._contract, self._hellos, self._strangers.forget(connection))
         if refusal is not None:
             logger.warning("refused a stage: %s", refusal)
             connection.send_frame(encode_frame(Refused(refusal)))
             connection.close()
             return
+        connection.trust()
         connection.stage = hello.stage
         self._hellos[hello.stage] = hello
         self._connections[hello.stage] = connection
         self._progress.set()
 
     def _lost(self, connection: EngineBusConnection, reason: str) -> None:
+        self._strangers.forget(connection)
         if connection.stage is None or self._closing:
             return
         self._connections.pop(connection.stage, None)
@@ -227,7 +269,13 @@ async def form_scheduler(group: StageGroup, config: RuntimeConfig, max_waiting: 
         max_step_tokens=config.max_num_batched_tokens,
         max_waiting=max_waiting,
         graphs=group.graphs,
+        speculation=None if config.speculative is None else _speculation(config.speculative),
     )
+
+
+def _speculation(config: SpeculativeConfig) -> Speculation:
+    """Drafts that cost nothing: what they cost is measured at warm-up."""
+    return Speculation(config.tokens, config.min_match, FREE)
 
 
 def warm_up_tokens(config: RuntimeConfig) -> int:

@@ -3,7 +3,6 @@
 How tensors cross and what is captured is decided here too, once for all stages, so that no two of them can disagree.
 """
 
-import hmac
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind, Welcome
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
@@ -24,9 +24,9 @@ def resolve_dtype(config: RuntimeConfig, model: ModelConfig) -> str:
     return model.dtype if config.dtype == "auto" else config.dtype
 
 
-def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello]) -> str | None:
-    """Why a stage can't join, as a sentence; None when it may. Never says the token."""
-    if not hmac.compare_digest(hello.token.encode(), contract.bus_token.encode()):
+def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], nonce: str) -> str | None:
+    """Why a stage challenged with `nonce` can't join, as a sentence; None when it may. Never says the token."""
+    if not is_proof(hello.proof, contract.bus_token, nonce, stage=hello.stage, incarnation=hello.incarnation):
         return "the plan bus token is wrong"
     if hello.protocol != PROTOCOL_VERSION:
         return f"protocol version {hello.protocol} does not match the engine's {PROTOCOL_VERSION}"
@@ -48,9 +48,11 @@ def welcome_stages(
         RuntimeFailure: class BadConfig (the cut can't be made) or OutOfMemory (naming how much is missing).
     """
     config, dtype = contract.config, resolve_dtype(contract.config, model)
-    layers = _cut(hellos, contract, model, ELEMENT_BYTES[dtype])
+    _check_speculation(config, hellos)
+    layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype]))
     size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), config, model, dtype)
     hosts = [hello.host for hello in hellos.values()]
+    containers = [(hello.host, hello.container) for hello in hellos.values()]
     return size, {
         stage: Welcome(
             first_layer=layers[stage].first,
@@ -62,12 +64,51 @@ def welcome_stages(
             slot_tokens=size.slot_tokens,
             max_step_tokens=config.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host),
+            stages_in_container=containers.count((hello.host, hello.container)),
             transport=choose_transport(hellos.values()),
             graphs=choose_graphs(config.graphs, hellos.values(), model),
             num_blocks=size.num_blocks,
+            layer_counts=tuple(each.count for each in layers),
         )
         for stage, hello in hellos.items()
     }
+
+
+def welcome_supervisors(
+    hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, model_dir: Path
+) -> dict[int, Welcome]:
+    """Each supervisor's welcome, where the stages are nodes of another engine, which sizes its own cache.
+
+    The cut goes by the layers' costs alone: a supervisor doesn't know the memory of the devices.
+
+    Raises:
+        RuntimeFailure: class BadConfig (the cut can't be made).
+    """
+    config = contract.config
+    layers = _cut(contract, model, memory=None)
+    hosts = [hello.host for hello in hellos.values()]
+    return {
+        stage: Welcome(
+            first_layer=layers[stage].first,
+            last_layer=layers[stage].last,
+            model_dir=str(model_dir),
+            dtype=resolve_dtype(config, model),
+            num_cohorts=contract.stage_count,
+            slots_per_cohort=-(-config.max_num_seqs // contract.stage_count),
+            slot_tokens=_max_model_len(config, model),
+            max_step_tokens=config.max_num_batched_tokens,
+            stages_on_host=hosts.count(hello.host),
+            layer_counts=tuple(each.count for each in layers),
+        )
+        for stage, hello in hellos.items()
+    }
+
+
+def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> None:
+    on_devices = [stage for stage, hello in sorted(hellos.items()) if hello.device]
+    if config.speculative is not None and on_devices:
+        detail = f"spec.engine.speculative is not built for devices yet, and stage {on_devices[0]} has one"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check speculative")
 
 
 def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
@@ -87,17 +128,19 @@ def _max_model_len(config: RuntimeConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.context_length
 
 
-def _cut(
+def _cut_memory(
     hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, element_bytes: int
-) -> tuple[LayerRange, ...]:
-    costs = estimate_costs(model)
+) -> CutMemory:
     rooms = tuple(
         StageRoom(host=memory_owner(hello), available_bytes=hello.available_bytes)
         for _, hello in sorted(hellos.items())
     )
-    memory = CutMemory(
-        config=model, rooms=rooms, max_model_len=_max_model_len(contract.config, model), element_bytes=element_bytes
-    )
+    longest = _max_model_len(contract.config, model)
+    return CutMemory(config=model, rooms=rooms, max_model_len=longest, element_bytes=element_bytes)
+
+
+def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) -> tuple[LayerRange, ...]:
+    costs = estimate_costs(model)
     try:
         return cut_layers(
             model.num_layers,
@@ -162,4 +205,4 @@ def choose_graphs(asked: str, hellos: Iterable[Hello], model: ModelConfig) -> Gr
 
 def memory_owner(hello: Hello) -> str:
     """Whose memory the stage's `available_bytes` is: stages with the same owner share it."""
-    return hello.device or hello.host
+    return hello.device or hello.memory or hello.host

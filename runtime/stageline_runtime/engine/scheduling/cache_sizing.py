@@ -2,8 +2,8 @@
 
 Stages that share a machine share its memory. There is a slot for every sequence asked for, whatever the memory: slots
 are address space, and what they hold is counted in blocks. When blocks for all slots don't fit, there are fewer, and
-long sequences wait or are computed again; when not even one whole sequence per cohort fits, the group can't serve and
-the shortage is named.
+long sequences wait or are computed again; when not even one whole sequence fits, the group can't serve and the shortage
+is named.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def size_cache(
     Every cohort gets `max_num_seqs // cohorts` slots, never more, but for the one that it can't do without.
 
     Raises:
-        MemoryShortageError: a machine can't hold its stages' weights plus one sequence per cohort.
+        MemoryShortageError: a machine can't hold its stages' weights plus one sequence.
     """
     num_cohorts = len(stages)
     slots = max(1, max_num_seqs // num_cohorts)
@@ -72,8 +72,8 @@ def size_cache(
         weights = sum(stage.weight_bytes for stage in here)
         per_block = BLOCK_TOKENS * sum(config.kv_bytes_per_token(one.layers.count, element_bytes) for one in here)
         fitting = (usable - weights) // per_block
-        if fitting < blocks_per_slot * num_cohorts:
-            smallest = per_block * blocks_per_slot * num_cohorts
+        if fitting < blocks_per_slot:
+            smallest = per_block * blocks_per_slot
             raise MemoryShortageError(_shortage(here, usable, weights, smallest, max_model_len))
         num_blocks = min(num_blocks, fitting)
         room_tokens |= dict.fromkeys((stage.stage for stage in here), fitting * BLOCK_TOKENS)
@@ -91,6 +91,6 @@ def _shortage(here: list[StageMemory], usable: int, weights: int, cache: int, ma
     missing = weights + cache - usable
     return (
         f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {mebibytes(weights)} MiB and "
-        f"the smallest cache (one sequence of maxModelLen {max_model_len} per cohort) {mebibytes(cache)} MiB, "
+        f"the smallest cache (one sequence of maxModelLen {max_model_len}) {mebibytes(cache)} MiB, "
         f"but {mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or use more stages"
     )

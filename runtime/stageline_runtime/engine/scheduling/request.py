@@ -6,13 +6,31 @@ one.
 """
 
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass, field
 
-from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow
+from stageline_runtime.speculation.request_drafts import RequestDrafts
 
 MAX_DECODES_AHEAD = 2
 """One sample in flight and one that waits on the bus for its feedback; more would only run dead rows."""
 NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A verifying row in flight."""
+
+    seq: int
+    position: int
+    token_ids: tuple[int, ...]
+    """What the newest token is, or is guessed to be, and the drafts after it."""
+    is_chained: bool = False
+    """Planned before the guess before it was back; it is then alone in its plan."""
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.token_ids) - 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +64,12 @@ class Request:
     """A row of it has been planned, in this slot or one before."""
     out_of_turn: bool = False
     """It changed over to another cohort, or its last chunk ran in another's plan, and it has not decoded since."""
+    drafts: RequestDrafts | None = None
+    """None: this request doesn't speculate."""
+    guesses: deque[Guess] = field(default_factory=deque)
+    """Verifying rows in flight that may still hold, a chain of them; nothing else of the request is in flight then."""
+    known_seq: int = -1
+    """The plan that sampled the newest known token."""
 
     def __post_init__(self) -> None:
         assert self.prompt, f"request {self.request_id} has no prompt token"
@@ -60,6 +84,7 @@ class Request:
         self.samples_issued = len(self.output)
         self.fill_sent = False
         self.out_of_turn = False
+        self.guesses.clear()
 
     @property
     def seniority(self) -> tuple[int, int]:
@@ -88,6 +113,7 @@ class Request:
         """
         return (
             self.prefill_pending == 0
+            and not self.guesses
             and self.samples_issued < self.max_new_tokens
             and self.samples_in_flight < (1 if self.out_of_turn else MAX_DECODES_AHEAD)
         )
@@ -101,6 +127,77 @@ class Request:
         """Positions that plans made so far write and whose tokens are known."""
         written = self.scheduled_inputs if self.prefill_pending else self.decode_position
         return min(written, len(self.prompt) + len(self.output))
+
+    @property
+    def known_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def propose(self, num_rows: int, most: int, depth: int = 1) -> tuple[int, ...]:
+        """Drafts for a verifying row of a plan with `num_rows` rows: at most `most`, and never past its last token.
+
+        `depth`: how long a chain of such rows may become.
+        """
+        if self.drafts is None or not self.can_speculate:
+            return ()
+        room = min(most, self.max_new_tokens - len(self.output) - 1)
+        return self.drafts.propose(self.known_tokens, self.tokens, num_rows, depth)[: max(0, room)]
+
+    @property
+    def can_speculate(self) -> bool:
+        return self.prefill_pending == 0 and not self.guesses
+
+    def extend_chain(self) -> tuple[int, ...]:
+        """The next guess of a chain, as if all in flight held: a guessed newest token and drafts; () where none is due.
+
+        What follows may look otherwise now than when the chain began; then it is not made longer.
+        """
+        if self.drafts is None or not self.guesses:
+            return ()
+        newest = self.guesses[-1]
+        assumed = sum((guess.token_ids for guess in self.guesses), ())[1:]
+        room = self.max_new_tokens - len(self.output) - len(assumed) - 2
+        count = min(newest.num_drafts, room)
+        if count < 1 or not self.drafts.may_chain(len(assumed) + 1):
+            return ()
+        following = self.drafts.continuation(self.known_tokens, self.tokens, len(assumed) + 1 + count)
+        return following[len(assumed) :] if following[: len(assumed)] == assumed else ()
+
+    @property
+    def chain_position(self) -> int:
+        """Where the next guess of a chain begins."""
+        return self.guesses[-1].position + len(self.guesses[-1].token_ids)
+
+    def break_chain(self) -> list[Guess]:
+        """Forget guesses that can't hold, by what is known now: all of them, or none. Returns them."""
+        if not self.guesses:
+            return []
+        first = self.guesses[0]
+        if (first.position, first.token_ids[0]) == (self.known_tokens - 1, self.output[-1]):
+            return []
+        broken = list(self.guesses)
+        self.guesses.clear()
+        self.samples_issued = len(self.output)
+        return broken
+
+    def take(self, seq: int, row: SampledRow) -> tuple[int, ...]:
+        """Account for what plan `seq` sampled; returns the tokens of it, none for a guess that ran dead."""
+        if not row.num_sampled:
+            return ()
+        self.known_seq = seq
+        if not self.guesses:
+            self.output.append(row.token)
+            if self.drafts is not None:
+                self.drafts.note_plain_token()
+            return (row.token,)
+        guess = self.guesses.popleft()
+        self.last_sample_seq = seq
+        held = row.num_sampled - 1
+        tokens = (*guess.token_ids[1 : 1 + held], row.token)
+        self.output += tokens
+        self.samples_issued = len(self.output) + bool(self.guesses)
+        if self.drafts is not None:
+            self.drafts.note_row(guess.num_drafts, held)
+        return tokens
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Known tokens of prompt and output from position `start` up to `stop`."""

@@ -1,14 +1,15 @@
 """Which rows go into a plan. Pure.
 
 First a decode row for each member of the plan's cohort whose newest token is sampled or about to be (they are cheap and
-someone waits), the most senior first; then prefill chunks within the token budget: of the cohort's own members, and
+someone waits), the most senior first, or a verifying row where its newest token is known and drafts of the next ones
+may pay; then prefill chunks within the token budget: of the cohort's own members, and
 then further chunks of long prompts that others have begun, which need no feedback and so no turn. A request's first row
 fills its slot: what is known of its beginning is kept there or copied from another slot, and only the rest is computed.
 """
 
 from dataclasses import dataclass, field
 
-from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.engine.scheduling.request import Guess, Request
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
@@ -44,6 +45,25 @@ class SelectedRows:
         request.last_sample_seq = self.seq
         request.out_of_turn = False
 
+    def add_verification(self, request: Request, drafts: tuple[int, ...]) -> None:
+        """One row of the request's newest token, which is known, and drafts of what comes after it."""
+        self._add_guess(request, Guess(self.seq, request.decode_position, (request.output[-1], *drafts)))
+        request.samples_issued += 1
+        request.last_sample_seq = self.seq
+        request.out_of_turn = False
+
+    def add_chained(self, request: Request, token_ids: tuple[int, ...]) -> None:
+        """A verifying row of a guessed newest token and drafts, before the guesses in flight are back."""
+        self._add_guess(request, Guess(self.seq, request.chain_position, token_ids, is_chained=True))
+
+    def _add_guess(self, request: Request, guess: Guess) -> None:
+        ids, drafts = guess.token_ids, guess.num_drafts
+        row = PlanRow(request.slot, request.generation, guess.position, len(ids), ids, True, num_drafts=drafts)
+        self._add(row, request)
+        # It needs no feedback; but what has come must not pile up at the first stage.
+        self.feedback_through = max(self.feedback_through, request.known_seq)
+        request.guesses.append(guess)
+
     def add_chunk(self, request: Request) -> None:
         """As many of the request's inputs as the budget allows; the last one samples."""
         start = request.scheduled_inputs
@@ -66,7 +86,8 @@ def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int) -> Se
     plan = SelectedRows(seq, budget)
     members = slots.cohorts.members(cohort)
     for request in members:
-        if plan.budget and request.can_decode and slots.grow(request, request.decode_position + 1):
+        speculates = request.drafts is not None and plan.budget > 0 and _speculate(slots, request, plan, len(members))
+        if plan.budget and not speculates and request.can_decode and slots.grow(request, request.decode_position + 1):
             plan.add_decode(request)
     for request in members:
         # A member may just have lost its slot to one before it.
@@ -79,6 +100,36 @@ def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int) -> Se
             plan.add_chunk(request)
             request.out_of_turn = True
     return plan
+
+
+def select_chained(slots: SlotAssignment, cohort: int, seq: int, budget: int) -> SelectedRows:
+    """A row that makes a chain of `cohort` longer, alone in its plan; there may be none."""
+    plan = SelectedRows(seq, budget)
+    for request in slots.cohorts.members(cohort):
+        token_ids = request.extend_chain()[:budget]
+        if len(token_ids) > 1 and slots.ledger.grow(request.slot, request.chain_position + len(token_ids)):
+            plan.add_chained(request, token_ids)
+            return plan
+    return plan
+
+
+def _speculate(slots: SlotAssignment, request: Request, plan: SelectedRows, num_rows: int) -> bool:
+    """Give the request a verifying row, or keep it out of this plan for one; False when it is to decode as others do.
+
+    While its newest token is on the way and what is known has a continuation, it waits: a verifying row is made of
+    known tokens. Drafts never cost another request its slot.
+    """
+    # The other members' decode rows come first.
+    depth = slots.ledger.num_cohorts if len(slots.running) == 1 else 1
+    drafts = request.propose(num_rows, plan.budget - num_rows, depth)
+    if not drafts:
+        return False
+    if request.samples_in_flight:
+        return True
+    if not slots.ledger.grow(request.slot, request.decode_position + 1 + len(drafts)):
+        return False
+    plan.add_verification(request, drafts)
+    return True
 
 
 def _long_prompts_of_others(slots: SlotAssignment, cohort: int) -> list[Request]:

@@ -2,19 +2,21 @@
 
 Which requests hold a slot and which of them step together is `slot_assignment`'s matter, which rows a plan carries
 `row_selection`'s. At most one decode of a request is in flight and one more waits for its feedback, in every mode,
-because rows are made nowhere else.
+because rows are made nowhere else. Verifying rows are never beside a decode of their request; they may be a chain, of
+which what follows a wrong guess runs dead.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.engine.scheduling.row_selection import FirstRow, SelectedRows, select_rows
+from stageline_runtime.engine.scheduling.request import Guess, Request
+from stageline_runtime.engine.scheduling.row_selection import FirstRow, SelectedRows, select_chained, select_rows
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, SampledRow, StepPlan, TokenLogprobs
 from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
+from stageline_runtime.speculation.request_drafts import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,19 @@ class Scheduler:
     """Requests in, plans out, tokens back."""
 
     def __init__(
-        self, ledger: SlotLedger, *, max_step_tokens: int, max_waiting: int, graphs: GraphMode = GraphMode.OFF
+        self,
+        ledger: SlotLedger,
+        *,
+        max_step_tokens: int,
+        max_waiting: int,
+        graphs: GraphMode = GraphMode.OFF,
+        speculation: Speculation | None = None,
     ) -> None:
+        """`speculation` None: no plan ever carries a draft."""
         self.ledger = ledger
         self.max_step_tokens = max_step_tokens
         self.max_waiting = max_waiting
+        self.speculation = speculation
         self._graphs = graphs
         self._slots = SlotAssignment(ledger)
         self._arrivals = 0
@@ -49,6 +59,7 @@ class Scheduler:
         self._feedback_through = -1
         self._unfinished: deque[int] = deque()
         self._first_rows: list[FirstRow] = []
+        self._cancelled: list[int] = []
 
     @property
     def num_waiting(self) -> int:
@@ -88,6 +99,8 @@ class Scheduler:
         assert request.request_id not in self._slots.running, request.request_id
         request.arrival = self._arrivals
         self._arrivals += 1
+        if self.speculation is not None:
+            request.drafts = self.speculation.of_request()
         self._slots.waiting.add(request)
 
     def is_running(self, request_id: str) -> bool:
@@ -97,7 +110,7 @@ class Scheduler:
         """Forget a request at once; rows of it that are in flight run dead. False when it isn't known."""
         running = self._slots.running.get(request_id)
         if running is not None:
-            self._slots.release(running)
+            self._release(running)
             return True
         return self._slots.waiting.remove(request_id)
 
@@ -116,7 +129,26 @@ class Scheduler:
             if rows.rows:
                 cohorts.took_turn(cohort)
                 return self._plan_of(cohort, rows)
+        return None if self.speculation is None else self._chain()
+
+    def _chain(self) -> StepPlan | None:
+        """A plan for a stage that would have nothing to do: a verifying row whose request has one in flight already.
+
+        Only while fewer plans are in flight than there are stages, so that nobody who comes meanwhile waits behind more
+        than one of them at any stage.
+        """
+        if not self._unfinished or len(self._unfinished) >= self.ledger.num_cohorts:
+            return None
+        for cohort in self._slots.cohorts.turns():
+            rows = select_chained(self._slots, cohort, self._next_seq, self.max_step_tokens)
+            if rows.rows:
+                return self._plan_of(cohort, rows)
         return None
+
+    def take_cancelled(self) -> list[int]:
+        """Plans found since the last call to be of no use to anyone: chains that broke or whose request has ended."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
 
     def first_rows(self) -> list[FirstRow]:
         first_rows, self._first_rows = self._first_rows, []
@@ -137,22 +169,38 @@ class Scheduler:
         """
         expected = self._unfinished.popleft() if self._unfinished else None
         assert seq == expected, f"plan {seq} finished, {expected} was next"
-        tokens = []
+        tokens: list[NewToken] = []
         for row in rows:
             request = self._slots.request_in(row.slot, row.generation)
             if request is not None:
-                tokens.append(self._accept(request, row))
+                tokens += self._accept(seq, request, row)
         return tokens
 
-    def _accept(self, request: Request, row: SampledRow) -> NewToken:
-        token = row.token
-        request.output.append(token)
+    def _accept(self, seq: int, request: Request, row: SampledRow) -> Iterator[NewToken]:
+        """The row's tokens up to the one that ends the request; those after it were never asked for."""
+        tokens = request.take(seq, row)
+        self._cancel(request.break_chain())
         self._slots.note_computed(request)
-        stopped = token in request.stop_token_ids
-        finished = stopped or row.failure is not None or len(request.output) >= request.max_new_tokens
-        if finished:
-            self._slots.release(request)
-        return NewToken(request.request_id, token, finished, stopped, row.logprobs, row.failure)
+        before = len(request.output) - len(tokens)
+        for index, token in enumerate(tokens):
+            is_newest = index == len(tokens) - 1
+            failure = row.failure if is_newest else None
+            stopped = token in request.stop_token_ids
+            finished = stopped or failure is not None or before + index + 1 >= request.max_new_tokens
+            if finished:
+                self._release(request)
+            logprobs = row.logprobs if is_newest else (row.draft_logprobs[index] if row.draft_logprobs else None)
+            yield NewToken(request.request_id, token, finished, stopped, logprobs, failure)
+            if finished:
+                return
+
+    def _release(self, request: Request) -> None:
+        # The first one's guess is known to hold: what it writes may be indexed already, so it has to be computed.
+        self._cancel(list(request.guesses)[1:])
+        self._slots.release(request)
+
+    def _cancel(self, guesses: Iterable[Guess]) -> None:
+        self._cancelled += [guess.seq for guess in guesses if guess.is_chained]
 
     def _plan_of(self, cohort: int, rows: SelectedRows) -> StepPlan:
         self.num_steps += 1

@@ -4,7 +4,8 @@ Each is registered from its line in `metric_names`; `model_name` is a label of a
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -17,9 +18,11 @@ from stageline_runtime import metric_names as names
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.plan_bus.messages import StepPlan
+from stageline_runtime.speculation.request_drafts import DraftCounts
 
 GROUP_LOST = "group_lost"
 GUIDE = "guide"
+REFUSED = "refused"
 
 
 class EngineMetrics:
@@ -29,10 +32,12 @@ class EngineMetrics:
         self.registry = MetricRegistry()
         self._model_name = model_name
         self.requests = RequestMetrics(self.registry, model_name)
-        self._gauges = _SchedulerGauges(self.registry, model_name)
+        self._gauges = _OccupancyGauges(self.registry, model_name)
+        self._drafts = _DraftCounters(self.registry, model_name)
         self._plans = self._counter(names.PLANS)
         self._preemptions = self._counter(names.PREEMPTIONS)
         self._preemptions_counted = 0
+        self._cancelled = self._counter(names.CANCELLED_PLANS)
         self._rows = self.registry.histogram(names.COHORT_ROWS).labels(model_name)
         self._tokens = self.registry.histogram(names.ITERATION_TOKENS).labels(model_name)
         self.feedback_latency = self.registry.histogram(names.FEEDBACK_LATENCY).labels(model_name)
@@ -53,20 +58,63 @@ class EngineMetrics:
         self._preemptions.inc(preemptions - self._preemptions_counted)
         self._preemptions_counted = preemptions
 
+    def cancelled(self) -> None:
+        """The stages were told not to compute a plan."""
+        self._cancelled.inc()
+
     def p2p_latency(self, receiving_stage: int) -> Histogram:
         return self._p2p_latency.labels(self._model_name, str(receiving_stage))
 
-    def page(self, scheduler: Scheduler | None, accept: str = "") -> tuple[bytes, str]:
-        """All series and their content type, gauges read from `scheduler`, which is None until the group stands."""
-        if scheduler is not None:
-            self._gauges.read(scheduler)
+    def counted_elsewhere(self, steps: int, preemptions: int) -> None:
+        """Another engine's scheduler made so many steps, and took so many slots away, since the last call."""
+        self._plans.inc(steps)
+        self._preemptions.inc(preemptions)
+
+    def page(
+        self, occupancy: "Occupancy | None", accept: str = "", drafts: DraftCounts | None = None
+    ) -> tuple[bytes, str]:
+        """All series and their content type, with gauges of `occupancy`, which is None until the group stands.
+
+        `drafts` is what became of drafts since the beginning, where there are any.
+        """
+        if occupancy is not None:
+            self._gauges.show(occupancy)
+        if drafts is not None:
+            self._drafts.read(drafts)
         return self.registry.exposition(accept)
 
     def _counter(self, spec: MetricSpec) -> Counter:
         return self.registry.counter(spec).labels(self._model_name)
 
 
-class _SchedulerGauges:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What requests take up at one moment, whoever schedules them."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """Share of the KV cache, 0 to 1."""
+    kv_blocks: Mapping[str, int]
+    """By state; they sum to the cache's size."""
+    plans_in_flight: int = 0
+    cohort_sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "Occupancy":
+        ledger = scheduler.ledger
+        free = ledger.num_blocks - ledger.held_blocks - ledger.cached_blocks
+        return cls(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_usage=ledger.held_blocks / ledger.num_blocks,
+            kv_blocks={"held": ledger.held_blocks, "cached": ledger.cached_blocks, "free": free},
+            plans_in_flight=scheduler.num_plans_in_flight,
+            cohort_sizes=scheduler.cohort_sizes(),
+        )
+
+
+class _OccupancyGauges:
     def __init__(self, registry: MetricRegistry, model_name: str) -> None:
         self._model_name = model_name
         self._running = registry.gauge(names.NUM_REQUESTS_RUNNING).labels(model_name)
@@ -76,17 +124,35 @@ class _SchedulerGauges:
         self._plans_in_flight = registry.gauge(names.PLANS_IN_FLIGHT).labels(model_name)
         self._cohorts = registry.gauge(names.COHORT_REQUESTS)
 
-    def read(self, scheduler: Scheduler) -> None:
-        ledger = scheduler.ledger
-        self._running.set(scheduler.num_running)
-        self._waiting.set(scheduler.num_waiting)
-        self._plans_in_flight.set(scheduler.num_plans_in_flight)
-        self._kv_usage.set(ledger.held_blocks / ledger.num_blocks)
-        free = ledger.num_blocks - ledger.held_blocks - ledger.cached_blocks
-        for state, count in {"held": ledger.held_blocks, "cached": ledger.cached_blocks, "free": free}.items():
+    def show(self, occupancy: Occupancy) -> None:
+        self._running.set(occupancy.running)
+        self._waiting.set(occupancy.waiting)
+        self._plans_in_flight.set(occupancy.plans_in_flight)
+        self._kv_usage.set(occupancy.kv_usage)
+        for state, count in occupancy.kv_blocks.items():
             self._kv_blocks.labels(self._model_name, state).set(count)
-        for cohort, size in enumerate(scheduler.cohort_sizes()):
+        for cohort, size in enumerate(occupancy.cohort_sizes):
             self._cohorts.labels(self._model_name, str(cohort)).set(size)
+
+
+class _DraftCounters:
+    def __init__(self, registry: MetricRegistry, model_name: str) -> None:
+        self._model_name = model_name
+        self._drafted = registry.counter(names.DRAFT_TOKENS).labels(model_name)
+        self._held = registry.counter(names.ACCEPTED_TOKENS).labels(model_name)
+        self._rows = registry.counter(names.DRAFTED_ROWS).labels(model_name)
+        self._held_at = registry.counter(names.ACCEPTED_AT)
+        self._counted = DraftCounts()
+
+    def read(self, counts: DraftCounts) -> None:
+        """Count what came since the last call."""
+        before, self._counted = self._counted, deepcopy(counts)
+        self._drafted.inc(counts.drafted - before.drafted)
+        self._held.inc(counts.held - before.held)
+        self._rows.inc(counts.rows - before.rows)
+        for place, held in enumerate(counts.held_at):
+            earlier = before.held_at[place] if place < len(before.held_at) else 0
+            self._held_at.labels(self._model_name, str(place)).inc(held - earlier)
 
 
 @dataclass(slots=True)
@@ -120,7 +186,7 @@ class RequestMetrics:
         success = registry.counter(names.REQUEST_SUCCESS)
         self._ends = {reason: success.labels(model_name, reason.value) for reason in FinishReason}
         failures = registry.counter(names.REQUEST_FAILURES)
-        self._failures = {reason: failures.labels(model_name, reason) for reason in (GROUP_LOST, GUIDE)}
+        self._failures = {reason: failures.labels(model_name, reason) for reason in (GROUP_LOST, GUIDE, REFUSED)}
         self._refusals = registry.counter(names.REFUSALS)
         self._oldest = registry.gauge(names.OLDEST_WAITING).labels(model_name)
 

@@ -105,7 +105,7 @@ class RequestTrace:
 
     def wants(self, row: PlanRow) -> bool:
         """Whether the stages are to be asked about the plan with this row: the first chunks, the first decode."""
-        if row.token_ids:
+        if row.is_chunk:
             self.prefill_plans -= 1
             return self.prefill_plans >= 0
         first, self.decode_planned = not self.decode_planned, True

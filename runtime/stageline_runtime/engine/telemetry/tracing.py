@@ -87,7 +87,7 @@ class TracedRequests:
         if not self._watched:
             return plan
         rows = [
-            (trace, not row.token_ids)
+            (trace, not row.is_chunk)
             for row in plan.rows
             if (trace := self._watched.get((row.slot, row.generation))) is not None and trace.wants(row)
         ]

@@ -7,10 +7,12 @@ like the weights, it is chosen by whoever deploys the model.
 
 import ctypes
 import json
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
@@ -18,7 +20,14 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from stageline_api.engine_http import ChatMessage, ErrorCode, ToolCallFormat, ToolFunction
+from stageline_api.engine_http import (
+    ChatMessage,
+    ChatPrompt,
+    ErrorCode,
+    TemplateArgument,
+    ToolCallFormat,
+    ToolFunction,
+)
 from stageline_api.failures import FailureClass
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.termination import RuntimeFailure
@@ -26,6 +35,7 @@ from stageline_runtime.termination import RuntimeFailure
 T = TypeVar("T")
 MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
 RENDER_LIMIT_SECONDS = 5.0
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class ChatTemplate:
@@ -47,7 +57,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            self._variables = meta.find_undeclared_variables(environment.parse(source))
+            takes_tools = "tools" in self._variables
         except TemplateSyntaxError as error:
             raise RuntimeFailure(
                 FailureClass.MODEL_LOAD,
@@ -58,12 +69,38 @@ class ChatTemplate:
         """Whether the template shows tools to the model."""
         self.tool_call_format = _tool_call_format(source) if takes_tools else None
         """How the model writes calls, as far as the template tells; None when it doesn't."""
+        self.has_thoughts = "</think>" in source
+        """Whether the model's answers may begin with thoughts, which the template marks so."""
         self._special_tokens = dict(special_tokens)
         self._limit_seconds = limit_seconds
         self._max_characters = max_characters
 
+    def takes_effort(self, effort: str) -> bool:
+        """Whether the template can tell the model to think so much."""
+        return "reasoning_effort" in self._variables or (effort == "none" and "enable_thinking" in self._variables)
+
+    def arguments_of(self, prompt: ChatPrompt) -> dict[str, TemplateArgument]:
+        """More variables for `render`.
+
+        Raises:
+            PromptError: naming `chat_template_kwargs`; one of them is not the client's to set.
+        """
+        for name in prompt.template_arguments:
+            if name in _OWN_VARIABLES or name in self._special_tokens:
+                message = f"chat_template_kwargs can't set {name!r}: it has a field of its own, or is the model's."
+                raise PromptError(ErrorCode.INVALID_VALUE, message, param="chat_template_kwargs")
+        effort = prompt.reasoning_effort
+        told: dict[str, TemplateArgument] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            told["enable_thinking"] = False
+        return told | prompt.template_arguments
+
     def render(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolFunction] = (), add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolFunction] = (),
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, TemplateArgument] = MappingProxyType({}),
     ) -> str:
         """The prompt text of `messages`, ending where the assistant's answer begins.
 
@@ -72,6 +109,7 @@ class ChatTemplate:
         """
         # Fresh dicts for each call: a template that edits a message must not change the request.
         variables = {
+            **arguments,
             **self._special_tokens,
             "messages": [_plain_message(message) for message in messages],
             "tools": [_plain_tool(tool) for tool in tools] or None,
@@ -88,6 +126,32 @@ class ChatTemplate:
             raise _refused(f"The model's chat template refuses these messages: {error.message}") from error
         except Exception as error:
             raise _refused(f"The model's chat template fails on these messages: {error}") from error
+
+    def render_to_continue(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolFunction] = (),
+        arguments: Mapping[str, TemplateArgument] = MappingProxyType({}),
+    ) -> str:
+        """The prompt text up to the last message's words, cut as transformers does for `continue_final_message`.
+
+        A marker rendered after them shows the place: the words may also be in what the template writes of its own.
+
+        Raises:
+            PromptError: as `render`, or the template doesn't write the words as they are, once.
+        """
+        *earlier, last = messages
+        marker = secrets.token_hex(16)
+        marked = last.model_copy(update={"content": f"{last.content}{marker} "})
+        words, *after = self.render([*earlier, marked], tools, False, arguments).split(marker)
+        said = last.content.strip()
+        if not said or len(after) != 1 or not words.rstrip().endswith(said):
+            raise _refused(
+                "continue_final_message: the model's chat template doesn't show the last message's words once, as they "
+                "are."
+            )
+        # Whether a template keeps the blanks at a message's end shows in the one after the marker.
+        return words if after[0].startswith(" ") else words.rstrip()
 
     def _generate(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []

@@ -1,7 +1,8 @@
 """Turns a `GenerateRequest` into an `AdmittedRequest`: renders, tokenizes, and checks everything a stage relies on.
 
 What leaves here can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus output
-fit the context. What can't be served is refused with the field, the value and the rule.
+fit the context. What can't be served is refused with the field, the value and the rule. Whether a JSON schema can guide
+an answer is not asked here, since it may take too long: that is `schema_check`'s.
 """
 
 import time
@@ -11,24 +12,34 @@ from pathlib import Path
 from typing import assert_never
 
 from stageline_api.engine_http import (
+    MAX_STOP_CHARACTERS,
     ChatPrompt,
     ErrorCode,
     GenerateRequest,
     Prompt,
     SamplingParams,
     TextPrompt,
+    ThoughtStart,
     TokenPrompt,
     ToolCallFormat,
 )
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.text.chat_template import ChatTemplate, no_chat_template, no_tool_format
+from stageline_runtime.engine.text.chat_template import (
+    ChatTemplate,
+    no_chat_template,
+    no_tool_format,
+)
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
-from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
 from stageline_runtime.plan_bus.messages import RequestSampling
 
 QUICK_LENGTH = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
+MOST_CHARACTERS_A_TOKEN = 16
+"""On average over a prompt as long as the context: text has four, code less. What has more can be told without
+tokenizing it, which takes seconds."""
+THOUGHT_TOKENS = 16
+"""More than `<think>` and the blanks after it are, in any vocabulary."""
 QUICK_OUTPUT = 64
 """Generated ids to continue from become text again one by one; this many take a few milliseconds."""
 
@@ -44,7 +55,6 @@ class PromptReader:
     max_model_len: int
     """Most tokens of prompt plus output."""
     eos_token_ids: frozenset[int]
-    grammars: JsonGrammars
 
     @classmethod
     def load(
@@ -63,7 +73,6 @@ class PromptReader:
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=frozenset(eos_token_ids),
-            grammars=JsonGrammars(model_dir, vocab_size, eos_token_ids),
         )
 
     def read(self, request: GenerateRequest) -> AdmittedRequest:
@@ -77,11 +86,19 @@ class PromptReader:
         for stop in sampling.stop:
             if not stop:
                 raise PromptError(ErrorCode.INVALID_VALUE, "A stop string must not be empty.", param="stop")
+            if len(stop) > MAX_STOP_CHARACTERS:
+                message = f"A stop string has {len(stop)} characters; at most {MAX_STOP_CHARACTERS} are allowed."
+                raise PromptError(ErrorCode.INVALID_VALUE, message, param="stop")
             check_unicode(stop, "stop")
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.logit_bias, "logit_bias")
-        if sampling.json_schema is not None:
-            self._check_schema(sampling.json_schema, sampling.ignore_eos)
+        if sampling.guide is not None and sampling.ignore_eos:
+            message = "ignore_eos can't be combined with response_format: the end of the JSON has to end the answer."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="ignore_eos")
+        if sampling.json_schema is not None and sampling.regex is not None:
+            raise PromptError(
+                ErrorCode.INVALID_VALUE, "An answer has a JSON schema or a regex, not both.", param="regex"
+            )
         self._check_ids(request.generated_token_ids, "generated_token_ids")
         token_ids = self.render_prompt(request.prompt)
         stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -93,8 +110,11 @@ class PromptReader:
             stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
             stop=sampling.stop,
             tool_call_format=self.tool_call_format(request.prompt),
+            thoughts=None if sampling.guide is not None else self._thoughts(request.prompt, token_ids),
+            ignored=self._ignored(request.prompt),
             generated_token_ids=request.generated_token_ids,
             priority=request.priority,
+            adapter=request.adapter,
             is_chat=isinstance(request.prompt, ChatPrompt),
             traceparent=request.traceparent,
             tracestate=request.tracestate,
@@ -128,6 +148,19 @@ class PromptReader:
             return None
         return self.chat_template.tool_call_format
 
+    def _thoughts(self, prompt: Prompt, token_ids: tuple[int, ...]) -> ThoughtStart | None:
+        """How the answer to `prompt` may begin with thoughts, as far as the template tells."""
+        if not isinstance(prompt, ChatPrompt) or self.chat_template is None or not self.chat_template.has_thoughts:
+            return None
+        end = self.tokenizer.decode(token_ids[-THOUGHT_TOKENS:], skip_special_tokens=False)
+        return ThoughtStart.OPEN if end.rstrip().endswith("<think>") else ThoughtStart.TAGGED
+
+    def _ignored(self, prompt: Prompt) -> tuple[str, ...]:
+        template = self.chat_template
+        if not isinstance(prompt, ChatPrompt) or prompt.reasoning_effort is None or template is None:
+            return ()
+        return () if template.takes_effort(prompt.reasoning_effort) else ("reasoning_effort",)
+
     def tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         """Token ids of `prompt`, however many; None adds special tokens as generation would.
 
@@ -149,10 +182,17 @@ class PromptReader:
             raise no_chat_template()
         if prompt.tools and not prompt.tools_guided and template.tool_call_format is None:
             raise no_tool_format(template.takes_tools)
+        self._check_length(sum(len(message.content) for message in prompt.messages), "messages")
         for message in prompt.messages:
             check_unicode(message.role, "messages")
             check_unicode(message.content, "messages")
-        return template.render(prompt.messages, prompt.tools, prompt.add_generation_prompt)
+        arguments = template.arguments_of(prompt)
+        if prompt.continue_final_message:
+            text = template.render_to_continue(prompt.messages, prompt.tools, arguments)
+        else:
+            text = template.render(prompt.messages, prompt.tools, prompt.add_generation_prompt, arguments)
+        self._check_length(len(text), "messages")
+        return text
 
     def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         match prompt:
@@ -160,21 +200,21 @@ class PromptReader:
                 text = self._render(prompt)
                 return self.tokenizer.encode(text, add_special_tokens=bool(add_special_tokens), param="messages")
             case TextPrompt(text=text):
+                self._check_length(len(text), "prompt")
                 return self.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
             case TokenPrompt(token_ids=token_ids):
                 return token_ids
             case _:
                 assert_never(prompt)
 
-    def _check_schema(self, schema: str, ignore_eos: bool) -> None:
-        if ignore_eos:
-            message = "ignore_eos can't be combined with response_format: the end of the JSON has to end the answer."
-            raise PromptError(ErrorCode.INVALID_VALUE, message, param="ignore_eos")
-        try:
-            self.grammars.matcher(schema)
-        except GrammarError as error:
-            message = f"The JSON schema can't guide an answer: {error}."
-            raise PromptError(ErrorCode.INVALID_VALUE, message, param="response_format") from error
+    def _check_length(self, characters: int, param: str) -> None:
+        most = self.max_model_len * MOST_CHARACTERS_A_TOKEN
+        if characters > most:
+            message = (
+                f"The prompt has {characters} characters; this model's context of {self.max_model_len} tokens takes "
+                f"{most} at most."
+            )
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
     def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
         for index in token_ids:
@@ -229,21 +269,26 @@ def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> Reque
         presence_penalty=sampling.presence_penalty,
         logit_bias=tuple(sampling.logit_bias.items()),
         num_top_logprobs=sampling.top_logprobs,
-        json_schema=sampling.json_schema,
+        json_schema=sampling.guide,
         num_prompt_tokens=num_prompt_tokens,
     )
 
 
-def is_quick(request: GenerateRequest) -> bool:
-    """Whether reading `request` is cheap enough for the event loop; a template's or schema's cost is never known."""
-    if request.sampling.json_schema is not None or len(request.generated_token_ids) > QUICK_OUTPUT:
-        return False
-    match request.prompt:
+def size_of(prompt: Prompt) -> int:
+    """Characters or ids of `prompt`, as far as they decide how long reading it takes."""
+    match prompt:
         case ChatPrompt():
-            return False
+            return sum(len(message.content) for message in prompt.messages)
         case TextPrompt(text=text):
-            return len(text) <= QUICK_LENGTH
+            return len(text)
         case TokenPrompt(token_ids=token_ids):
-            return len(token_ids) <= QUICK_LENGTH
+            return len(token_ids)
         case _:
-            assert_never(request.prompt)
+            assert_never(prompt)
+
+
+def is_quick(request: GenerateRequest) -> bool:
+    """Whether reading `request` is cheap enough for the event loop; a template's cost is never known."""
+    if len(request.generated_token_ids) > QUICK_OUTPUT:
+        return False
+    return not isinstance(request.prompt, ChatPrompt) and size_of(request.prompt) <= QUICK_LENGTH

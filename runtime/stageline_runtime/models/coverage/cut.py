@@ -185,11 +185,12 @@ def load_cut(
     unchanged = getattr(model, "_keep_in_fp32_modules_strict", None) or getattr(model, "_keep_in_fp32_modules", None)
     if unchanged and dtype is not torch.float32:
         raise CoverageError(f"{type(model).__name__} keeps {sorted(unchanged)[0]} in float32: use dtype float32")
+    stored = _stored_names(model, tensor_names(model_dir))
     cut = ModelCut(model, layer_range, is_first=is_first, is_last=is_last)
     modules: list[nn.Module] = [cut.base, model]
     for module in modules:
         _compute_buffers(model, module)
-    places, shapes = _places(model, cut, tensor_names(model_dir))
+    places, shapes = _places(model, cut, stored)
     _read(model_dir, places, shapes, dtype, progress)
     _share_equal_copies(model, places)
     for module in modules:
@@ -205,8 +206,9 @@ def held_tensors(model_dir: Path, layer_range: LayerRange, *, is_first: bool, is
         WeightsError: the checkpoint is unreadable.
     """
     model = _build(model_dir)
+    stored = _stored_names(model, tensor_names(model_dir))
     cut = ModelCut(model, layer_range, is_first=is_first, is_last=is_last)
-    _, shapes = _places(model, cut, tensor_names(model_dir))
+    _, shapes = _places(model, cut, stored)
     return sorted(shapes)
 
 
@@ -240,16 +242,33 @@ def _compute_buffers(model: Any, root: nn.Module) -> None:
                 raise CoverageError(f"{type(model).__name__} doesn't compute its buffer {name}.{buffer}")
 
 
-def _places(model: Any, cut: ModelCut, present: frozenset[str]) -> tuple[Places, dict[str, tuple[int, ...]]]:
+def _stored_names(model: Any, present: frozenset[str]) -> dict[str, str]:
+    """By the whole model's own name of a tensor, the name that the checkpoint has for it.
+
+    Old names and a prefix too many or too few are transformers' business: its own rules for the family are asked.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+    own = dict.fromkeys(model.state_dict(), True)
+    renamed = {
+        rename_source_key(name, rules, [], model.base_model_prefix, own)[0]: name
+        for name in sorted(present - own.keys())
+    }
+    return renamed | {name: name for name in present & own.keys()}
+
+
+def _places(model: Any, cut: ModelCut, stored: dict[str, str]) -> tuple[Places, dict[str, tuple[int, ...]]]:
     """Where each tensor of the checkpoint goes, and its shape.
 
-    Its module names it; where that name isn't `present`, the module that it is tied to.
+    Its module names it; where no such name is `stored`, the module that it is tied to.
     """
     places: Places = {}
     shapes: dict[str, tuple[int, ...]] = {}
     tied = _tied_names(model)
     for name, owner, attribute, tensor in _tensors(cut):
-        source = name if name in present else tied.get(name, name)
+        source = stored.get(name) or stored.get(tied.get(name, name), name)
         places.setdefault(source, []).append((owner, attribute))
         shapes[source] = tuple(tensor.shape)
     return places, shapes

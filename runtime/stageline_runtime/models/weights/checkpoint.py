@@ -1,10 +1,13 @@
 """Finds tensors by name in a Hugging Face safetensors directory, whole or sharded, opening only what is needed.
 
+A matrix that is stored quantised goes by the name and shape that it has when it is not, and is read as that: who asks
+doesn't notice. `parts_of` says what it is stored as, `config.json` how that is read.
 Headers tell a tensor's shape without reading its data. Every problem is a `WeightsError` that names tensor and file.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +16,15 @@ from safetensors import SafetensorError, safe_open
 
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
+from stageline_runtime.model_facts.model_fields import UnsupportedModelError, read_json
+from stageline_runtime.model_facts.quantization import (
+    Quantization,
+    Shape,
+    dense_names,
+    parts_of,
+    quantization_of,
+)
+from stageline_runtime.models.weights.dequantization import QuantizedTensorError, dense_shape, dequantize
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -26,23 +38,16 @@ class WeightsError(UserError):
 
 
 def files_of_tensors(model_dir: Path, names: Iterable[str]) -> dict[Path, list[str]]:
-    """Group tensor names by the file that holds them.
+    """Group what the tensors are stored as by the file that holds it.
 
     Raises:
         WeightsError: no checkpoint is there, its index is broken, or it lacks a tensor.
     """
-    index_path = model_dir / _INDEX_FILE
-    if not index_path.exists():
-        path = model_dir / _SINGLE_FILE
-        if not path.exists():
-            raise WeightsError(f"{model_dir} holds neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-        return {path: list(names)}
-    shard_of_tensor = _read_index(index_path)
+    place_of = _places(model_dir)
     grouped: dict[Path, list[str]] = {}
     for name in names:
-        if name not in shard_of_tensor:
-            raise WeightsError(f"tensor {name} is missing from {index_path}")
-        grouped.setdefault(model_dir / shard_of_tensor[name], []).append(name)
+        for part in parts_of(name, place_of.keys()):
+            grouped.setdefault(_place(place_of, part, model_dir), []).append(part)
     return grouped
 
 
@@ -52,12 +57,7 @@ def tensor_names(model_dir: Path) -> frozenset[str]:
     Raises:
         WeightsError: no checkpoint is there, or it is unreadable.
     """
-    index_path = model_dir / _INDEX_FILE
-    if index_path.exists():
-        return frozenset(_read_index(index_path))
-    (path,) = files_of_tensors(model_dir, ())
-    with _Shard(path) as shard:
-        return shard.names
+    return dense_names(_places(model_dir).keys())
 
 
 def check_shapes(model_dir: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -66,27 +66,79 @@ def check_shapes(model_dir: Path, expected: Mapping[str, tuple[int, ...]]) -> No
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    for path, names in files_of_tensors(model_dir, expected).items():
-        with _Shard(path) as shard:
-            for name in names:
-                shape = shard.shape(name)
-                if shape != expected[name]:
-                    raise WeightsError(
-                        f"tensor {name} in {path} has shape {list(shape)}; config.json asks for {list(expected[name])}"
-                    )
+    with _Shards(model_dir) as shards:
+        for name, wanted in expected.items():
+            shape = shards.shape(name)
+            if shape != wanted:
+                raise WeightsError(
+                    f"tensor {name} in {shards.path(name)} has shape {list(shape)}; config.json asks for {list(wanted)}"
+                )
 
 
 def read_tensors(model_dir: Path, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each named tensor, copied out of its file and cast to `dtype`, file by file in the order of `names`.
+    """Yield each named tensor, copied out of its file, dequantised if need be, and cast to `dtype`, in the order of
+    `names`.
 
     Raises:
         WeightsError: a tensor is missing or a file is unreadable.
     """
-    for path, in_file in files_of_tensors(model_dir, names).items():
-        with _Shard(path) as shard:
-            for name in in_file:
-                # A copy: a view of the mapped file would be paged in during the first steps.
-                yield name, shard.tensor(name).to(dtype, copy=True)
+    with _Shards(model_dir) as shards:
+        for name in names:
+            yield name, shards.tensor(name, dtype)
+
+
+class _Shards(ExitStack):
+    """The files of a checkpoint, each opened when something in it is asked for."""
+
+    def __init__(self, model_dir: Path) -> None:
+        super().__init__()
+        self._model_dir = model_dir
+        self._places = _places(model_dir)
+        self._open: dict[Path, _Shard] = {}
+        self._quantization: Quantization | None = None
+
+    def path(self, name: str) -> Path:
+        return _place(self._places, parts_of(name, self._places.keys())[0], self._model_dir)
+
+    def shape(self, name: str) -> Shape:
+        parts = parts_of(name, self._places.keys())
+        if len(parts) == 1:
+            return self._shard(name).shape(name)
+        shapes = {part.rpartition(".")[2]: self._shard(part).shape(part) for part in parts}
+        try:
+            return dense_shape(self._how(name), shapes)
+        except QuantizedTensorError as error:
+            raise WeightsError(f"tensor {name} in {self.path(name)}: {error}") from error
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        parts = parts_of(name, self._places.keys())
+        if len(parts) == 1:
+            tensor = self._shard(name).tensor(name)
+            if tensor.element_size() == 1 and tensor.is_floating_point():
+                raise WeightsError(f"tensor {name} in {self.path(name)} is {tensor.dtype}, and has no scale beside it")
+            # A copy: a view of the mapped file would be paged in during the first steps.
+            return tensor.to(dtype, copy=True)
+        stored = {part.rpartition(".")[2]: self._shard(part).tensor(part) for part in parts}
+        try:
+            return dequantize(self._how(name), stored, dtype)
+        except QuantizedTensorError as error:
+            raise WeightsError(f"tensor {name} in {self.path(name)}: {error}") from error
+
+    def _how(self, name: str) -> Quantization:
+        if self._quantization is None:
+            try:
+                self._quantization = quantization_of(read_json(self._model_dir / "config.json"))
+            except UnsupportedModelError as error:
+                raise WeightsError(str(error)) from error
+        if self._quantization is None:
+            raise WeightsError(f"tensor {name} is quantised, but config.json has no quantization_config")
+        return self._quantization
+
+    def _shard(self, part: str) -> "_Shard":
+        path = _place(self._places, part, self._model_dir)
+        if path not in self._open:
+            self._open[path] = self.enter_context(_Shard(path))
+        return self._open[path]
 
 
 class _Shard:
@@ -121,6 +173,25 @@ class _Shard:
     def _check(self, name: str) -> None:
         if name not in self.names:
             raise WeightsError(f"tensor {name} is missing from {self._path}")
+
+
+def _places(model_dir: Path) -> dict[str, Path]:
+    """The file of each stored tensor."""
+    index_path, path = model_dir / _INDEX_FILE, model_dir / _SINGLE_FILE
+    if index_path.exists():
+        return {name: model_dir / file for name, file in _read_index(index_path).items()}
+    if not path.exists():
+        raise WeightsError(f"{model_dir} holds neither {_SINGLE_FILE} nor {_INDEX_FILE}")
+    with _Shard(path) as shard:
+        return dict.fromkeys(shard.names, path)
+
+
+def _place(places: Mapping[str, Path], name: str, model_dir: Path) -> Path:
+    if name not in places:
+        index_path = model_dir / _INDEX_FILE
+        holder = index_path if index_path.exists() else model_dir / _SINGLE_FILE
+        raise WeightsError(f"tensor {name} is missing from {holder}")
+    return places[name]
 
 
 def _read_index(path: Path) -> dict[str, str]:

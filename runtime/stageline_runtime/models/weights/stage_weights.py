@@ -41,8 +41,9 @@ __all__ = [
 ]
 
 
-EMBEDDING_NAME = "model.embed_tokens.weight"
-_FINAL_NORM_NAME = "model.norm.weight"
+_PREFIX = "model."
+_EMBEDDING_NAME = "embed_tokens.weight"
+_FINAL_NORM_NAME = "norm.weight"
 _HEAD_NAME = "lm_head.weight"
 
 
@@ -53,6 +54,8 @@ class CheckpointForm:
     experts: ExpertForm = ExpertForm.STACKED
     has_head: bool = False
     """Whether it holds a head; one that is tied need not be there."""
+    prefix: str = _PREFIX
+    """Of all names but the head's; none in a checkpoint of the bare decoder."""
 
 
 def stage_tensor_shapes(
@@ -67,12 +70,12 @@ def stage_tensor_shapes(
     shapes: dict[str, tuple[int, ...]] = {}
     vocabulary = (config.vocab_size, config.hidden_size)
     if has_embedding:
-        shapes[EMBEDDING_NAME] = vocabulary
+        shapes[form.prefix + _EMBEDDING_NAME] = vocabulary
     for layer in range(layer_range.first, layer_range.last + 1):
-        prefix = _layer_prefix(layer)
+        prefix = _layer_prefix(form, layer)
         shapes |= {prefix + name: shape for name, shape in layer_file_shapes(config, layer, form.experts).items()}
     if has_head:
-        shapes[_FINAL_NORM_NAME] = (config.hidden_size,)
+        shapes[form.prefix + _FINAL_NORM_NAME] = (config.hidden_size,)
         shapes[head_name(config, form)] = vocabulary
     return shapes
 
@@ -85,16 +88,17 @@ def checkpoint_form(model_dir: Path) -> CheckpointForm:
     """
     names = tensor_names(model_dir)
     forms = (form for form in ExpertForm if any(form.value in name for name in names))
-    return CheckpointForm(experts=next(forms, ExpertForm.SEPARATE), has_head=_HEAD_NAME in names)
+    prefix = "" if _EMBEDDING_NAME in names else _PREFIX
+    return CheckpointForm(experts=next(forms, ExpertForm.SEPARATE), has_head=_HEAD_NAME in names, prefix=prefix)
 
 
-def _layer_prefix(layer: int) -> str:
-    return f"model.layers.{layer}."
+def _layer_prefix(form: CheckpointForm, layer: int) -> str:
+    return f"{form.prefix}layers.{layer}."
 
 
 def head_name(config: ModelConfig, form: CheckpointForm) -> str:
     """Name of the tensor that the head multiplies with."""
-    return EMBEDDING_NAME if config.tie_word_embeddings and not form.has_head else _HEAD_NAME
+    return form.prefix + _EMBEDDING_NAME if config.tie_word_embeddings and not form.has_head else _HEAD_NAME
 
 
 def stage_weight_bytes(
@@ -148,11 +152,11 @@ class StageWeights:
 
     def embedding(self) -> torch.Tensor:
         """`[vocab_size, hidden_size]`."""
-        return self._read([EMBEDDING_NAME])[EMBEDDING_NAME]
+        return self._one(self._form.prefix + _EMBEDDING_NAME)
 
     def layers(self) -> Iterator[LayerWeights]:
         for layer in range(self._layer_range.first, self._layer_range.last + 1):
-            prefix = _layer_prefix(layer)
+            prefix = _layer_prefix(self._form, layer)
             named = self._read([prefix + name for name in layer_file_shapes(self._config, layer, self._form.experts)])
             tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
             named.clear()
@@ -160,17 +164,20 @@ class StageWeights:
 
     def final_norm(self) -> torch.Tensor:
         """`[hidden_size]`."""
-        return self._read([_FINAL_NORM_NAME])[_FINAL_NORM_NAME]
+        return self._one(self._form.prefix + _FINAL_NORM_NAME)
 
     def head(self, embedding: torch.Tensor | None) -> torch.Tensor:
         """`[vocab_size, hidden_size]`; where tied, the stage's `embedding` if it has one, also for an equal copy."""
         name = head_name(self._config, self._form)
-        if embedding is not None and name == EMBEDDING_NAME:
+        if embedding is not None and name != _HEAD_NAME:
             return embedding
-        head = self._read([name])[name]
+        head = self._one(name)
         if embedding is not None and self._config.tie_word_embeddings and torch.equal(head, embedding):
             return embedding
         return head
+
+    def _one(self, name: str) -> torch.Tensor:
+        return self._read([name])[name]
 
     def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}

@@ -1,10 +1,11 @@
 """One Hugging Face repository, through `huggingface_hub`: what it holds at a revision, and its files, checked.
 
-Each file's size, and its SHA-256 where the Hub gives one, must be as announced. The token goes to the Hub client and
-nowhere else: not into messages, not to disk. What the client raises becomes a sentence: which repository, what is
-wrong, what to do.
+Each file's size and hash must be as announced: SHA-256 for those in LFS, Git's own for the others. The token goes to
+the Hub client and nowhere else: not into messages, not to disk. What the client raises becomes a sentence: which
+repository, what is wrong, what to do.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from stageline_api import env
 from stageline_api.resource.model_source import HubSource
 from stageline_runtime.prepare.cache import ExpectedFile
-from stageline_runtime.prepare.errors import BadConfigError, PrepareError
+from stageline_runtime.prepare.errors import WITHOUT_THE_NETWORK, BadConfigError, PrepareError
 from stageline_runtime.prepare.package.pip_client import sha256_of
 
 CLIENT_LIBRARIES = frozenset({"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
@@ -74,7 +75,7 @@ def _sentence(source: HubSource, error: Exception, has_token: bool) -> str:
         case _:
             return (
                 f"cannot download {source.repo}: the Hub can't be reached or the connection broke "
-                f"({type(error).__name__}); check the network and HF_ENDPOINT, then try again"
+                f"({type(error).__name__}); check the network and HF_ENDPOINT, then try again; {WITHOUT_THE_NETWORK}"
             )
 
 
@@ -103,7 +104,10 @@ class HubRepository:
             info = self._api.model_info(self._source.repo, revision=self._source.revision, files_metadata=True)
         files = {
             sibling.rfilename: ExpectedFile(
-                size_bytes=sibling.size, sha256=None if sibling.lfs is None else sibling.lfs.sha256
+                size_bytes=sibling.size,
+                sha256=None if sibling.lfs is None else sibling.lfs.sha256,
+                # Of a file in LFS this is the hash of a pointer to it.
+                git_sha1=sibling.blob_id if sibling.lfs is None else None,
             )
             for sibling in info.siblings or []
         }
@@ -134,4 +138,15 @@ class HubRepository:
             raise PrepareError(f"{name} of {repo} has {size} bytes, but the Hub promises {expected.size_bytes}")
         if expected.sha256 is not None and sha256_of(path) != expected.sha256:
             raise PrepareError(f"{name} of {repo} does not match the SHA-256 that the Hub promises")
+        if expected.git_sha1 is not None and _git_sha1(path) != expected.git_sha1:
+            raise PrepareError(f"{name} of {repo} does not match the hash that the Hub promises")
         return path
+
+
+def _git_sha1(path: Path) -> str:
+    """What Git calls this content. SHA-1 is all that a Git repository has; a wrong file must still be made for it."""
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

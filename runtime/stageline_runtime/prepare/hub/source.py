@@ -16,7 +16,7 @@ from stageline_runtime.model_facts.model_coverage import TENSORS_FILE
 from stageline_runtime.prepare.cache import ExpectedFile
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.hub.repository import HubRepository
-from stageline_runtime.prepare.model_files import INDEX_NAME, read_supported_config, weight_files
+from stageline_runtime.prepare.model_files import INDEX_NAME, ConfigReader, weight_files
 from stageline_runtime.prepare.progress import AdvanceTo, Reporter
 from stageline_runtime.prepare.publish import Filled
 
@@ -29,8 +29,12 @@ UNNEEDED_PREFIX = "consolidated"
 Files = Mapping[str, ExpectedFile]
 
 
-def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Reporter) -> Filled:
+def fill_from_hub(
+    source: HubSource, model: Path, scratch: Path, reporter: Reporter, read_config: ConfigReader
+) -> Filled:
     """Download the repository's model files into `model`, without the weights where these come in shards.
+
+    `read_config` judges the config before anything else is fetched.
 
     Raises:
         PrepareError: the Hub can't be reached or refuses access, or a file isn't what it promises.
@@ -43,7 +47,7 @@ def fill_from_hub(source: HubSource, model: Path, scratch: Path, reporter: Repor
     files = {name: expected for name, expected in sorted(held.items()) if is_needed(name)}
     _require_model(source, files)
     repository.download(commit, "config.json", files["config.json"], scratch)
-    config = read_supported_config(scratch, source.canonical)
+    config = read_config(scratch, source.canonical)
     if INDEX_NAME in files:
         repository.download(commit, INDEX_NAME, files[INDEX_NAME], scratch)
     shards = _shards(source, files, scratch)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stageline_runtime.prepare.errors import BadConfigError, PrepareError
+from stageline_runtime.prepare.errors import WITHOUT_THE_NETWORK, BadConfigError, PrepareError
 
 COMMON_OPTIONS = ("--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input")
 UNANSWERED = re.compile(r"connection broken by|Could not fetch URL (?!.*: 404 Client Error)")
@@ -125,6 +125,6 @@ def _explain(requirement: str, errors: str, *, index_answered: bool) -> str:
     if "No space left on device" in errors:
         return f"cannot download {requirement}: the disk is full"
     if not index_answered:
-        return f"cannot download {requirement}: the package index can't be reached"
+        return f"cannot download {requirement}: the package index can't be reached; {WITHOUT_THE_NETWORK}"
     told = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     return f"pip cannot download {requirement}: {told[-1] if told else 'it gave no reason'}"

@@ -45,6 +45,8 @@ def _download(source: PackageSource, scratch: Path, reporter: Reporter) -> Path:
         return download_wheel(wheel, scratch, advance_to)
 
 
+MOST_RECORD_BYTES = 16 * 1024 * 1024
+"""A wheel of a hundred thousand files has one of about that."""
 BLOCK_BYTES = 1 << 20
 
 
@@ -87,10 +89,19 @@ def _recorded_sha256(archive: zipfile.ZipFile, wheel_name: str, member_name: str
     records = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
     if len(records) != 1:
         raise BadConfigError(f"{wheel_name} has no RECORD, so its files can't be checked")
-    for row in csv.reader(io.StringIO(archive.read(records[0]).decode("utf-8", errors="replace"))):
+    for row in csv.reader(io.StringIO(_read_record(archive, wheel_name, records[0]))):
         if len(row) == 3 and row[0] == member_name and row[1].startswith("sha256="):
             return _decode(row[1].removeprefix("sha256="))
     raise BadConfigError(f"the RECORD of {wheel_name} gives no SHA-256 for {member_name}")
+
+
+def _read_record(archive: zipfile.ZipFile, wheel_name: str, name: str) -> str:
+    """RECORD as text. What it says of its own size is not believed: it may be made of nothing but compressed zeros."""
+    with archive.open(name) as file:
+        content = file.read(MOST_RECORD_BYTES + 1)
+    if len(content) > MOST_RECORD_BYTES:
+        raise BadConfigError(f"the RECORD of {wheel_name} is larger than {MOST_RECORD_BYTES} bytes")
+    return content.decode("utf-8", errors="replace")
 
 
 def _decode(text: str) -> bytes:

@@ -28,15 +28,16 @@ class DeferredSampling(SamplingState):
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[PendingRows, Tensor]:  # type: ignore[override]
         """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
 
-        Returns the rows to come and the feedback tensor `[num_sampled_rows, 3]` on the device.
+        Returns the rows to come and the feedback tensor `[num_sampled_rows, 4]` on the device.
         """
         rows = plan.sampled_rows
+        assert not any(row.num_drafts for row in rows), f"plan {plan.seq}: drafts are not verified on a device"
         slots = [self.live(row) for row in rows]
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history and (earlier := self._newest.pop(row.slot, None)):
                 earlier.rows()
         place = self._accelerator.place
-        logprobs = RawLogprobs(logits, top_counts(slots), place)
+        logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
         for index, slot in enumerate(slots):
             if slot is not None:
                 slot.change(logits[index], place)
@@ -45,7 +46,7 @@ class DeferredSampling(SamplingState):
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history:
                 self._newest[row.slot] = pending
-        known = place(torch.tensor([[row.generation, 1] for row in rows], dtype=torch.int64))
+        known = place(torch.tensor([[row.generation, 1, 0] for row in rows], dtype=torch.int64))
         return pending, torch.cat((known, tokens[:, None]), dim=1)
 
 

@@ -24,6 +24,7 @@ from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
 from stageline_runtime.stage.step.in_flight import Sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
+from stageline_runtime.transport.protocol import NEWEST_COLUMN as NEWEST
 from stageline_runtime.transport.protocol import Transport
 
 
@@ -65,12 +66,12 @@ class SlotTokens(ExpectedFeedback):
         self._token = torch.zeros(num_slots, dtype=torch.int64)
 
     def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
-        """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 3]`."""
+        """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 4]`."""
         for plan in self.take_due(feedback_through):
             rows = take(plan.seq).tolist()
-            for planned, (generation, _count, token) in zip(plan.sampled_rows, rows, strict=True):
+            for planned, (generation, num_sampled, _num_rejected, token) in zip(plan.sampled_rows, rows, strict=True):
                 assert generation == planned.generation, f"plan {plan.seq}: feedback of another row"
-                if self.is_current(planned.slot, generation):
+                if num_sampled and self.is_current(planned.slot, generation):
                     self._token[planned.slot] = token
 
     def inputs(self, plan: StepPlan) -> Tensor:
@@ -101,7 +102,7 @@ class DeviceSlotTokens(ExpectedFeedback):
             places = [
                 row.slot if self.is_current(row.slot, row.generation) else self._unread for row in plan.sampled_rows
             ]
-            self._token[self._accelerator.place(torch.tensor(places, dtype=torch.int64))] = rows[:, 2]
+            self._token[self._accelerator.place(torch.tensor(places, dtype=torch.int64))] = rows[:, NEWEST]
 
     def inputs(self, plan: StepPlan) -> Tensor:
         """As `SlotTokens.inputs`; decode rows are given to the device as `-1 - slot`."""
@@ -159,6 +160,7 @@ class StageRunner:
         self._accelerator = accelerator
         self._device = CPU if accelerator is None else accelerator.device
         self._tokens = SlotTokens(num_slots) if accelerator is None else DeviceSlotTokens(num_slots, accelerator)
+        self._guides = guides
         self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
 
     @property
@@ -177,16 +179,24 @@ class StageRunner:
             self._tokens.expect(plan)
             self._transport.post_feedback(plan.seq, len(plan.sampled_rows))
 
+    def prepare_guide(self, schema: str, when_ready: Callable[[], None]) -> None:
+        """Compile a grammar beside the steps; `when_ready` is called in any thread. Nothing where none is used."""
+        if self._guides is not None:
+            self._guides.prepare(schema, when_ready)
+
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Sampled:
+    def run(self, plan: StepPlan, *, cancelled: bool = False) -> Sampled:
         """Run one plan; returns the sampled rows (the last stage's; empty elsewhere). On a device: queue it.
+
+        A cancelled plan has only rows that run dead: nothing is computed, all that it names is sent and received.
 
         Raises:
             PeerLostError: a neighbour is gone or did not answer in time.
         """
         self._fill(plan)
-        batch = None if plan.is_heartbeat else self._model.attention_batch(plan)
-        hidden = self._first_input(plan) if self.is_first else self._receive(plan)
+        skips = plan.is_heartbeat or cancelled
+        batch = None if skips else self._model.attention_batch(plan)
+        hidden = self._first_input(plan, skips=skips) if self.is_first else self._receive(plan)
         if batch is not None:
             self._busy(plan)
             if self.is_first:
@@ -196,7 +206,7 @@ class StageRunner:
         if not self.is_last:
             self._send(plan, hidden)
         elif plan.sampled_rows:
-            sampled = self._sample(plan, hidden)
+            sampled = self._leave_out(plan) if cancelled else self._sample(plan, hidden)
         self._enter(WaitReason.HOST, plan, "")
         return sampled
 
@@ -213,9 +223,11 @@ class StageRunner:
         if self.is_last:
             self._sampling.accept(plan)
 
-    def _first_input(self, plan: StepPlan) -> Tensor:
-        """Token ids `[padded_tokens]`; for a heartbeat the hidden tensor `[padded_tokens, hidden_size]` itself."""
-        if plan.is_heartbeat:
+    def _first_input(self, plan: StepPlan, *, skips: bool) -> Tensor:
+        """Token ids `[padded_tokens]`; for a plan that is not computed the hidden tensor `[padded_tokens, hidden_size]`
+        itself.
+        """
+        if skips:
             return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
         if self._tokens.due(plan.feedback_through):
             self._enter(WaitReason.FEEDBACK, plan, RECEIVE_FEEDBACK, self._last)
@@ -236,10 +248,18 @@ class StageRunner:
         indices = torch.tensor(sampled_token_indices(plan))
         logits = self._model.head(hidden[indices if self._accelerator is None else self._accelerator.place(indices)])
         sampled, feedback = self._sampling.sample(plan, logits)
+        self._send_feedback(plan, feedback)
+        return sampled
+
+    def _leave_out(self, plan: StepPlan) -> Sampled:
+        sampled, feedback = self._sampling.leave_out(plan)
+        self._send_feedback(plan, feedback)
+        return sampled
+
+    def _send_feedback(self, plan: StepPlan, feedback: Tensor) -> None:
         if plan.feedback_posted:
             self._enter(WaitReason.HOST, plan, SEND_FEEDBACK, 0)
             self._transport.send_feedback(plan.seq, feedback)
-        return sampled
 
     def _busy(self, plan: StepPlan) -> None:
         self._clock.enter(step_kind(plan), FORWARD)
@@ -256,8 +276,8 @@ class StageRunner:
 def step_kind(plan: StepPlan) -> BusyKind:
     if plan.dummy:
         return BusyKind.DUMMY
-    prefill = any(row.token_ids for row in plan.rows)
-    decode = any(not row.token_ids for row in plan.rows)
+    prefill = any(row.is_chunk for row in plan.rows)
+    decode = any(not row.is_chunk for row in plan.rows)
     if prefill and decode:
         return BusyKind.MIXED
     return BusyKind.PREFILL if prefill else BusyKind.DECODE

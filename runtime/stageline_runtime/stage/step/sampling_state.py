@@ -2,6 +2,11 @@
 
 Everything here can be rebuilt from token ids: inputs arrive in the plans' rows and fills, output is sampled here. The
 state of a slot belongs to one generation; a row of another one, which runs dead, samples from its logits alone.
+
+A verifying row is drawn at each of its tokens, with the parameters, the noise and the history that a decode row at that
+position would have; it keeps what is drawn up to the first draw that is not the draft. So it says what decode rows one
+by one would have said. Where history changes logits, each draw waits for the one before; elsewhere all are one draw. A
+verifying row whose first token is not the newest one drawn for its slot was a wrong guess and changes nothing.
 """
 
 from dataclasses import dataclass
@@ -10,10 +15,19 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
-from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import (
+    PlanRow,
+    RequestSampling,
+    SampledRow,
+    SlotFill,
+    StepPlan,
+    TokenLogprobs,
+)
 from stageline_runtime.sampling.adjustments import Placing, SeenTokens, adjust, stay
 from stageline_runtime.sampling.logprobs import RawLogprobs
 from stageline_runtime.sampling.sampler import sample
+
+_CHEAPEST = RequestSampling(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -24,6 +38,8 @@ class SlotSampling:
     sampling: RequestSampling
     seen: SeenTokens | None
     guide: Guide | None
+    newest: tuple[int, int] = (-1, -1)
+    """Position and token of the last draw: what a verifying row has to begin with."""
 
     def take_inputs(self, position: int, token_ids: tuple[int, ...]) -> None:
         """Take inputs from `position` on; tokens behind the prompt's end are output generated before."""
@@ -51,6 +67,18 @@ class SlotSampling:
         if self.guide is not None:
             self.guide.take((token,))
 
+    def draw_in_turn(self, row: PlanRow, logits: Tensor) -> list[int]:
+        """What a verifying row of a request with history keeps, drawn one by one from `[num_draws, vocab_size]`."""
+        tokens: list[int] = []
+        for index, expected in enumerate((*row.token_ids[1:], None)):
+            self.change(logits[index])
+            token = int(sample(logits[index : index + 1], [self.sampling], [row.position + index + 1]))
+            self.take_output(token)
+            tokens.append(token)
+            if token != expected or self.failure is not None:
+                break
+        return tokens
+
     @property
     def failure(self) -> str | None:
         return None if self.guide is None else self.guide.failure
@@ -69,31 +97,35 @@ class SamplingState:
         for fill in plan.fills:
             self._fill(fill)
         for row in plan.rows:
-            if row.token_ids and (slot := self.live(row)) is not None:
+            if row.is_chunk and (slot := self.live(row)) is not None:
                 slot.take_inputs(row.position, row.token_ids)
 
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
-        """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
+        """Sample the plan's rows from logits `[num_draws, vocab_size]` float32, which are overwritten.
 
-        Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 3]` for the first stage.
+        Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 4]` for the first stage.
         """
         rows = plan.sampled_rows
         slots = [self.live(row) for row in rows]
-        logprobs = RawLogprobs(logits, top_counts(slots))
-        for index, slot in enumerate(slots):
-            if slot is not None:
-                slot.change(logits[index])
-        drawn = sample(logits, *draws_of(slots, rows))
-        tokens, read = drawn.tolist(), logprobs.read(drawn)
-        for slot, token in zip(slots, tokens, strict=True):
-            if slot is not None:
-                slot.take_output(token)
-        sampled = tuple(
-            SampledRow(row.slot, row.generation, token, logprobs.of(index, read), slot.failure if slot else None)
-            for index, (row, slot, token) in enumerate(zip(rows, slots, tokens, strict=True))
+        logprobs = RawLogprobs(logits, top_counts(slots, rows))
+        drawn, kept = _draw(rows, slots, logits)
+        read = logprobs.read(drawn)
+        sampled: list[SampledRow] = []
+        first = 0
+        for row, slot, tokens in zip(rows, slots, kept, strict=True):
+            listed = [logprobs.of(first + index, read) for index in range(len(tokens))]
+            sampled.append(_sampled_row(row, slot, tokens, listed))
+            first += row.num_draws
+        feedback = torch.tensor(
+            [[row.generation, row.num_sampled, row.num_rejected, row.token] for row in sampled], dtype=torch.int64
         )
-        feedback = torch.tensor([[row.generation, 1, row.token] for row in sampled], dtype=torch.int64)
-        return sampled, feedback
+        return tuple(sampled), feedback
+
+    @staticmethod
+    def leave_out(plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
+        """As `sample`, for a plan that nobody waits for: all its rows run dead and nothing changes."""
+        sampled = tuple(_sampled_row(row, None, [], []) for row in plan.sampled_rows)
+        return sampled, torch.tensor([[row.generation, 0, row.num_rejected, 0] for row in sampled], dtype=torch.int64)
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
@@ -108,27 +140,105 @@ class SamplingState:
     def live(self, row: PlanRow) -> SlotSampling | None:
         """The state of a row's request; None for a row that runs dead."""
         slot = self._by_slot.get(row.slot)
-        return slot if slot is not None and slot.generation == row.generation else None
+        if slot is None or slot.generation != row.generation:
+            return None
+        if row.num_drafts and slot.newest != (row.position, row.token_ids[0]):
+            return None
+        return slot
 
 
-def top_counts(slots: list[SlotSampling | None]) -> list[int | None]:
-    """How many tokens to list with each row's, None where nobody asks."""
-    return [None if slot is None else slot.sampling.num_top_logprobs for slot in slots]
+def _draw(
+    rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor
+) -> tuple[Tensor, list[list[int]]]:
+    """Draw all rows and let their requests take what they keep: the draws `[num_draws]` and each row's tokens.
+
+    A verifying row that runs dead keeps none.
+    """
+    first = 0
+    for row, slot in zip(rows, slots, strict=True):
+        if slot is not None and not _is_drawn_in_turn(row, slot):
+            for index in range(first, first + row.num_draws):
+                slot.change(logits[index])
+        first += row.num_draws
+    drawn = sample(logits, *draws_of(slots, rows))
+    all_tokens: list[int] = drawn.tolist()
+    kept: list[list[int]] = []
+    first, drawn_in_turn = 0, False
+    for row, slot in zip(rows, slots, strict=True):
+        end = first + row.num_draws
+        if slot is not None and _is_drawn_in_turn(row, slot):
+            tokens = slot.draw_in_turn(row, logits[first:end])
+            all_tokens[first : first + len(tokens)] = tokens
+            drawn_in_turn = True
+        else:
+            tokens = _kept(row, slot, all_tokens[first:end])
+        if slot is not None:
+            slot.newest = (row.position + row.num_tokens - row.num_drafts + len(tokens) - 1, tokens[-1])
+        kept.append(tokens)
+        first = end
+    return (torch.tensor(all_tokens) if drawn_in_turn else drawn), kept
+
+
+def _kept(row: PlanRow, slot: SlotSampling | None, tokens: list[int]) -> list[int]:
+    """Of what was drawn for a row, the part that counts, which its request takes."""
+    if slot is None:
+        return [] if row.num_drafts else tokens
+    count = 1
+    while count < len(tokens) and tokens[count - 1] == row.token_ids[count]:
+        count += 1
+    if slot.needs_history:
+        slot.take_output(tokens[0])
+    return tokens[:count]
+
+
+def _is_drawn_in_turn(row: PlanRow, slot: SlotSampling) -> bool:
+    return row.num_drafts > 0 and slot.needs_history
+
+
+def _sampled_row(
+    row: PlanRow, slot: SlotSampling | None, tokens: list[int], listed: list[TokenLogprobs | None]
+) -> SampledRow:
+    if not tokens:
+        return SampledRow(row.slot, row.generation, 0, num_sampled=0, num_rejected=row.num_drafts)
+    return SampledRow(
+        row.slot,
+        row.generation,
+        tokens[-1],
+        listed[-1],
+        slot.failure if slot else None,
+        num_sampled=len(tokens),
+        num_rejected=row.num_draws - len(tokens),
+        draft_logprobs=tuple(each for each in listed[:-1] if each is not None),
+    )
+
+
+def top_counts(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> list[int | None]:
+    """How many tokens to list with each draw's, None where nobody asks."""
+    return [
+        None if slot is None else slot.sampling.num_top_logprobs
+        for slot, row in zip(slots, rows, strict=True)
+        for _ in range(row.num_draws)
+    ]
 
 
 def draws_of(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> tuple[list[RequestSampling], list[int]]:
-    """Parameters of each row's draw, and the position of the token that it draws."""
-    # A row without a slot runs dead: its token is dropped, so the cheapest draw will do.
-    sampling = [RequestSampling(temperature=0.0) if slot is None else slot.sampling for slot in slots]
-    return sampling, [row.position + row.num_tokens for row in rows]
+    """Parameters of each draw, and the position of the token that it draws."""
+    sampling: list[RequestSampling] = []
+    positions: list[int] = []
+    for slot, row in zip(slots, rows, strict=True):
+        # A row without a slot runs dead, one drawn in turn is drawn later: here the cheapest draw will do.
+        is_drawn = slot is not None and not _is_drawn_in_turn(row, slot)
+        sampling += [slot.sampling if slot is not None and is_drawn else _CHEAPEST] * row.num_draws
+        end = row.position + row.num_tokens
+        positions += range(end - row.num_draws + 1, end + 1)
+    return sampling, positions
 
 
 def sampled_token_indices(plan: StepPlan) -> list[int]:
-    """Index within the step of the token whose hidden state each sampled row is sampled from."""
-    indices = []
+    """Index within the step of the tokens whose hidden states the sampled rows are drawn from."""
+    indices: list[int] = []
     offset = 0
     for row in plan.rows:
         offset += row.num_tokens
-        if row.need_sample:
-            indices.append(offset - 1)
+        indices += range(offset - row.num_draws, offset)
     return indices

@@ -4,16 +4,22 @@ Served by a thread from what the main thread has written down; it never asks the
 runs.
 """
 
+import selectors
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
 
 from stageline_api import ports
+from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.termination import RuntimeFailure
 
 
 def health_url(pod_ip: str) -> str:
@@ -21,10 +27,30 @@ def health_url(pod_ip: str) -> str:
     return f"http://{host}:{ports.STAGE_HEALTH}"
 
 
+@contextmanager
+def health_served(host: str, progress: StageProgress, metrics: StageMetrics) -> Iterator[None]:
+    """Answer on the health port of this address for as long as the block runs.
+
+    Raises:
+        RuntimeFailure: class Internal, when the port can't be had.
+    """
+    try:
+        health = HealthServer(host, ports.STAGE_HEALTH, progress, metrics)
+    except OSError as error:
+        detail = f"can't listen on {host}:{ports.STAGE_HEALTH}: {error.strerror}"
+        raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
+    health.start()
+    try:
+        yield
+    finally:
+        health.close()
+
+
 class HealthServer:
     def __init__(self, host: str, port: int, progress: StageProgress, metrics: StageMetrics) -> None:
         self._server = _Server((host, port), progress, metrics)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self._closing, is_closing = socket.socketpair()
+        self._thread = threading.Thread(target=self._server.serve_until, args=(is_closing,), name="health", daemon=True)
 
     @property
     def port(self) -> int:
@@ -34,7 +60,9 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
+        self._closing.close()
+        if self._thread.is_alive():
+            self._thread.join()
         self._server.server_close()
 
 
@@ -47,6 +75,15 @@ class _Server(ThreadingHTTPServer):
         self.progress = progress
         self.metrics = metrics
         super().__init__(address, _Handler)
+
+    def serve_until(self, is_closing: socket.socket) -> None:
+        """Answer until `is_closing` ends. `serve_forever` would look for that twice a second, and a stage's end, which
+        others wait for to learn of it, waits for this one."""
+        with is_closing, selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            selector.register(is_closing, selectors.EVENT_READ)
+            while all(key.fileobj is self for key, _ in selector.select()):
+                self.handle_request()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -104,12 +104,15 @@ class StageProgress:
     def loading(self, loaded_bytes: int, total_bytes: int) -> None:
         self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
 
-    def count_step(self, plan: StepPlan, kind: BusyKind) -> StepRecord:
-        """A plan has been run and what it made was sent. Heartbeats compute nothing and count as no kind."""
+    def count_step(self, plan: StepPlan, kind: BusyKind, *, cancelled: bool = False, dead: bool = False) -> StepRecord:
+        """A plan has been run and what it made was sent. Heartbeats and cancelled plans count as no kind.
+
+        `dead`: what was sampled for it counts for nobody, as far as this stage knows.
+        """
         self.steps += 1
         self.occupancy.note(plan)
-        is_computed = not plan.is_heartbeat
-        record = self.timeline.end_step(plan, kind if is_computed else None)
+        is_computed = not plan.is_heartbeat and not cancelled
+        record = self.timeline.end_step(plan, kind if is_computed else None, dead=dead or cancelled)
         if self.stage < self.stage_count - 1:
             self.hidden_bytes_sent += plan.padded_tokens * self.hidden_token_bytes
         elif plan.feedback_posted and self.stage_count > 1:

@@ -115,12 +115,14 @@ class StepRecord(NamedTuple):
     seq: int
     cohort: int
     kind: BusyKind | None
-    """None for a heartbeat."""
+    """None for a plan that was not computed."""
     rows: int
     tokens: int
     feedback_through: int
     marks: tuple[Mark, ...]
     end_nanoseconds: int
+    drafts: int = 0
+    dead: bool = False
 
     def busy_nanoseconds(self) -> int:
         total = 0
@@ -166,7 +168,7 @@ class Timeline:
                 del marks[0]
         marks.append((state, operation, at_nanoseconds))
 
-    def end_step(self, plan: StepPlan, kind: BusyKind | None) -> StepRecord:
+    def end_step(self, plan: StepPlan, kind: BusyKind | None, *, dead: bool = False) -> StepRecord:
         """A plan is done: its record ends at the last mark, with which the next one begins."""
         marks = self._marks
         last = marks[-1]
@@ -179,6 +181,8 @@ class Timeline:
             plan.feedback_through,
             tuple(marks[:-1]),
             last[2],
+            sum(row.num_drafts for row in plan.rows),
+            dead,
         )
         self._marks = [last]
         self._ring[self._count % len(self._ring)] = record
@@ -233,7 +237,7 @@ class Timeline:
         """When the newest plans were received and sent, for the engine's view of the links. For the runner's thread."""
         size, count = len(self._ring), self._count
         newest = (self._ring[index % size] for index in range(max(0, count - min(RECENT_STEPS, size)), count))
-        return tuple(_moments(record) for record in newest if record is not None and record.kind is not None)
+        return tuple(moments_of(record) for record in newest if record is not None and record.kind is not None)
 
 
 def state_name(state: State) -> str:
@@ -261,10 +265,13 @@ def _wire_step(record: StepRecord) -> wire.TimelineStep:
         feedback_through=record.feedback_through,
         marks=tuple(map(_wire_mark, record.marks)),
         end_nanoseconds=record.end_nanoseconds,
+        drafts=record.drafts,
+        dead=record.dead,
     )
 
 
-def _moments(record: StepRecord) -> PlanMoments:
+def moments_of(record: StepRecord) -> PlanMoments:
+    """When one step crossed the stage's links."""
     begun: dict[str, int] = {}
     ended: dict[str, int] = {}
     ends = [mark[2] for mark in record.marks[1:]] + [record.end_nanoseconds]

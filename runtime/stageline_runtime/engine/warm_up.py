@@ -1,0 +1,37 @@
+"""The group's first steps: a dummy plan through all stages, and what a step costs where drafts have to pay for theirs.
+
+The cost is measured with dummy plans, which compute layers and no logits; the logits' share of a step is that of the
+model that cuts layers (`planning.cut.estimate_costs`). The best of a few runs counts: a busy machine only adds.
+"""
+
+import time
+
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.engine.core import EngineCore
+from stageline_runtime.engine.group.stage_group import warm_up_tokens
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.planning.cut import estimate_costs
+from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.step_cost import StepCost
+
+RUNS = 6
+SMALL_TOKENS, LARGE_TOKENS = 1, 16
+
+
+async def warm_up(core: EngineCore, config: RuntimeConfig, model: ModelConfig, speculation: Speculation | None) -> None:
+    """Run a plan through all stages; with `speculation`, learn what its drafts cost."""
+    await core.warm_up(warm_up_tokens(config))
+    large = min(LARGE_TOKENS, config.max_num_batched_tokens)
+    if speculation is None or large <= SMALL_TOKENS:
+        return
+    costs = estimate_costs(model)
+    seconds = {SMALL_TOKENS: float("inf"), large: float("inf")}
+    for size in (SMALL_TOKENS, large) * RUNS:
+        began = time.perf_counter()
+        await core.warm_up(size)
+        seconds[size] = min(seconds[size], time.perf_counter() - began)
+    speculation.cost = StepCost.of_two(
+        (SMALL_TOKENS, seconds[SMALL_TOKENS]),
+        (large, seconds[large]),
+        costs.head / (model.num_layers * costs.layer + costs.head),
+    )

@@ -1,0 +1,87 @@
+"""What an engine has to know of a model that another engine computes: sizes for the cut, vocabulary, context, ends.
+
+That engine says itself what it can't run, so nothing is refused here but a config that doesn't tell these numbers. Of a
+model with other inputs than text the config of its text part counts. What shapes a layer's inside means nothing.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_coverage import MeasuredParameters, measure_checkpoint
+from stageline_runtime.model_facts.model_fields import (
+    Fields,
+    UnsupportedModelError,
+    dtype,
+    end_of_sequence,
+    positive,
+    positive_or_none,
+    read_json,
+)
+
+_TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
+_ELEMENTS_OF_LAYER: Final = 12
+"""Times the square of the hidden size: a layer's weights, where no checkpoint tells; all layers are alike then."""
+
+
+def read_foreign_model(model_dir: Path) -> ModelConfig:
+    """Read `config.json`, `generation_config.json` and, where they are here, the headers of the weight files.
+
+    Raises:
+        UnsupportedModelError: one of these numbers is missing.
+    """
+    whole = read_json(model_dir / "config.json")
+    fields = _text_part(whole)
+    generation_path = model_dir / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    num_layers, hidden_size = positive(fields, "num_hidden_layers"), positive(fields, "hidden_size")
+    vocab_size = positive(fields, "vocab_size")
+    num_heads = positive_or_none(fields, "num_attention_heads") or 1
+    return ModelConfig(
+        architecture=str(whole.get("model_type", "")),
+        hidden_size=hidden_size,
+        intermediate_size=positive_or_none(fields, "intermediate_size") or hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=positive_or_none(fields, "num_key_value_heads") or num_heads,
+        head_dim=positive_or_none(fields, "head_dim") or max(1, hidden_size // num_heads),
+        vocab_size=vocab_size,
+        context_length=positive(fields, "max_position_embeddings"),
+        rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+        rope_scaling=None,
+        tie_word_embeddings=bool(fields.get("tie_word_embeddings", whole.get("tie_word_embeddings", False))),
+        attention_bias=False,
+        attention_output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        attention_windows=(None,) * num_layers,
+        mixture=None,
+        dtype=dtype(whole | fields),
+        eos_token_ids=end_of_sequence(fields if "eos_token_id" in fields else whole, generation),
+        is_covered=True,
+        measured=_measured(model_dir, fields) or _estimated(num_layers, hidden_size, vocab_size),
+    )
+
+
+def _text_part(fields: Fields) -> Fields:
+    for name in _TEXT_PARTS:
+        part = fields.get(name)
+        if isinstance(part, dict) and "num_hidden_layers" in part:
+            return part
+    return fields
+
+
+def _measured(model_dir: Path, fields: Fields) -> MeasuredParameters | None:
+    try:
+        measured = measure_checkpoint(model_dir, fields)
+    except UnsupportedModelError:
+        return None
+    # Weights that are named otherwise are no layer's there, and tell nothing about the cut.
+    return measured if measured is not None and all(measured.layers) else None
+
+
+def _estimated(num_layers: int, hidden_size: int, vocab_size: int) -> MeasuredParameters:
+    ends = vocab_size * hidden_size
+    layers = (_ELEMENTS_OF_LAYER * hidden_size**2,) * num_layers
+    return MeasuredParameters(layers=layers, front=ends, tail=ends, is_tied=False)

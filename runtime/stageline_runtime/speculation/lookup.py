@@ -1,0 +1,59 @@
+"""Drafts by prompt lookup: what followed the same few tokens the last time, in the request's own prompt and output.
+
+An index of n-grams per request. A token is added in constant time, a draft costs its own length; nothing is ever
+searched. The longest indexed n-gram decides, the most recent place of it before the end. Where a copy would run past
+the known tokens it goes on in what it has copied itself, so a repetition is followed however short its period is.
+
+Long prompts are taken in a bounded number of tokens per call, so that one client's prompt holds up nobody's step; until
+all known tokens are taken there is no draft.
+"""
+
+from collections.abc import Sequence
+
+NGRAM_SIZES = 3
+"""N-grams of `min_match` tokens and of up to two more are indexed."""
+TOKENS_PER_CALL = 4096
+"""Most tokens indexed in one call, a few milliseconds of work."""
+
+
+class Lookup:
+    """The tokens of one request, and where each of their n-grams was seen last."""
+
+    def __init__(self, min_match: int) -> None:
+        self._sizes = range(min_match + NGRAM_SIZES - 1, min_match - 1, -1)
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+        """By n-gram: the place right after it. The n-grams that end with the last token are not in it yet."""
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take more of the request's tokens, in order."""
+        for token in tokens:
+            self._index_end()
+            self._tokens.append(token)
+
+    def drafts(self, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens that may follow; none where the end was not seen before."""
+        source = self._match()
+        if source is None:
+            return ()
+        tokens, copied = self._tokens, list[int]()
+        for place in range(source, source + count):
+            copied.append(tokens[place] if place < len(tokens) else copied[place - len(tokens)])
+        return tuple(copied)
+
+    def _match(self) -> int | None:
+        for size in self._sizes:
+            if size < len(self._tokens):
+                place = self._after.get(tuple(self._tokens[-size:]))
+                if place is not None:
+                    return place
+        return None
+
+    def _index_end(self) -> None:
+        end = len(self._tokens)
+        for size in self._sizes:
+            if size <= end:
+                self._after[tuple(self._tokens[end - size :])] = end

@@ -1,0 +1,75 @@
+"""Whether drafts pay: what a step costs by its tokens, measured at warm-up, against what the drafts may win. Pure.
+
+A round of one plan over all stages takes `fixed + token * padded tokens`. A row of `n` drafts of which each holds with
+probability `a` given the ones before is worth `a + a^2 + … + a^n` tokens more than a decode row. They pay when tokens
+per second of the whole cohort rise: with `r` rows, `(r + gain) / t(r + n) > r / t(r)`; the best `n` counts. Beside
+others a verifying row also costs the step that it stands out of, because it is planned only once its newest token is
+known; alone there is nothing to stand out of.
+
+A request that is alone in a pipeline of `d` stages has up to `d` rows in flight, a chain. All `n + 1` tokens of a row
+hold with probability `h = a^(n+1)`. From one wrong guess to the next a chain gives `1 / (1 - a)` tokens, and takes a
+whole round for its first row and a stage's time for each of the `h / (1 - h)` rows that follow it and hold. Shorter
+rows are then better than without chains; `d = 1` is the case without.
+"""
+
+from dataclasses import dataclass
+
+from stageline_runtime.plan_bus.step_plan import padded_size
+
+MOST_ACCEPTANCE = 0.99
+"""So that a chain is ever thought to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    fixed_seconds: float
+    token_seconds: float
+
+    @classmethod
+    def of_two(cls, small: tuple[int, float], large: tuple[int, float], head_share: float) -> "StepCost":
+        """From two measured plans (tokens, seconds) that computed no logits, a share `head_share` of a step's work."""
+        slope = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
+        return cls(max(0.0, small[1] - slope * small[0]), slope / (1.0 - head_share))
+
+    def seconds(self, num_tokens: int) -> float:
+        return self.fixed_seconds + self.token_seconds * padded_size(num_tokens)
+
+    def rate(self, num_rows: int, num_drafts: int, acceptance: float, depth: int = 1) -> float:
+        """Tokens per second of plans with `num_rows` rows, one of which carries `num_drafts` drafts.
+
+        A row that is alone may be one of a chain of up to `depth`.
+        """
+        if num_rows == 1 and num_drafts:
+            return self._chain_rate(num_drafts, min(acceptance, MOST_ACCEPTANCE), depth)
+        gain = expected_tokens(num_drafts, acceptance) - 1.0 if num_drafts else 0.0
+        return (num_rows + gain) / self.seconds(num_rows + num_drafts)
+
+    def _chain_rate(self, num_drafts: int, acceptance: float, depth: int) -> float:
+        held = acceptance ** (num_drafts + 1)
+        rounds = 1.0 + held / (1.0 - held) / depth
+        return 1.0 / (1.0 - acceptance) / (rounds * self.seconds(1 + num_drafts))
+
+    def best_length(self, num_rows: int, most: int, acceptance: float, depth: int = 1) -> int:
+        """Of `most`, its halves and 0, what gives the highest rate; among equals the smallest."""
+        best, highest, length = 0, self.rate(num_rows, 0, acceptance), most
+        lengths = []
+        while length:
+            lengths.append(length)
+            length //= 2
+        for length in reversed(lengths):
+            if (rate := self.rate(num_rows, length, acceptance, depth)) > highest:
+                best, highest = length, rate
+        return best
+
+
+FREE = StepCost(1.0, 0.0)
+"""Of steps that take the same time whatever is in them: drafts always pay."""
+
+
+def expected_tokens(num_drafts: int, acceptance: float) -> float:
+    """How many of `num_drafts` drafts hold on the average."""
+    expected, held = 0.0, 1.0
+    for _ in range(num_drafts):
+        held *= acceptance
+        expected += held
+    return expected

@@ -1,0 +1,174 @@
+"""Which plans carry drafts, and what comes of them: one request at a time, results given by hand."""
+
+import pytest
+
+from oracles.simulated_pipeline import GREEDY, make_request
+from stageline_runtime.engine.scheduling.request import Request
+from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
+from stageline_runtime.speculation import request_drafts
+from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.step_cost import FREE, StepCost
+
+PERIOD = (1, 2, 3, 4, 5, 6, 7, 8)
+PROMPT = PERIOD * 2 + (1, 2)
+
+
+def make_scheduler(num_stages: int = 1, *, cost: StepCost = FREE, tokens: int = 3) -> Scheduler:
+    ledger = SlotLedger(num_stages, 2, 128)
+    return Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(tokens, 2, cost))
+
+
+@pytest.fixture(autouse=True)
+def any_chance_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of the acceptance of so few drafts."""
+    monkeypatch.setattr(request_drafts, "LEAST_CHANCE", 0.0)
+
+
+def planned(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule()
+    assert plan is not None
+    return plan
+
+
+def sampled(token: int, *, count: int = 1, rejected: int = 0) -> list[SampledRow]:
+    return [SampledRow(0, 1, token, num_sampled=count, num_rejected=rejected)]
+
+
+def begun(scheduler: Scheduler, length: int = 40, prompt: tuple[int, ...] = PROMPT) -> Request:
+    """A request whose first token is back and went on as the prompt did."""
+    request = make_request("a", prompt, length)
+    scheduler.add(request)
+    plan = planned(scheduler)
+    assert scheduler.schedule() is None, "what is known has a continuation, so the newest token is waited for"
+    scheduler.complete(plan.seq, sampled(3))
+    return request
+
+
+def test_a_verifying_row_holds_the_newest_token_and_drafts() -> None:
+    scheduler = make_scheduler()
+    begun(scheduler)
+    plan = planned(scheduler)
+    row = PlanRow(0, 1, len(PROMPT), 4, (3, 4, 5, 6), need_sample=True, num_drafts=3)
+    assert plan.rows == (row,)
+    assert (plan.padded_tokens, plan.feedback_through, plan.feedback_posted) == (4, 0, True)
+    assert not row.is_chunk
+    assert scheduler.schedule() is None
+
+
+@pytest.mark.parametrize(
+    ("result", "output"),
+    [
+        (sampled(7, count=4), [3, 4, 5, 6, 7]),
+        (sampled(9, count=3, rejected=1), [3, 4, 5, 9]),
+        (sampled(9, count=1, rejected=3), [3, 9]),
+    ],
+    ids=["all-hold", "some-hold", "none-holds"],
+)
+def test_what_holds_becomes_output_and_the_next_row_follows_it(result: list[SampledRow], output: list[int]) -> None:
+    scheduler = make_scheduler()
+    request = begun(scheduler)
+    plan = planned(scheduler)
+    tokens = scheduler.complete(plan.seq, result)
+    assert request.output == output
+    assert tokens == [NewToken("a", token, finished=False, stopped=False) for token in output[1:]]
+    following = planned(scheduler)
+    assert following.rows[0].position == len(PROMPT) + len(output) - 1
+
+
+def test_a_stop_token_among_the_drafts_ends_the_request_there() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(
+        Request(request_id="a", prompt=PROMPT, sampling=GREEDY, max_new_tokens=40, stop_token_ids=frozenset({5}))
+    )
+    scheduler.complete(planned(scheduler).seq, sampled(3))
+    tokens = scheduler.complete(planned(scheduler).seq, sampled(7, count=4))
+    assert [(token.token, token.finished, token.stopped) for token in tokens] == [(4, False, False), (5, True, True)]
+    assert not scheduler.has_requests
+
+
+@pytest.mark.parametrize(("length", "drafts"), [(2, 0), (3, 1), (4, 2), (9, 3)])
+def test_no_draft_reaches_past_the_last_token(length: int, drafts: int) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", PROMPT, length))
+    scheduler.complete(planned(scheduler).seq, sampled(3))
+    assert planned(scheduler).rows[0].num_drafts == drafts
+
+
+def test_without_a_match_decodes_go_ahead_as_ever() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", tuple(range(1, 20)), 8))
+    assert [planned(scheduler).rows[0].num_drafts for _ in range(2)] == [0, 0]
+
+
+def test_drafts_that_cost_too_much_are_left_out() -> None:
+    scheduler = make_scheduler(cost=StepCost(0.0, 1.0))
+    scheduler.add(make_request("a", PROMPT, 8))
+    planned(scheduler)
+    assert planned(scheduler).rows[0].token_ids == ()
+
+
+def test_a_chain_fills_the_stages_and_goes_on_while_it_holds() -> None:
+    scheduler = make_scheduler(num_stages=3)
+    begun(scheduler)
+    first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
+    assert [plan.rows[0].token_ids for plan in (first, second, third)] == [(3, 4, 5, 6), (7, 8, 1, 2), (3, 4, 5, 6)]
+    assert [plan.rows[0].position for plan in (first, second, third)] == [18, 22, 26]
+    assert [plan.feedback_through for plan in (first, second, third)] == [0, 0, 0], "no stage waits for a guess"
+    assert scheduler.schedule() is None, "no more than one plan for each stage"
+    tokens = scheduler.complete(first.seq, sampled(7, count=4))
+    assert [token.token for token in tokens] == [4, 5, 6, 7]
+    assert scheduler.take_cancelled() == []
+    assert planned(scheduler).rows[0].position == 30
+
+
+def test_a_broken_chain_is_cancelled_and_begun_anew() -> None:
+    scheduler = make_scheduler(num_stages=3)
+    request = begun(scheduler)
+    first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
+    scheduler.complete(first.seq, sampled(9, count=2, rejected=2))
+    assert scheduler.take_cancelled() == [second.seq, third.seq]
+    assert scheduler.take_cancelled() == []
+    assert request.output == [3, 4, 9]
+    again = planned(scheduler)
+    assert again.rows[0].position == len(PROMPT) + 2
+    for dead in (second, third):
+        assert scheduler.complete(dead.seq, sampled(0, count=0, rejected=3)) == []
+    assert request.output == [3, 4, 9]
+    assert scheduler.complete(again.seq, sampled(5))[0].token == 5
+
+
+def test_only_what_holds_is_a_beginning_for_others() -> None:
+    """Guessed tokens lie in the cache as well, and a request that began like them must not find them there."""
+    ledger = SlotLedger(2, 2, 128, prefix_cache=True)
+    scheduler = Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(7, 2, FREE))
+    begun(scheduler, prompt=(PERIOD * 4)[:26])
+    index = ledger.prefixes
+    assert index is not None
+    first, _second = planned(scheduler), planned(scheduler)
+    assert first.rows[0].token_ids == (3, 4, 5, 6), "its drafts end at position 30"
+    assert index.num_blocks(0) == 1, "the second block is guessed, whatever is in flight"
+    scheduler.complete(first.seq, sampled(9, count=2, rejected=2))
+    again = planned(scheduler)
+    assert again.rows[0].position == 28
+    guessed, known = (PERIOD * 8)[:40], ((*(PERIOD * 4)[:26], 3, 4, 9))
+    assert [index.match(tokens)[0] for tokens in (guessed, known)] == [1, 1]
+
+
+def test_others_go_before_chains() -> None:
+    scheduler = make_scheduler(num_stages=2)
+    begun(scheduler)
+    scheduler.add(make_request("b", tuple(range(50, 70)), 4))
+    plans = [planned(scheduler), planned(scheduler)]
+    assert {row.slot for plan in plans for row in plan.rows} == {0, 2}
+    assert sum(row.num_drafts > 0 for plan in plans for row in plan.rows) == 1
+
+
+def test_an_aborted_chain_is_cancelled_but_for_the_guess_that_is_known() -> None:
+    scheduler = make_scheduler(num_stages=3)
+    begun(scheduler)
+    first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
+    scheduler.complete(first.seq, sampled(7, count=4))
+    assert scheduler.abort("a")
+    assert scheduler.take_cancelled() == [third.seq], second.seq

@@ -1,0 +1,55 @@
+"""Of a model that another engine computes the numbers that cut and edge need are read, and nothing is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stageline_runtime.model_facts.foreign_model import read_foreign_model
+from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
+from stageline_runtime.planning.cut import cut_layers, estimate_costs
+
+TEXT: dict[str, Any] = {
+    "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300,
+    "max_position_embeddings": 512, "eos_token_id": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "quantised": TEXT | {"model_type": "llama", "quantization_config": {"quant_method": "awq"}},
+    "with pictures": {"model_type": "llava", "text_config": TEXT, "vision_config": {"hidden_size": 9}},
+    "compressed keys": TEXT | {"model_type": "deepseek_v3", "kv_lora_rank": 16, "n_routed_experts": 4},
+    "unheard of": TEXT | {"model_type": "tomorrow", "hidden_act": "swoosh"},
+}
+
+
+def write(directory: Path, config: dict[str, Any]) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_the_own_runtime_refuses_is_read(tmp_path: Path, name: str) -> None:
+    model_dir = write(tmp_path, CONFIGS[name])
+    with pytest.raises(UnsupportedModelError):
+        read_model_config(model_dir)
+    model = read_foreign_model(model_dir)
+    assert (model.num_layers, model.vocab_size, model.context_length) == (8, 300, 512)
+    assert (model.eos_token_ids, model.dtype) == ((2,), "bfloat16")
+    costs = estimate_costs(model)
+    cut = cut_layers(
+        8, 2, layer_cost=costs.layer, embedding_cost=costs.embedding, head_cost=costs.head, explicit=None, memory=None
+    )
+    assert sum(each.count for each in cut) == 8
+
+
+def test_ends_of_sequence_are_those_of_the_generation_config(tmp_path: Path) -> None:
+    model_dir = write(tmp_path, CONFIGS["quantised"])
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert read_foreign_model(model_dir).eos_token_ids == (5, 6)
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "vocab_size", "max_position_embeddings"])
+def test_a_number_that_is_missing_is_named(tmp_path: Path, field: str) -> None:
+    config = {name: value for name, value in CONFIGS["quantised"].items() if name != field}
+    with pytest.raises(UnsupportedModelError, match=field):
+        read_foreign_model(write(tmp_path, config))

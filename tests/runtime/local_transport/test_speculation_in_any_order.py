@@ -1,0 +1,84 @@
+"""Whatever drafts say and in whatever order things come: each request gets the tokens that it gets without drafts.
+
+The runs and checks are those of `test_every_order_gives_the_same_tokens`, with verifying rows among the others.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from chaos.broken_draft_rules import BROKEN_DRAFT_RULES
+from chaos.drafting_workloads import drafting_workload
+from chaos.interleaving import DeadlockError
+from chaos.local_core import LocalCore
+from chaos.local_group import run_group
+from chaos.local_transport import WireError
+from oracles.scripted_drafts import Drafting
+
+RUNS = 30
+CORE_RUNS = 12
+BUDGET_RUNS = 40
+
+
+@pytest.mark.parametrize("drafting", Drafting)
+@pytest.mark.parametrize(
+    "num_stages",
+    [
+        pytest.param(1, marks=pytest.mark.soak),
+        pytest.param(2, marks=pytest.mark.thorough),
+        3,
+        pytest.param(4, marks=pytest.mark.soak),
+    ],
+)
+def test_drawn_workloads_with_drafts(num_stages: int, drafting: Drafting) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(RUNS):
+        try:
+            seen += run_group(drafting_workload(seed, num_stages, drafting), seed).seen
+        except Exception as error:
+            error.add_note(f"num_stages {num_stages}, seed {seed}")
+            raise
+    expected = {"verifying row", "preemption", "stale feedback", "beginning kept in its slot", "abort between tokens"}
+    match drafting:
+        case Drafting.RIGHT:
+            expected |= {"all drafts hold", "end by a stop token"}
+        case Drafting.WRONG:
+            expected |= {"no draft holds"}
+        case Drafting.RANDOM:
+            expected |= {"all drafts hold", "some drafts hold", "no draft holds"}
+        case Drafting.LOOKUP:
+            expected |= {"no draft holds"}
+    if num_stages > 1 and drafting is Drafting.RANDOM:
+        expected |= {"chain", "dead guess", "cancelled", "not computed"}
+    if num_stages > 1 and drafting is Drafting.RIGHT:
+        expected |= {"chain"}
+    assert expected <= {what for what, times in seen.items() if times >= 3}, seen
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_streams_of_the_engine_core_with_drafts(num_stages: int) -> None:
+    """By lookup, through the real core and its streams."""
+    seen: Counter[str] = Counter()
+    for seed in range(CORE_RUNS):
+        try:
+            seen += run_group(drafting_workload(seed, num_stages, Drafting.LOOKUP), seed, engine_type=LocalCore).seen
+        except Exception as error:
+            error.add_note(f"num_stages {num_stages}, seed {seed}")
+            raise
+    assert seen["verifying row"] >= 3, seen
+
+
+@pytest.mark.parametrize("break_rule", BROKEN_DRAFT_RULES, ids=lambda rule: rule.__name__)
+def test_a_broken_rule_of_drafts_is_found(
+    break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that can't fail shows nothing."""
+    break_rule(monkeypatch)
+    for seed in range(BUDGET_RUNS):
+        drafting = (Drafting.RANDOM, Drafting.RIGHT)[seed % 2]
+        try:
+            run_group(drafting_workload(seed, 2 + seed % 3, drafting), seed)
+        except (AssertionError, WireError, DeadlockError):
+            return
+    raise AssertionError(f"not found in {BUDGET_RUNS} runs")
