@@ -24,6 +24,8 @@ class GroupEndpoint(BaseModel):
     """Hash of the template its pods were made from: groups of one revision answer alike."""
     draining: bool = False
     """It takes no new request and will end; answers that run on it may go on until then."""
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters that its engine answers with, each asked for as a model of its own."""
     message: str = ""
     """When not ready, one sentence that says why (starting, failed, backing off)."""
 
@@ -36,6 +38,8 @@ class Endpoints(BaseModel):
     groups: tuple[GroupEndpoint, ...] = ()
     models: tuple[str, ...] = ()
     """Served names of models that are there, whether or not any group of theirs is."""
+    suspended: tuple[str, ...] = ()
+    """Served names of models that get no groups until a person resumes them (`spec.suspend`)."""
     resume_window_seconds: dict[str, float] = {}
     """By served name: how long an answer that has begun waits for a group that continues it
     (`spec.timeouts.resumeWindowSeconds`). A model that is left out has the default."""

@@ -8,10 +8,12 @@ is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class _Frozen(BaseModel):
@@ -31,7 +33,7 @@ class ChatMessage(_Frozen):
 
     role: str
     content: str
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = Field(default=(), fail_fast=True)
     tool_call_id: str | None = None
     """In a turn of role `tool`: the call that this is the result of."""
     name: str | None = None
@@ -56,16 +58,38 @@ class ToolCallFormat(StrEnum):
     """The whole answer is `[{"name": …, "arguments": {…}}, …]`."""
 
 
+class ThoughtStart(StrEnum):
+    """Where an answer's thoughts begin, which end with `</think>`."""
+
+    TAGGED = "tagged"
+    """After a `<think>` at the answer's beginning, if there is one."""
+    OPEN = "open"
+    """At once: the prompt ended with `<think>`."""
+
+
+MAX_TEMPLATE_ARGUMENTS = 16
+MAX_ARGUMENT_CHARACTERS = 1024
+TemplateArgument = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
+MAX_MESSAGES = 8192
+"""Of one chat: a template runs over each of them."""
+
+
 class ChatPrompt(_Frozen):
     """Messages to render with the chat template, generation prompt added unless said otherwise."""
 
     kind: Literal["chat"] = "chat"
-    messages: tuple[ChatMessage, ...] = Field(min_length=1)
-    tools: tuple[ToolFunction, ...] = ()
+    messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    tools: tuple[ToolFunction, ...] = Field(default=(), fail_fast=True)
     """Shown to the model by its template."""
     tools_guided: bool = False
     """The answer is held to a schema of calls, so it needs no format of the model's own, nor a template with tools."""
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The prompt ends with the last message's words, which the answer continues."""
+    template_arguments: dict[str, TemplateArgument] = Field(default={}, max_length=MAX_TEMPLATE_ARGUMENTS)
+    """More variables for the template."""
+    reasoning_effort: str | None = Field(default=None, max_length=32)
+    """How much to think, where the template takes that; `none` is not at all."""
 
 
 class TextPrompt(_Frozen):
@@ -79,14 +103,19 @@ class TokenPrompt(_Frozen):
     """Token ids, used as they are."""
 
     kind: Literal["tokens"] = "tokens"
-    token_ids: tuple[int, ...] = Field(min_length=1)
+    token_ids: tuple[int, ...] = Field(min_length=1, fail_fast=True)
 
 
 Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="kind")]
 
 
 MAX_TOP_LOGPROBS = 20
+MAX_STOP_CHARACTERS = 256
+"""Of one stop string: each character of an answer is compared with it, and text is held back for as long as it."""
 MAX_SCHEMA_CHARACTERS = 65536
+MAX_REGEX_CHARACTERS = 32768
+REGEX_MARK = "regex:"
+"""No JSON begins so."""
 
 
 class SamplingParams(_Frozen):
@@ -115,9 +144,24 @@ class SamplingParams(_Frozen):
     """None allows as many as the context still holds."""
     json_schema: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
     """A JSON schema, written as JSON, that the answer's text satisfies; refusals name it `response_format`."""
-    stop: tuple[str, ...] = Field(default=(), max_length=16)
-    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64)
+    regex: str | None = Field(default=None, min_length=1, max_length=MAX_REGEX_CHARACTERS)
+    """A regular expression that the whole of the answer's text matches; not together with `json_schema`."""
+    stop: tuple[str, ...] = Field(default=(), max_length=16, fail_fast=True)
+    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64, fail_fast=True)
     ignore_eos: bool = False
+
+    @field_validator("json_schema")
+    @classmethod
+    def _is_no_expression(cls, value: str | None) -> str | None:
+        # Both go their way as one text, and expressions have a bound of their own.
+        if value is not None and value.startswith(REGEX_MARK):
+            raise ValueError(f"a JSON schema can't begin with {REGEX_MARK!r}")
+        return value
+
+    @property
+    def guide(self) -> str | None:
+        """What the answer is held to, as one text: a JSON schema, or an expression after `REGEX_MARK`."""
+        return self.json_schema if self.regex is None else REGEX_MARK + self.regex
 
 
 LOWEST_PRIORITY = 1000
@@ -136,11 +180,13 @@ class GenerateRequest(_Frozen):
     request_id: str = Field(min_length=1, max_length=128)
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
-    generated_token_ids: tuple[int, ...] = ()
+    generated_token_ids: tuple[int, ...] = Field(default=(), fail_fast=True)
     """Tokens of this choice generated before, in order, no more than `sampling.max_tokens`."""
     generated_characters: int | None = Field(default=None, ge=0)
     """Characters (code points) of all text relayed before; the new text continues there. Best always given: None stands
     for the text released with these ids, and the `Delta`s relayed may end with more, which the end set free."""
+    adapter: str | None = Field(default=None, min_length=1, max_length=128)
+    """The LoRA adapter that answers in place of the model itself."""
     priority: int = Field(default=0, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)
     """Lower runs first; among equals, who came first."""
     client_request_id: str | None = Field(default=None, max_length=128)
@@ -166,6 +212,10 @@ class Admitted(_Frozen):
     prompt_tokens: int
     tool_call_format: ToolCallFormat | None = None
     """How calls are written in this answer; None when it was given no tools, or is held to a schema."""
+    thoughts: ThoughtStart | None = None
+    """How this answer may begin with thoughts, after the model's chat template; None when it doesn't."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the prompt that this model's template has no use for."""
 
 
 class TopLogprob(_Frozen):
@@ -212,6 +262,8 @@ class Failed(_Frozen):
     message: str
     is_final: bool = False
     """Whether what was asked is the reason, so that no other engine would finish it either."""
+    is_suspect: bool = False
+    """Whether the group stopped making progress while it computed this: it may be what did that."""
 
 
 Event = Annotated[Admitted | Delta | Finished | Failed, Field(discriminator="type")]
@@ -228,6 +280,33 @@ class ErrorCode(StrEnum):
     QUEUE_FULL = "queue_full"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether a `Host` header names an address, or this machine: no name that a web page's owner could point here."""
+    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def why_unwelcome(headers: Mapping[str, str], any_name: bool = False) -> str | None:
+    """Why a request on a port that asks for no key must come from a web page, as a sentence; None when it needn't.
+
+    Ports for machines alone take nothing from a browser, whose user knows nothing of it. Browsers say so themselves,
+    and a page whose name was pointed here gives that name. `any_name`: this port has names of its own.
+    """
+    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+        return "Nothing is answered to web pages on this port."
+    if not any_name and not is_of_this_machine(headers.get("host", "localhost")):
+        return "This port is asked by its address, not by a name."
+    if headers.get("content-type", "application/json").partition(";")[0].strip().lower() != "application/json":
+        return "The content type must be application/json."
+    return None
 
 
 class EngineError(_Frozen):
@@ -258,7 +337,7 @@ class Tokenized(_Frozen):
 class DetokenizeRequest(_Frozen):
     """`POST /v1/detokenize`."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = Field(fail_fast=True)
 
 
 class Detokenized(_Frozen):

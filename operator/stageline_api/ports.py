@@ -9,6 +9,8 @@ ENGINE_HTTP: Final = 8000
 PLAN_BUS: Final = 5600
 RENDEZVOUS: Final = 29500
 STAGE_HEALTH: Final = 9100
+VLLM_HTTP: Final = 8001
+"""vLLM's own server in the pod of stage 0, for the engine beside it and nobody else."""
 GATEWAY: Final = 8080
 GATEWAY_ADMIN: Final = 8081
 OPERATOR_METRICS: Final = 9090

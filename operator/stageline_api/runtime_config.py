@@ -3,9 +3,12 @@
 All defaults have been applied by then; a container never guesses. Units are in the names.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+COMPILED_SUBDIRECTORY: Final = "compiled"
+"""Directory of the model cache for compiled kernels and layers; stages may write it where models are read-only."""
 
 
 class LayerRange(BaseModel):
@@ -32,6 +35,26 @@ class Timeouts(BaseModel):
     drain_seconds: float = 30.0
 
 
+class LoraAdapter(BaseModel):
+    """An adapter that is loaded beside the model: the name it is served under, and its directory in the containers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    path: str
+
+
+class SpeculativeConfig(BaseModel):
+    """Drafts of the next tokens, by lookup in a request's own tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int = 15
+    """Most drafts of one row."""
+    min_match: int = 2
+    """Fewest tokens that must have been seen before."""
+
+
 class RuntimeConfig(BaseModel):
     """Everything the engine and the stages of one group need, besides the contract's environment."""
 
@@ -46,6 +69,14 @@ class RuntimeConfig(BaseModel):
     cache_dir: str
     """Root of the model cache: written by `stageline prepare`, and by stages that fetch their own shards."""
     stage_count: int
+    engine_name: Literal["stageline", "vllm"] = "stageline"
+    """What computes: the own runtime, or vLLM under a supervisor in each stage's container."""
+    extra_args: tuple[str, ...] = ()
+    """Words added to `vllm serve`; checked by `stageline_api.resource.vllm_arguments`."""
+    lora_adapters: tuple[LoraAdapter, ...] = ()
+    """Served beside the model, each under its own name; vLLM only."""
+    tensor: int = 1
+    """Devices of one pod that share its layers; more than one with vLLM only."""
     dtype: str = "auto"
     """`auto` (the model's own), `float32` or `bfloat16`."""
     max_model_len: int | None = None
@@ -60,6 +91,8 @@ class RuntimeConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What stages compute on; `auto` takes a CUDA device where one is visible."""
     seed: int = 0
+    speculative: SpeculativeConfig | None = None
+    """None: no row ever carries a draft."""
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""
     network_interface: str | None = None

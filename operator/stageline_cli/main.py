@@ -58,8 +58,18 @@ COMMANDS: Final = {
         help="Fill the model cache (init container of a stage pod).",
         extra="prepare",
     ),
+    "vllm-stage": LazyCommand(
+        target="stageline_vllm.supervisor.command:vllm_stage",
+        help="Run one node of vLLM as a stage (container entry point).",
+        extra="runtime",
+    ),
+    "vllm-files": LazyCommand(
+        target="stageline_vllm.supervisor.files_command:vllm_files",
+        help="Copy Stageline's part of vLLM's image (init container).",
+        extra="runtime",
+    ),
     "engine": LazyCommand(
-        target="stageline_runtime.engine.command:engine",
+        target="stageline_cli.engine_command:engine",
         help="Schedule one group's requests (container of stage 0's pod).",
         extra="runtime",
     ),

@@ -71,7 +71,7 @@ class PlanReport:
             )
         return (
             f"{who}: {format_bytes(first.missing_bytes)} missing, with {format_bytes(first.usable_bytes)} usable, for "
-            f"weights and a cache of one sequence of {self.workload.max_model_len} tokens per cohort"
+            f"weights and a cache of one sequence of {self.workload.max_model_len} tokens"
         )
 
 

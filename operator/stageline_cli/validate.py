@@ -44,6 +44,7 @@ def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldPr
 
     `cache_dir` is the model cache of a PipelineModel that names none.
     """
+    from stageline_runtime.model_facts.foreign_model import read_foreign_model
     from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
     from stageline_runtime.prepare.cache import prepared_model_dir
 
@@ -53,7 +54,9 @@ def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldPr
     if not directory.joinpath("config.json").is_file():
         return []
     try:
-        config = read_model_config(directory)
+        config = (
+            read_model_config(directory) if model.spec.engine.name == "stageline" else read_foreign_model(directory)
+        )
     except UnsupportedModelError as error:
         value = show_value(model.spec.model.source)
         return [FieldProblem(path="spec.model.source", value=value, rule=str(error))]

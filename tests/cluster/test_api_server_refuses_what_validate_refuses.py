@@ -21,13 +21,16 @@ NOT_IN_JSON = {
     for name, (body, _) in CASES.items()
     if any(isinstance(v, float) and math.isnan(v) for v in body["spec"].values())
 }
-PRUNED = {"null": "the API server drops a null where there is a default"}
+LATER = {
+    "null": "the API server drops a null where there is a default",
+    "vllm-owned-argument-shortened": "every beginning of every name is more than a rule may cost: the operator says it",
+}
 NAME_CASES = {
     "name-long": (manifest(name="a" * 41), "metadata.name must be at most 40 characters"),
     "name-dots": (manifest(name="a.b"), "metadata.name must be lower-case letters"),
     "name-digit-first": (manifest(name="1a"), "metadata.name must be lower-case letters"),
 }
-REFUSED = sorted(set(CASES) - NOT_IN_JSON - set(PRUNED))
+REFUSED = sorted(set(CASES) - NOT_IN_JSON - set(LATER))
 
 
 def parents_of(line: str) -> set[str]:
@@ -60,11 +63,11 @@ def test_a_name_that_pods_could_not_bear_is_refused(cluster: Cluster, body: dict
     assert words in words_of(response)
 
 
-@pytest.mark.parametrize("name", sorted(PRUNED))
+@pytest.mark.parametrize("name", sorted(LATER))
 def test_what_the_api_server_drops_is_accepted(cluster: Cluster, name: str) -> None:
     """So that the list of exceptions stays true."""
     response = apply_dry(cluster, CASES[name][0], "default")
-    assert response.status_code == 201, f"{PRUNED[name]}: {response.text}"
+    assert response.status_code == 201, f"{LATER[name]}: {response.text}"
 
 
 def rules_of(schema: Any) -> Iterator[str]:

@@ -84,6 +84,14 @@ def test_a_spent_budget_stays_spent_until_a_person_says_otherwise(
         cluster.kubectl_ok("annotate", *where, "unrelated=annotation")
         wait_until("its pods are gone", lambda: not cluster.api.list("Pod", namespace), SOON_SECONDS, operator.log)
         assert status_of(cluster, namespace)["groups"][0]["phase"] == "Failed"
+        # What an autoscaler does.
+        cluster.kubectl_ok("scale", *where, "--replicas=2")
+
+        def phases() -> list[str]:
+            return [group["phase"] for group in status_of(cluster, namespace)["groups"]]
+
+        wait_until("another group serves", lambda: phases()[1:] == ["Ready"], SOON_SECONDS, operator.log)
+        assert phases() == ["Failed", "Ready"]
         cluster.kubectl_ok("annotate", *where, "stageline.dev/restart=now")
         wait_ready(cluster.api, namespace, "tiny", SOON_SECONDS, operator.log)
         assert status_of(cluster, namespace)["groups"][0]["incarnation"] == 2

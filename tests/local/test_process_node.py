@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from cluster.node_pods import IMAGE, NodeFixture, is_alive, pod_of, python_container
+from stageline_api.errors import UserError
 from stageline_cli.up.stage_view import unstartable_message
+from stageline_local.node.addresses import AddressPool
 from stageline_local.node.pod_fields import UnsupportedPodFieldError
 
 FOREVER = "time.sleep(600)"
@@ -397,9 +399,17 @@ def test_every_pod_has_an_address_of_its_own_across_nodes(tmp_path: Path) -> Non
     on_node(tmp_path, body)
 
 
-def test_an_address_with_a_taken_port_is_passed_over(tmp_path: Path) -> None:
-    from stageline_local.node.addresses import AddressPool
+def test_a_port_that_somebody_has_on_all_addresses_is_named(tmp_path: Path) -> None:
+    """There would be none to lease in eight million."""
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+        pool = AddressPool(tmp_path, wanted_ports=(port,))
+        with pytest.raises(UserError, match=rf"something on this machine listens on \*:{port}"):
+            pool.lease()
+    pool.lease().release()
 
+
+def test_an_address_with_a_taken_port_is_passed_over(tmp_path: Path) -> None:
     first = AddressPool(tmp_path).lease()
     first.release()
     with socket.create_server((first.address, 9100)):

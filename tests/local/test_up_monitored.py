@@ -140,6 +140,7 @@ def test_every_part_is_scraped_under_the_labels_of_a_cluster(up: Monitored) -> N
     up.until(lambda: stages() == ["0", "1"], "both stages")
 
 
+@pytest.mark.thorough
 def test_the_shipped_rules_are_loaded_and_none_fails(up: Monitored) -> None:
     files = {path.name for path in shipped.rule_paths()}
     assert files
@@ -150,6 +151,7 @@ def test_the_shipped_rules_are_loaded_and_none_fails(up: Monitored) -> None:
     assert wrong == []
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not is_installed(), reason=HOW_TO_GET)
 def test_every_board_is_drawn_without_an_error(up: Monitored, tmp_path: Path) -> None:
     body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}

@@ -1,11 +1,12 @@
 """Which container's end counts as a group's cause."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 
 import pytest
 
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_operator.planner.group.cause import Failure, classify, find_cause
+from stageline_operator.planner.group.cause import Failure, Settling, classify, find_cause
 from stageline_operator.planner.observed.container_end import ContainerEnd
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -106,3 +107,59 @@ def test_nothing_failed_has_no_cause() -> None:
 def test_an_end_is_classified_by_its_words_then_its_code(given: ContainerEnd, failure_class: str, detail: str) -> None:
     failure = classify(given)
     assert (failure.failure_class, failure.detail) == (failure_class, detail)
+
+
+def waited_for(stage: int, peer: int | None, second: float) -> ContainerEnd:
+    return end(stage, 72, words(FailureClass.STEP_TIMEOUT, peer), second)
+
+
+@pytest.mark.parametrize("hung", range(4))
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_the_stage_that_hangs_is_the_cause_in_whatever_order_the_others_give_up(hung: int, order: list[int]) -> None:
+    """Under full load every other stage waits: for its hidden tensors, and stage 0 for the feedback of the last."""
+    others = [stage for stage in range(4) if stage != hung]
+    ends = [waited_for(stage, (stage - 1) % 4, second) for stage, second in zip(others, order, strict=True)]
+    found = find_cause(ends, LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.failure_class) == (hung, "StepTimeout")
+    assert f"it hangs: stage {(hung + 1) % 4} waited for it in vain" in found.detail
+
+
+@pytest.mark.parametrize("hung", range(4))
+def test_at_low_load_one_stage_waits_and_the_others_lose_it(hung: int) -> None:
+    witness = (hung + 1) % 4
+    lost = words(FailureClass.PEER_LOST, witness)
+    ends = [waited_for(witness, hung, 5)] + [end(s, 71, lost, 6) for s in range(4) if s not in (hung, witness)]
+    found = find_cause(ends, LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.failure_class) == (hung, "StepTimeout")
+
+
+@pytest.mark.parametrize("hung", range(4))
+def test_a_stage_that_says_itself_that_it_hangs_is_believed(hung: int) -> None:
+    ends = [waited_for(stage, None if stage == hung else (stage - 1) % 4, 9 - stage) for stage in range(4)]
+    found = find_cause(ends, LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.detail) == (hung, "so it was")
+
+
+def test_a_lost_node_explains_why_others_waited_for_its_stage() -> None:
+    lost = ContainerEnd(1, "", None, 0, "NodeLost", "node b is lost", START + timedelta(seconds=9))
+    found = find_cause([waited_for(2, 1, 0), waited_for(3, 2, 1), lost], LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.failure_class) == (1, "NodeLost")
+
+
+def test_the_end_of_the_stage_that_is_waited_for_may_be_seen_later() -> None:
+    found = find_cause([waited_for(2, 1, 0)], START + timedelta(seconds=1))
+    assert isinstance(found, Settling)
+    killed = end(1, 137, "", 2)
+    found = find_cause([waited_for(2, 1, 0), killed], START + timedelta(seconds=2))
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.failure_class) == (1, "Killed")
+
+
+def test_stages_that_wait_for_each_other_in_a_circle_leave_the_first_as_the_cause() -> None:
+    found = find_cause([waited_for(stage, (stage - 1) % 4, stage) for stage in range(4)], LATER)
+    assert isinstance(found, Failure)
+    assert found.end.stage == 0

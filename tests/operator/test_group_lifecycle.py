@@ -21,7 +21,7 @@ def ready_cluster(**spec: Any) -> PlannedCluster:
     return cluster
 
 
-UNTIL = "not restarted again until the spec or the annotation stageline.dev/restart changes"
+UNTIL = "not restarted again until the template or the annotation stageline.dev/restart changes"
 
 
 def peer_lost(stage: int, peer: int) -> TerminationMessage:
@@ -163,12 +163,12 @@ def test_old_restarts_leave_the_window() -> None:
     assert cluster.status.groups[0].incarnation == 4
 
 
-def test_a_spec_change_revives_a_group_that_spent_its_budget() -> None:
+def test_a_new_template_revives_a_group_that_spent_its_budget() -> None:
     cluster = ready_cluster(restart={"maxRestarts": 0})
     cluster.end_container(0, 137)
     cluster.settle()
     assert cluster.phase() == "Failed"
-    cluster.model = tiny_model(generation=2, restart={"maxRestarts": 1})
+    cluster.model = tiny_model(generation=2, restart={"maxRestarts": 0}, template={"image": "mended"})
     cluster.settle()
     assert (cluster.phase(), sorted(cluster.pods)) == ("Starting", ["tiny-0-2-0", "tiny-0-2-1"])
     assert cluster.condition("Degraded") == ("False", "AsExpected")
@@ -234,9 +234,14 @@ def test_a_vanished_pod_fails_its_group() -> None:
     assert "tiny-0-1-1" in cluster.status.last_failures[0].message
 
 
-def test_pods_nobody_remembers_are_deleted_and_never_named_again() -> None:
+def test_pods_nobody_remembers_that_end_are_replaced_and_never_named_again() -> None:
     cluster = ready_cluster()
     cluster.status = type(cluster.status)()
+    for pod in cluster.pods.values():
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cluster.step()
+    for name in list(cluster.pods):
+        del cluster.objects[("Pod", name)]
     cluster.settle()
     assert sorted(cluster.pods) == ["tiny-0-2-0", "tiny-0-2-1"]
 

@@ -7,6 +7,8 @@ import pytest
 from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_operator.planner.group.cause import SETTLE_SECONDS
+from stageline_operator.planner.plan import plan_ending
+from stageline_operator.planner.types import Observed
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
@@ -219,6 +221,62 @@ def test_a_lost_node_replaces_the_group_without_its_kubelet(holds_deletions: boo
     cluster.advance(1)
     cluster.settle()
     assert phases(cluster) == [(2, "Starting")]
+
+
+def unreachable(cluster: PlannedCluster, *groups: int) -> None:
+    """Their nodes fall silent: the node controller takes the pods' readiness, and theirs alone, away."""
+    for group in groups:
+        for stage in range(2):
+            pod = cluster.pod(stage, group)
+            pod["spec"]["nodeName"] = f"node-{group}-{stage}"
+            told = {"Ready": "False", "ContainersReady": "True"}
+            pod["status"]["conditions"] = [{"type": kind, "status": status} for kind, status in told.items()]
+            cluster.unheard_nodes.add(f"node-{group}-{stage}")
+
+
+def test_pods_of_nodes_that_only_look_lost_are_left_alone_and_the_status_says_so() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.settle()
+    cluster.make_ready()
+    cluster.settle()
+    unreachable(cluster, 0)
+    before = sorted(cluster.pods)
+    planned = cluster.step()
+    assert planned.requeue_after_seconds == 5, "nobody says when the other nodes are back"
+    cluster.advance(600)
+    cluster.settle()
+    assert (sorted(cluster.pods), cluster.status.last_failures) == (before, ())
+    row = cluster.status.groups[0].stages[0]
+    assert (row.reason, row.message) == ("NodeUnreachable", "node node-0-0: 3 of 4 nodes can't be reached")
+    assert cluster.condition("Ready") == ("False", "NodeUnreachable")
+    assert cluster.events.count("NodesUnreachable") == 1
+    cluster.unheard_nodes.clear()
+    cluster.make_ready()
+    cluster.settle()
+    assert phases(cluster) == [(1, "Ready")]
+
+
+def test_a_rollout_counts_groups_that_can_not_be_reached_among_those_that_serve() -> None:
+    cluster = PlannedCluster(tiny_model(replicas=3))
+    cluster.settle()
+    cluster.make_ready()
+    cluster.settle()
+    unreachable(cluster, 0, 1, 2)
+    cluster.model = tiny_model(2, replicas=3, engine={"seed": 1})
+    cluster.settle()
+    assert {"tiny-0-1-0", "tiny-1-1-0", "tiny-2-1-0"} <= set(cluster.pods), cluster.status.groups
+
+
+def test_of_a_model_that_is_deleted_only_ending_pods_of_lost_nodes_are_forced() -> None:
+    cluster = half_placed(replicas=2)
+    pods = [cluster.pod(stage, group) for group in (0, 1) for stage in (0, 1)]
+    for number, pod in enumerate(pods):
+        pod["spec"]["nodeName"] = f"node-{number}"
+    for pod in pods[:3]:
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    seen = Observed(pods=tuple(pods), lost_nodes=frozenset({"node-1", "node-3"}), unheard_nodes=frozenset({"node-2"}))
+    (deletion,) = plan_ending(seen, cluster.now)
+    assert (deletion.name, deletion.grace_seconds) == ("tiny-0-1-1", 0.0)
 
 
 def test_a_node_found_to_be_lost_later_becomes_the_cause_and_frees_the_group() -> None:

@@ -108,3 +108,23 @@ def test_where_nodes_are_seen_only_they_say_that_one_is_lost() -> None:
     cluster.advance(600)
     cluster.settle()
     assert cluster.status.last_failures == ()
+
+
+def test_when_most_of_its_nodes_fall_silent_at_once_a_model_is_left_alone() -> None:
+    """Four stages on four nodes: three silent ones at once are an outage, of which only the pods can tell."""
+    cluster = PlannedCluster(tiny_model(parallelism={"pipeline": 4}))
+    cluster.sees_nodes = False
+    cluster.settle()
+    for stage in range(4):
+        cluster.pod(stage)["spec"]["nodeName"] = f"node-{stage}"
+        show(cluster, stage, ready=True)
+    cluster.settle()
+    for stage in range(3):
+        show(cluster, stage, ready=False)
+    cluster.settle()
+    cluster.advance(600)
+    planned = cluster.step()
+    assert (len(cluster.pods), cluster.status.last_failures, planned.delete) == (4, (), ())
+    assert planned.requeue_after_seconds == 5
+    assert cluster.condition("Ready") == ("False", "NodeUnreachable")
+    assert "3 of 4 nodes can't be reached" in cluster.condition_message("Ready")

@@ -11,6 +11,7 @@ from stageline_api import env, labels, ports
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_local.node.pod_fields import UnsupportedPodFieldError, check_pod
+from stageline_local.session.local_overrides import THIS_MACHINE
 from stageline_operator.planner.objects import (
     GroupIncarnation,
     build_access_policies,
@@ -25,7 +26,7 @@ from stageline_operator.planner.objects import (
     revision_of,
 )
 from stageline_operator.planner.objects.identity import bus_secret_name
-from stageline_operator.planner.types import Peers, Setting
+from stageline_operator.planner.types import Peers, PodHost, Setting, VllmImages
 
 LIFE = GroupIncarnation(group=1, incarnation=7)
 IMAGE = "stageline:test"
@@ -275,6 +276,103 @@ def test_the_network_gives_stages_an_interface_a_device_and_the_right_to_pin_mem
     assert engine["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def gpu_model(**spec: Any) -> PipelineModel:
+    return pipeline_model(**({"engine": {"device": "cuda"}} | spec))
+
+
+def test_a_model_on_cuda_asks_for_its_gpus_and_their_runtime_class_by_itself() -> None:
+    model = gpu_model(template={"resources": {"limits": {"memory": "64Gi"}}})
+    host = PodHost(gpu_runtime_class="nvidia")
+    pod = build_stage_pod(model, LIFE, 0, revision_of(model), IMAGE, host=host)
+    assert container(pod, "stage")["resources"] == {"limits": {"memory": "64Gi", "nvidia.com/gpu": "1"}}
+    assert all("nvidia.com/gpu" not in str(container(pod, name)) for name in ("engine", "prepare"))
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
+    own = gpu_model(template={"runtimeClassName": "own"})
+    assert build_stage_pod(own, LIFE, 0, "r", IMAGE, host=host)["spec"]["runtimeClassName"] == "own"
+    on_cpu = build_stage_pod(pipeline_model(), LIFE, 0, "r", IMAGE, host=host)
+    assert "runtimeClassName" not in on_cpu["spec"]
+    assert container(on_cpu, "stage")["resources"] == {}
+
+
+def test_whoever_names_one_of_the_vendors_devices_gets_no_other() -> None:
+    slice_of_one = {"resources": {"limits": {"nvidia.com/mig-3g.40gb": "1"}}}
+    pod = stage_pod(gpu_model(stages=[{}, slice_of_one]), 1)
+    assert container(pod, "stage")["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
+
+
+def test_processes_of_a_machine_ask_for_no_device_and_keep_their_users_home() -> None:
+    model = gpu_model()
+    pod = build_stage_pod(model, LIFE, 0, revision_of(model), IMAGE, host=THIS_MACHINE)
+    assert container(pod, "stage")["resources"] == {}
+    assert "HOME" not in environment(container(pod, "stage"))
+
+
+CACHES = ("HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
+@pytest.mark.parametrize("source", ["pvc://models/tiny", "file:///models/tiny", "hf://org/name", "oci://image"])
+def test_whatever_a_container_writes_by_its_environment_lies_on_a_writable_volume(source: str) -> None:
+    pod = stage_pod(pipeline_model(model={"source": source}), 0)
+    for each in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]:
+        writable = {mount["mountPath"] for mount in each["volumeMounts"] if not mount.get("readOnly")}
+        named = {name: value for name, value in environment(each).items() if name in CACHES}
+        assert {"HOME", "TMPDIR"} <= named.keys(), each["name"]
+        assert (named.keys() == set(CACHES)) is (each["name"] == "stage")
+        for name, path in named.items():
+            assert any(f"{path}/".startswith(f"{mount}/") for mount in writable), (each["name"], name, path)
+
+
+def test_compiled_code_is_kept_where_the_model_cache_is_kept() -> None:
+    pod = stage_pod(pipeline_model(model={"source": "pvc://models/tiny", "cache": {"claimName": "cache"}}), 0)
+    mounts = {mount["mountPath"]: mount for mount in container(pod, "stage")["volumeMounts"]}
+    compiled = mounts["/var/cache/stageline-compiled"]
+    assert (compiled["name"], compiled["subPath"]) == ("cache", "compiled")
+    assert mounts["/var/cache/stageline"]["readOnly"] is True, "models stay as they are"
+
+
+def test_a_template_may_place_a_cache_itself() -> None:
+    given = [{"name": "TRITON_CACHE_DIR", "value": "/data/triton"}, {"name": "HOME", "value": "/data/home"}]
+    values = environment(container(stage_pod(pipeline_model(template={"env": given}), 0), "stage"))
+    assert (values["TRITON_CACHE_DIR"], values["HOME"]) == ("/data/triton", "/data/home")
+
+
+@pytest.mark.parametrize(
+    ("resources", "prepare", "engine"),
+    [
+        pytest.param({}, None, None, id="nothing-named"),
+        pytest.param(
+            {"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}},
+            {"limits": {"cpu": "8", "memory": "64Gi"}},
+            {"limits": {"cpu": "2", "memory": "2Gi"}},
+            id="limits-alone-are-asked-for-as-well",
+        ),
+        pytest.param(
+            {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+            {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+            {"requests": {"cpu": "250m"}, "limits": {"memory": "2Gi"}},
+            id="a-request-that-is-no-limit",
+        ),
+    ],
+)
+def test_what_a_stage_names_every_container_names_so_that_a_quota_admits_the_pod(
+    resources: dict[str, Any], prepare: dict[str, Any] | None, engine: dict[str, Any] | None
+) -> None:
+    pod = stage_pod(pipeline_model(template={"resources": resources}), 0)
+    assert container(pod, "prepare").get("resources") == prepare
+    assert container(pod, "engine").get("resources") == engine
+
+
+def test_engine_and_prepare_take_the_resources_that_the_template_gives_them() -> None:
+    template = {
+        "resources": {"limits": {"memory": "64Gi"}},
+        "engineResources": {"limits": {"memory": "8Gi"}},
+        "prepareResources": {"requests": {"cpu": "4"}},
+    }
+    pod = stage_pod(pipeline_model(template=template), 0)
+    assert container(pod, "engine")["resources"] == {"limits": {"memory": "8Gi"}}
+    assert container(pod, "prepare")["resources"] == {"requests": {"cpu": "4"}}
+
+
 def test_every_stage_has_shared_memory_and_what_the_template_mounts() -> None:
     volumes = [
         {"name": "data", "mountPath": "/data", "claimName": "shared", "readOnly": False},
@@ -283,6 +381,8 @@ def test_every_stage_has_shared_memory_and_what_the_template_mounts() -> None:
     pod = stage_pod(pipeline_model(template={"volumes": volumes}), 0)
     by_name = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert by_name["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    more = stage_pod(pipeline_model(template={"sharedMemorySize": "16Gi"}), 0)["spec"]["volumes"]
+    assert [each["emptyDir"]["sizeLimit"] for each in more if each["name"] == "shm"] == ["16Gi"]
     assert by_name["data"]["persistentVolumeClaim"] == {"claimName": "shared", "readOnly": False}
     assert by_name["certs"]["secret"] == {"secretName": "certs"}
     mounts = {mount["mountPath"]: mount for mount in container(pod, "stage")["volumeMounts"]}
@@ -335,9 +435,9 @@ def test_a_revision_beside_the_source_is_part_of_it() -> None:
     assert build_config(model).source == "hf://org/name@v2"
 
 
-def test_a_drain_of_nodes_takes_one_pod_of_the_model_at_a_time() -> None:
-    budget = build_disruption_budget(pipeline_model(replicas=3))
-    assert budget["spec"]["minAvailable"] == 3 * 2 - 1
+def test_the_budget_counts_all_pods_of_the_model() -> None:
+    budget = build_disruption_budget(pipeline_model(replicas=3), 5)
+    assert budget["spec"]["minAvailable"] == 5
     assert budget["spec"]["selector"] == {"matchLabels": {labels.MODEL: "tiny"}}
 
 
@@ -407,3 +507,83 @@ def test_a_model_made_anew_under_its_name_has_another_secret() -> None:
     names = {bus_secret_name(with_uid(first, uid)) for uid in (None, "u-1", "u-2")}
     assert len(names) == 3
     assert bus_secret_name(with_uid(first, None)) == "tiny-bus"
+
+
+def test_a_vllm_stage_is_a_supervisor_and_all_else_stays() -> None:
+    own, vllm = (stage_pod(pipeline_model(engine={"name": name}), 0) for name in ("stageline", "vllm"))
+    assert container(vllm, "stage")["command"] == ["stageline", "vllm-stage"]
+    assert container(vllm, "engine") == container(own, "engine"), "template, tokenizer, queue and drain stay ours"
+    changed = {"command", "image"}
+    for name in ("stage", "prepare"):
+        one, other = container(own, name), container(vllm, name)
+        assert {key for key in one if one[key] != other[key]} <= changed, name
+    check_pod(vllm)
+
+
+def test_vllms_own_image_gets_stageline_on_a_volume() -> None:
+    """So it needs no image of ours built on it: its Python runs the supervisor from there, which it may only read."""
+    model = pipeline_model(engine={"name": "vllm", "image": "vllm/vllm-openai:v0.32.0"})
+    for stage in (0, 1):
+        pod = stage_pod(model, stage)
+        run = container(pod, "stage")
+        assert run["image"] == "vllm/vllm-openai:v0.32.0"
+        assert run["command"] == ["python3", "-m", "stageline_vllm.supervisor"]
+        assert environment(run)["PYTHONPATH"] == "/opt/stageline-vllm"
+        mounts = {mount["name"]: mount for mount in run["volumeMounts"]}
+        assert mounts["stageline"] == {"name": "stageline", "mountPath": "/opt/stageline-vllm", "readOnly": True}
+        files = container(pod, "vllm-files")
+        assert (files["image"], files["command"]) == (IMAGE, ["stageline", "vllm-files", "/opt/stageline-vllm"])
+        assert {"name": "stageline", "emptyDir": {}} in pod["spec"]["volumes"]
+        others = [each["image"] for each in pod["spec"]["initContainers"] + pod["spec"]["containers"]]
+        assert others.count(IMAGE) == len(others) - 1, "everything but the node itself is Stageline's own image"
+        check_pod(pod)
+
+
+UPSTREAM, FILES, THEIRS = "vllm/vllm-openai:v0.32.0", "stageline:files", "example.org/both:1"
+
+
+@pytest.mark.parametrize(
+    ("engine", "template", "images", "expected"),
+    [
+        pytest.param({}, {}, VllmImages(), (None, IMAGE), id="nobody names one"),
+        pytest.param({}, {}, VllmImages(UPSTREAM), (IMAGE, UPSTREAM), id="the operator names vLLM's"),
+        pytest.param({}, {}, VllmImages(UPSTREAM, FILES), (FILES, UPSTREAM), id="the operator names both"),
+        pytest.param({"image": THEIRS}, {}, VllmImages(UPSTREAM, FILES), (FILES, THEIRS), id="the model names vLLM's"),
+        pytest.param({}, {"image": THEIRS}, VllmImages(UPSTREAM, FILES), (None, THEIRS), id="the pod's has both"),
+        pytest.param({"image": UPSTREAM}, {"image": THEIRS}, VllmImages("x", FILES), (THEIRS, UPSTREAM), id="own two"),
+    ],
+)
+def test_what_the_model_names_goes_before_the_operators_images_for_vllm(
+    engine: dict[str, Any], template: dict[str, Any], images: VllmImages, expected: tuple[str | None, str]
+) -> None:
+    """Images of the init container that brings Stageline, and of the node."""
+    model = pipeline_model(engine={"name": "vllm", **engine}, template=template)
+    pod = build_stage_pod(model, LIFE, 1, revision_of(model), IMAGE, vllm_images=images)
+    found = {each["name"]: each["image"] for each in pod["spec"]["initContainers"] + pod["spec"]["containers"]}
+    assert (found.get("vllm-files"), found["stage"]) == expected
+    own = pipeline_model(template=template)
+    assert build_stage_pod(own, LIFE, 1, "r", IMAGE, vllm_images=images) == build_stage_pod(own, LIFE, 1, "r", IMAGE)
+
+
+def test_a_path_of_a_persons_own_stays_behind_that_of_the_volume() -> None:
+    template = {"env": [{"name": "PYTHONPATH", "value": "/mine"}]}
+    pod = stage_pod(pipeline_model(engine={"name": "vllm", "image": "vllm/vllm-openai"}, template=template), 1)
+    assert environment(container(pod, "stage"))["PYTHONPATH"] == "/opt/stageline-vllm:/mine"
+
+
+def test_the_config_carries_what_vllm_is_told() -> None:
+    engine = {
+        "name": "vllm",
+        "extraArgs": ["--gpu-memory-utilization", "0.8"],
+        "loraAdapters": [{"name": "pirate", "path": "/adapters/pirate"}],
+    }
+    config = build_config(pipeline_model(engine=engine, parallelism={"pipeline": 2, "tensor": 4}))
+    assert (config.engine_name, config.tensor) == ("vllm", 4)
+    assert config.extra_args == ("--gpu-memory-utilization", "0.8")
+    assert [(each.name, each.path) for each in config.lora_adapters] == [("pirate", "/adapters/pirate")]
+
+
+def test_another_engine_is_another_revision() -> None:
+    own = pipeline_model()
+    assert revision_of(own) == revision_of(pipeline_model(engine={"name": "stageline"}))
+    assert revision_of(own) != revision_of(pipeline_model(engine={"name": "vllm"}))

@@ -2,7 +2,8 @@
 
 Of a group never two incarnations at once, so never two that could serve. A rollout drains no group that serves unless
 enough others do. Incarnations only rise, each is on record before its pods are. Everything has its owner. Restarts
-stay within the budget. And when faults stop, a model ends as its spec says, or down for a reason.
+stay within the budget. While most nodes are silent no pod of theirs is given up. And when faults stop, a model ends
+as its spec says, or down for a reason.
 """
 
 from typing import Any
@@ -16,6 +17,7 @@ from cluster.simulated_control_plane import SimulatedControlPlane, Snapshot
 from stageline_api import labels
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_operator.planner.objects.identity import config_map_name, revision_of
+from stageline_operator.planner.observed.node_losses import is_outage
 from stageline_operator.planner.types import Plan
 
 MAX_RESTARTS = 3
@@ -116,9 +118,26 @@ class FaultyCluster(RuleBasedStateMachine):
     def a_node_is_lost(self, which: int) -> None:
         self.cluster.lose(self.cluster.nodes[which % len(self.cluster.nodes)])
 
+    @rule(pods=st.integers(0, 8))
+    def a_quota_is_set(self, pods: int) -> None:
+        self.cluster.quota = pods
+
     @rule()
     def nodes_come_back(self) -> None:
         self.cluster.heal()
+
+    @rule(group=st.none() | st.integers(0, 3))
+    def a_status_is_lost(self, group: int | None) -> None:
+        self.cluster.lose_status(group)
+
+    @rule(which=st.integers(0, 3))
+    def a_phase_is_not_known(self, which: int) -> None:
+        """Another version of the operator wrote it, and was rolled back."""
+        status = self.cluster.status
+        if which < len(status.groups):
+            unknown = status.groups[which].model_copy(update={"phase": "Hibernating"})
+            groups = (*status.groups[:which], unknown, *status.groups[which + 1 :])
+            self.cluster.status = status.model_copy(update={"groups": groups})
 
     # The person.
 
@@ -154,12 +173,21 @@ class FaultyCluster(RuleBasedStateMachine):
                 floor = max(floor, 1)
             counted = f"served {serving}, leaving {leaving} after {left_before}, floor {floor}"
             assert len(serving - leaving) >= floor, f"{counted}: {planned.status}"
-        made = {g.index for g in planned.status.groups} - {g.index for g in before.groups}
+        self._check_that_an_outage_costs_nothing(planned, shown)
+        made = {g.index for g in planned.status.groups} - {g.index for g in before.groups} - set(shown.incarnations())
         if made:
             total = sum(g.phase != "Draining" for g in planned.status.groups)
             assert total <= spec.replicas + spec.rollout.max_surge, f"made {made}: {planned.status}"
         for group in planned.status.groups:
             assert len(group.restarts) <= MAX_RESTARTS, group
+
+    def _check_that_an_outage_costs_nothing(self, planned: Plan, shown: Snapshot) -> None:
+        silent = shown.lost_nodes & shown.nodes
+        if not (self.cluster.sees_nodes and is_outage(len(silent), len(shown.nodes))):
+            return
+        for each in planned.delete:
+            node = shown.pods[each.name]["spec"].get("nodeName") if each.name in shown.pods else None
+            assert each.grace_seconds != 0.0 or node not in silent, f"{each} while {silent} of {shown.nodes} are silent"
 
     @precondition(lambda self: hasattr(self, "cluster"))
     @invariant()
@@ -183,6 +211,7 @@ class FaultyCluster(RuleBasedStateMachine):
             return
         cluster = self.cluster
         cluster.heal()
+        cluster.quota = 1000
         cluster.nodes += [f"spare-{number}" for number in range(12)]
         calm = 0
         for _ in range(150):

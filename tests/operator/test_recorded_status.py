@@ -172,6 +172,75 @@ def test_a_status_of_which_nothing_can_be_read_is_as_good_as_none(status: object
     assert recorded_status({"status": status}) == PipelineModelStatus()
 
 
+def nothing(status: Manifest) -> None:
+    status.clear()
+
+
+def own_entry_unreadable(status: Manifest) -> None:
+    status["groups"][1]["incarnation"] = "newest"
+
+
+def all_entries_gone(status: Manifest) -> None:
+    del status["groups"]
+
+
+@pytest.mark.parametrize("change", [nothing, own_entry_unreadable, all_entries_gone], ids=lambda each: each.__name__)
+def test_groups_that_run_are_taken_up_again_from_their_pods(change: Callable[[Manifest], None]) -> None:
+    cluster = healthy()
+    before, pods = cluster.status, sorted(cluster.pods)
+    cluster.status = recorded(cluster, change)
+    assert len(cluster.status.groups) < 3
+    cluster.settle()
+    assert sorted(cluster.pods) == pods
+    assert [(group.index, group.incarnation, group.revision, group.phase) for group in cluster.status.groups] == [
+        (group.index, group.incarnation, group.revision, "Ready") for group in before.groups
+    ]
+    assert (cluster.condition("Ready")[0], cluster.status.ready_replicas) == ("True", 3)
+
+
+def test_groups_of_an_older_revision_whose_status_is_lost_are_replaced_in_their_turn() -> None:
+    rollout = {"maxUnavailable": 1, "maxSurge": 0}
+    cluster = healthy(rollout=rollout)
+    cluster.model = tiny_model(generation=2, replicas=3, rollout=rollout, template={"image": "stageline:next"})
+    cluster.status = PipelineModelStatus()
+    cluster.step()
+    cluster.step()
+    assert [group.index for group in cluster.status.groups if group.phase == "Replacing"] == [0]
+    for _ in range(12):
+        cluster.settle()
+        cluster.make_ready()
+        assert sum(group.phase != "Ready" for group in cluster.status.groups) <= 1, cluster.status.groups
+    cluster.settle()
+    assert cluster.status.updated_replicas == 3
+    images = {each["spec"]["containers"][0]["image"] for each in cluster.pods.values()}
+    assert images == {"stageline:next"}
+
+
+def test_a_group_whose_status_is_lost_while_its_pods_are_made_is_completed() -> None:
+    cluster = PlannedCluster(tiny_model())
+    cluster.step()
+    cluster.step()
+    del cluster.objects[("Pod", "tiny-0-1-1")]
+    cluster.status = PipelineModelStatus()
+    cluster.step()
+    cluster.step()
+    assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1"]
+    cluster.make_ready()
+    cluster.settle()
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+
+
+def test_pods_of_an_earlier_life_of_the_model_are_not_taken_up() -> None:
+    cluster = healthy()
+    for pod in cluster.pods.values():
+        pod["metadata"]["ownerReferences"][0]["uid"] = "u-before"
+    cluster.status = PipelineModelStatus()
+    cluster.settle()
+    owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in cluster.pods.values()}
+    assert owners == {"u-1"}
+    assert {group.incarnation for group in cluster.status.groups} == {2, 3}
+
+
 def test_a_group_that_does_not_say_which_it_is_is_left_out_alone() -> None:
     cluster = healthy()
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.planned_cluster import PlannedCluster, tiny_model
+from stageline_operator.planner.types import VllmImages
 
 IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
 
@@ -199,6 +200,45 @@ def test_a_group_cut_short_by_a_crash_is_completed_with_the_image_it_began_with(
     assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1"]
 
 
+def test_a_group_under_vllm_is_completed_with_the_images_it_began_with() -> None:
+    def images() -> dict[str, str]:
+        (pod,) = (cluster.pods[name] for name in cluster.pods if name.endswith("-1"))
+        return {each["name"]: each["image"] for each in pod["spec"]["initContainers"] + pod["spec"]["containers"]}
+
+    cluster = PlannedCluster(tiny_model(engine={"name": "vllm"}))
+    cluster.vllm_images = VllmImages("vllm:1")
+    cluster.step()
+    cluster.step()
+    before = images()
+    assert (before["stage"], before["vllm-files"]) == ("vllm:1", "stageline:test")
+    del cluster.objects[("Pod", "tiny-0-1-1")]
+    cluster.vllm_images = VllmImages("vllm:2", "files:2")
+    cluster.step()
+    assert images() == before
+    cluster.settle()
+    cluster.end_container(0, 137)
+    cluster.settle()
+    cluster.advance(2)
+    cluster.settle()
+    assert (images()["stage"], images()["vllm-files"]) == ("vllm:2", "files:2"), "the next incarnation takes them"
+
+
+def test_a_group_that_an_operator_without_images_for_vllm_began_is_completed_with_its_one_image() -> None:
+    """Such an operator put no more than `image` on record; stages of two kinds don't find together."""
+    cluster = PlannedCluster(tiny_model(engine={"name": "vllm"}))
+    cluster.step()
+    cluster.step()
+    begun = [each.model_copy(update={"vllm_image": None, "vllm_files_image": None}) for each in cluster.status.groups]
+    cluster.status = cluster.status.model_copy(update={"groups": tuple(begun)})
+    assert begun[0].image == "stageline:test"
+    del cluster.objects[("Pod", "tiny-0-1-1")]
+    cluster.vllm_images = VllmImages("vllm:2", "files:2")
+    cluster.step()
+    made = cluster.pods["tiny-0-1-1"]["spec"]
+    assert {each["image"] for each in made["initContainers"] + made["containers"]} == {"stageline:test"}
+    assert made["containers"][0]["image"] == cluster.pods["tiny-0-1-0"]["spec"]["containers"][0]["image"]
+
+
 def test_the_progress_deadline_starts_anew_with_each_group_that_becomes_ready() -> None:
     cluster = PlannedCluster(tiny_model(replicas=2, rollout={"progressDeadlineSeconds": 100}))
     cluster.settle()
@@ -226,3 +266,174 @@ def test_policies_are_changed_without_restarting_anything(field: str, value: Any
     cluster.model = tiny_model(2, **{field: value})
     cluster.settle()
     assert groups(cluster)[0] == (0, 1, "Ready")
+
+
+def failed_cluster(**spec: Any) -> PlannedCluster:
+    """Two groups, of which the first is down for good."""
+    cluster = ready_cluster(replicas=2, restart={"maxRestarts": 1}, **spec)
+    for _ in range(2):
+        cluster.end_container(0, 137)
+        cluster.settle()
+        cluster.advance(2)
+        cluster.settle()
+    assert groups(cluster) == [(0, 2, "Failed"), (1, 1, "Ready")]
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicas": 3},
+        {"restart": {"maxRestarts": 9}},
+        {"timeouts": {"schedulingSeconds": 9}},
+        {"rollout": {"maxSurge": 2}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_group_that_is_down_stays_down_when_an_autoscaler_or_a_policy_changes_the_spec(
+    change: dict[str, Any],
+) -> None:
+    cluster = failed_cluster()
+    restarts = cluster.status.groups[0].restarts
+    spec: dict[str, Any] = {"replicas": 2, "restart": {"maxRestarts": 1}} | change
+    cluster.model = tiny_model(2, **spec)
+    bring_up(cluster)
+    assert groups(cluster)[:2] == [(0, 2, "Failed"), (1, 1, "Ready")]
+    assert cluster.status.groups[0].restarts == restarts
+    assert cluster.condition("Degraded") == ("True", "RestartBudgetSpent")
+
+
+def test_a_new_revision_tries_a_group_that_is_down_again() -> None:
+    cluster = failed_cluster()
+    cluster.model = tiny_model(2, replicas=2, restart={"maxRestarts": 1}, template={"image": "mended"})
+    bring_up(cluster)
+    assert [phase for *_, phase in groups(cluster)] == ["Ready", "Ready"]
+    assert cluster.status.groups[0].restarts == ()
+
+
+def test_scaling_does_not_cut_a_back_off_short() -> None:
+    cluster = ready_cluster(replicas=2, restart={"backoffSeconds": 60})
+    cluster.end_container(0, 137)
+    cluster.settle()
+    assert groups(cluster)[0] == (0, 1, "BackingOff")
+    for generation, replicas in enumerate((3, 2, 3), start=2):
+        cluster.model = tiny_model(generation, replicas=replicas, restart={"backoffSeconds": 60})
+        cluster.settle()
+        assert cluster.status.groups[0].phase in ("BackingOff", "Ready"), cluster.status.groups
+    assert all(group.incarnation == 1 for group in cluster.status.groups if group.index == 0)
+
+
+def test_an_autoscaler_does_not_put_the_progress_deadline_off() -> None:
+    rollout = {"progressDeadlineSeconds": 100}
+    cluster = PlannedCluster(tiny_model(replicas=2, rollout=rollout))
+    cluster.settle()
+    for generation in range(2, 6):
+        cluster.advance(30)
+        cluster.model = tiny_model(generation, replicas=2 + generation % 2, rollout=rollout)
+        cluster.settle()
+    assert cluster.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
+
+
+def test_scaling_a_model_that_was_ready_for_long_gives_the_new_group_all_of_the_deadline() -> None:
+    rollout = {"progressDeadlineSeconds": 100}
+    cluster = ready_cluster(rollout=rollout)
+    cluster.advance(86400)
+    cluster.model = tiny_model(2, replicas=2, rollout=rollout)
+    cluster.settle()
+    cluster.advance(99)
+    cluster.settle()
+    assert cluster.condition("Progressing") == ("True", "GroupsStarting")
+    cluster.advance(1)
+    cluster.settle()
+    assert cluster.condition("Progressing") == ("False", "ProgressDeadlineExceeded")
+
+
+BAD: dict[str, Any] = {"template": {"image": "never-ready"}}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_group_that_fails_during_a_bad_rollout_comes_back_as_it_was(replicas: int) -> None:
+    cluster = ready_cluster(replicas=replicas)
+    good = cluster.status.groups[0].revision
+    cluster.model = tiny_model(2, replicas=replicas, **BAD)
+    cluster.settle()
+    assert cluster.status.groups[-1].phase == "Starting"
+    cluster.end_container(0, 137)
+    cluster.settle()
+    cluster.advance(2)
+    cluster.settle()
+    make_ready_at(cluster, good)
+    cluster.settle()
+    assert groups(cluster)[0] == (0, 2, "Ready")
+    assert cluster.status.groups[0].revision == good
+    assert cluster.status.ready_replicas == replicas
+
+
+def make_ready_at(cluster: PlannedCluster, revision: str) -> None:
+    for pod in cluster.pods.values():
+        if pod["metadata"]["labels"]["stageline.dev/revision"] == revision:
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+
+
+def test_the_mended_revision_takes_the_place_of_groups_that_never_served_at_once() -> None:
+    cluster = PlannedCluster(tiny_model(replicas=2, **BAD))
+    cluster.settle()
+    cluster.model = tiny_model(2, replicas=2)
+    bring_up(cluster)
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+    assert cluster.status.updated_replicas == 2
+
+
+def test_in_place_a_group_that_failed_makes_room_for_the_new_revision_as_far_as_the_bounds_allow() -> None:
+    cluster = ready_cluster(replicas=3, rollout=IN_PLACE)
+    good = cluster.status.groups[0].revision
+    cluster.model = tiny_model(2, replicas=3, rollout=IN_PLACE, **BAD)
+    cluster.settle()
+    for group in (1, 2):
+        cluster.end_container(0, 137, group=group)
+        cluster.settle()
+        cluster.advance(2)
+        cluster.settle()
+        make_ready_at(cluster, good)
+        cluster.settle()
+    assert [group.revision == good for group in cluster.status.groups] == [False, True, True]
+    assert cluster.status.ready_replicas == 2
+
+
+def test_a_group_waits_for_nodes_behind_groups_of_its_own_revision_alone() -> None:
+    """The new revision has the lower index, and never finds all its nodes."""
+    limits = {"schedulingSeconds": 100}
+    cluster = ready_cluster(timeouts=limits)
+    cluster.model = tiny_model(2, timeouts=limits, engine={"seed": 1})
+    bring_up(cluster)
+    assert groups(cluster) == [(1, 1, "Ready")]
+    cluster.model = tiny_model(3, timeouts=limits, **BAD)
+    cluster.settle()
+    assert groups(cluster) == [(0, 2, "Starting"), (1, 1, "Ready")]
+    place(cluster, 0, 0)
+    pending(cluster, 0, 1)
+    cluster.end_container(0, 137, group=1)
+    for _ in range(20):
+        cluster.settle()
+        cluster.advance(30)
+        for group in cluster.status.groups:
+            if group.phase in ("Creating", "Starting"):
+                place(cluster, group.index, 0)
+                pending(cluster, group.index, 1)
+    tried = {group.index: group.incarnation for group in cluster.status.groups}
+    assert tried[1] > 2, cluster.status.groups
+
+
+def place(cluster: PlannedCluster, group: int, stage: int) -> None:
+    for pod in cluster.pods.values():
+        own = pod["metadata"]["labels"]
+        if (own["stageline.dev/group"], own["stageline.dev/stage"]) == (str(group), str(stage)):
+            pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+
+
+def pending(cluster: PlannedCluster, group: int, stage: int) -> None:
+    for pod in cluster.pods.values():
+        own = pod["metadata"]["labels"]
+        if (own["stageline.dev/group"], own["stageline.dev/stage"]) == (str(group), str(stage)):
+            words = {"reason": "Unschedulable", "message": "no node"}
+            pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", **words}]

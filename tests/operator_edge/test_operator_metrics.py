@@ -66,10 +66,11 @@ def exposed() -> str:
     metrics, cache = OperatorMetrics(), ObjectCache()
     cache.put(pipeline_model.KIND, MODEL)
     readings = [(names.WATCH_AGE, ("pods",), 3.0), (names.QUEUE_DEPTH, (), 0.0), (names.LONGEST_PASS, (), 0.0)]
+    readings.append((names.GATEWAY_EXPECTED, ("ns",), 1.0))
     metrics.expose(cache, lambda: iter(readings))
     metrics.count_call("list", "pods", 200)
     metrics.reconciles.labels("done").inc()
-    metrics.reconcile_errors.labels("refused").inc()
+    metrics.reconcile_errors.labels("ns", "m", "refused").inc()
     metrics.corrections.labels("pods").inc()
     metrics.count_transition("ns", "m", Transition(("OOMKilled",), ("OOMKilled",), (12.0,), (20.0,)))
     return metrics.registry.exposition()[0].decode()

@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+import zlib
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -23,8 +25,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_layers, "_TIMEOUT_SECONDS", 90.0)
 
 
-def pod(uid: str, version: int, address: str, name: str = "m-0-1-0") -> dict[str, object]:
-    metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+def cache_with_model() -> ObjectCache:
+    cache = ObjectCache()
+    cache.put("PipelineModel", {"metadata": {"name": "m", "namespace": "ns", "uid": "u-m", "resourceVersion": "1"}})
+    return cache
+
+
+def pod(uid: str, version: int, address: str, name: str = "m-0-1-0", owner_uid: str = "u-m") -> dict[str, Any]:
+    owner = {"kind": "PipelineModel", "name": "m", "uid": owner_uid, "controller": True}
+    metadata: dict[str, Any] = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+    metadata |= {"ownerReferences": [owner]} if owner_uid else {}
     status = {"phase": "Running", "podIP": address}
     return {"metadata": metadata | {"labels": {labels.MODEL: "m"}}, "spec": {}, "status": status}
 
@@ -53,7 +63,7 @@ def test_a_stage_is_asked_until_it_knows_and_a_pod_that_never_answers_holds_nobo
         block = f"127.93.{secrets.randbelow(250)}"
         address, silent = f"{block}.1", f"{block}.2"
         told = asyncio.Event()
-        cache = ObjectCache()
+        cache = cache_with_model()
         cache.put("Pod", pod("u1", 1, address))
         cache.put("Pod", pod("u2", 1, silent, "silent"))
         layers = StageLayers(cache, lambda key: told.set() if key == KEY else None)
@@ -69,6 +79,74 @@ def test_a_stage_is_asked_until_it_knows_and_a_pod_that_never_answers_holds_nobo
         assert layers.known(KEY) == {}
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
+        await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("owner_uid", ["", "u-before"])
+def test_a_pod_that_anybody_labelled_is_not_asked(owner_uid: str) -> None:
+    async def scenario() -> None:
+        asked: list[str] = []
+        block = f"127.94.{secrets.randbelow(250)}"
+        cache = cache_with_model()
+        cache.put("Pod", pod("u1", 1, f"{block}.1", "stranger", owner_uid))
+        cache.put("Pod", pod("u2", 1, f"{block}.2"))
+        told = asyncio.Event()
+        layers = StageLayers(cache, lambda _: told.set())
+        runners = [await stage_at(f"{block}.1", asked), await stage_at(f"{block}.2", ["", ""])]
+        polling = asyncio.create_task(layers.run())
+        async with asyncio.timeout(120):
+            await told.wait()
+        assert asked == []
+        polling.cancel()
+        for each in runners:
+            await each.cleanup()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["endless", "slow", "compressed"])
+def test_an_answer_is_bounded_in_bytes_and_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pod answers costs the operator no memory and holds nobody up."""
+    monkeypatch.setattr(stage_layers, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stage_layers, "_TIMEOUT_SECONDS", 5.0)
+    sent = 0
+    ended = asyncio.Event()
+    piece = b" " if kind == "slow" else b" " * 65536
+    if kind == "compressed":
+        piece = zlib.compress(b" " * 2**24, wbits=31)
+
+    async def status(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        answer = web.StreamResponse(headers={"Content-Encoding": "gzip"} if kind == "compressed" else {})
+        await answer.prepare(request)
+        try:
+            while True:
+                await answer.write(piece)
+                sent += len(piece)
+                await asyncio.sleep(0.05 if kind == "slow" else 0)
+        finally:
+            ended.set()
+
+    async def scenario() -> None:
+        address = f"127.95.{secrets.randbelow(250)}.1"
+        app = web.Application()
+        app.router.add_get("/status", status)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, address, ports.STAGE_HEALTH).start()
+        cache = cache_with_model()
+        cache.put("Pod", pod("u1", 1, address))
+        layers = StageLayers(cache, lambda _: None)
+        polling = asyncio.create_task(layers.run())
+        async with asyncio.timeout(90):
+            await ended.wait()
+        assert not polling.done()
+        assert layers.known(KEY) == {}
+        assert sent < 2**25, f"{sent} bytes were taken before it was enough"
+        polling.cancel()
         await runner.cleanup()
 
     asyncio.run(scenario())

@@ -4,13 +4,32 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from stageline_api.resource.base import SpecBase, cel, cel_extra
+from stageline_api.resource import vllm_arguments
+from stageline_api.resource.base import SpecBase, cel, cel_extra, check_absolute_path, check_pattern
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.model import SERVED_NAME_PATTERN
+from stageline_api.resource.speculative import SpeculativeSpec
 from stageline_api.runtime_config import RuntimeConfig
 
 MOST_STAGES: Final = 64
 
-_NO_TENSOR: Final = "tensor parallelism is not built yet: must be 1"
-_ONE_ENGINE: Final = 'must be "stageline": no other engine is built yet'
+MOST_RANKS: Final = 8
+MOST_ARGUMENTS: Final = 48
+MOST_ADAPTERS: Final = 16
+
+_TENSOR_ONLY_VLLM: Final = "tensor parallelism is not built yet in Stageline's own engine: must be 1"
+_ONLY_VLLM: Final = "is only for engine.name: vllm"
+_ARGUMENT_RULE: Final = "is decided by the operator, not by extraArgs"
+_GRAPHS_RULE: Final = "has no meaning under vllm, which captures by its own rules: see extraArgs --compilation-config"
+_DEVICE_RULE: Final = "has no meaning under vllm, whose image is made for one kind of device"
+_SPECULATIVE_RULE: Final = (
+    "is refused under vllm: with a pipeline its speculation and continued answers exclude each other"
+)
+_ADAPTER_NAME_RULE: Final = (
+    'must start with a letter or digit and hold only letters, digits, ".", "_", "/", ":" and "-"'
+)
+_SERVED_ADAPTER_RULE: Final = "is the name that the model itself is served under (spec.model.servedName)"
+_ONE_ADAPTER_RULE: Final = "is given twice: each adapter has a name of its own"
 
 
 def _default(field: str) -> int:
@@ -20,26 +39,79 @@ def _default(field: str) -> int:
     return value
 
 
-def _engine_name(name: str) -> str:
-    if name != "stageline":
-        raise ValueError(_ONE_ENGINE)
-    return name
+def _image(image: str) -> str:
+    return check_pattern(image, r"^\S+$", "must be the name of a container image, without spaces")
 
 
-def _tensor(size: int) -> int:
-    if size != 1:
-        raise ValueError(_NO_TENSOR)
-    return size
+def _argument(word: str) -> str:
+    problem = vllm_arguments.argument_problem(word)
+    if problem is not None:
+        raise ValueError(problem)
+    return word
+
+
+def _adapter_name(name: str) -> str:
+    return check_pattern(name, SERVED_NAME_PATTERN, _ADAPTER_NAME_RULE)
+
+
+VllmArgument = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_argument)]
+
+
+class LoraAdapterSpec(SpecBase):
+    """A LoRA adapter that clients ask for by a name of its own."""
+
+    name: Annotated[str, AfterValidator(_adapter_name)] = Field(
+        min_length=1,
+        max_length=128,
+        json_schema_extra={"pattern": SERVED_NAME_PATTERN},
+        description="Name that clients put in a request's `model` to be answered with this adapter. Required.",
+    )
+    path: Annotated[str, AfterValidator(check_absolute_path)] = Field(
+        min_length=1,
+        max_length=1024,
+        json_schema_extra={"pattern": "^/"},
+        description="Absolute path of the adapter's directory in the containers: on a volume of `template.volumes`.",
+    )
 
 
 class EngineSpec(SpecBase):
     """How the model is run."""
 
-    name: Annotated[str, AfterValidator(_engine_name)] = Field(
+    name: Literal["stageline", "vllm"] = Field(
         default="stageline",
-        max_length=63,
-        json_schema_extra=cel_extra(cel("self == 'stageline'", _ONE_ENGINE)),
-        description='Engine that runs the model. Default and only value so far: "stageline".',
+        description=(
+            "Engine that runs the model: `stageline`, the own runtime, or `vllm`, vLLM's pipeline with one of its "
+            "nodes in each stage pod (docs/which-engine.md). Changing it is an ordinary rollout. Default `stageline`."
+        ),
+    )
+    image: Annotated[str | None, AfterValidator(_image)] = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description=(
+            "Image of the `stage` containers alone, for `vllm`: vLLM's own works unchanged (`vllm/vllm-openai`), for "
+            "what Stageline needs there is put on a volume by an init container. Default: `template.image`, which "
+            "then holds vLLM and Stageline, else the image that the chart's `vllm.image` names."
+        ),
+    )
+    extra_args: Annotated[tuple[VllmArgument, ...], Field(strict=False)] = Field(
+        default=(),
+        max_length=MOST_ARGUMENTS,
+        json_schema_extra=cel_extra(
+            cel(f"!self.exists(word, word.matches('{vllm_arguments.owned_pattern()}'))", _ARGUMENT_RULE)
+        ),
+        description=(
+            "Words that are added to `vllm serve`, for `vllm` only: quantisation, memory, kernels. What the operator "
+            "decides or another field says is refused by name. Default: none; at most 48, of up to 1024 characters."
+        ),
+    )
+    lora_adapters: Annotated[tuple[LoraAdapterSpec, ...], Field(strict=False)] = Field(
+        default=(),
+        max_length=MOST_ADAPTERS,
+        description=(
+            "LoRA adapters that are loaded beside the model and answer to names of their own, for `vllm` only. "
+            "Default: none; at most 16."
+        ),
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
@@ -99,8 +171,17 @@ class EngineSpec(SpecBase):
         default="auto",
         description=(
             "What the stages compute on. Default `auto`: a CUDA device in a container that has one (ask for it by "
-            "`resources`, `nvidia.com/gpu: 1`), otherwise the CPU. With `cuda` a stage without a device ends with "
-            "BadConfig. The CUDA path is unproven until a GPU has run `make gpu-check` (docs/gpu.md)."
+            "`resources`, `nvidia.com/gpu: 1`), otherwise the CPU. `cuda` asks for `nvidia.com/gpu` by itself, unless "
+            "`resources` name one of NVIDIA's devices; a stage without a device then ends with BadConfig. The CUDA "
+            "path is unproven until a GPU has run `make gpu-check` (docs/gpu.md)."
+        ),
+    )
+    speculative: SpeculativeSpec | None = Field(
+        default=None,
+        description=(
+            "Drafts of the next tokens, verified in one step where decoding takes one step for each. Answers stay what "
+            "they are without (in float32 token for token); those that copy from their prompt come faster, most of all "
+            "with fewer requests than stages. Default: no drafts."
         ),
     )
     seed: int = Field(
@@ -126,8 +207,74 @@ class ParallelismSpec(SpecBase):
             "64, and at most the model's number of layers. With `stages` given, its length must equal this."
         ),
     )
-    tensor: Annotated[int, AfterValidator(_tensor)] = Field(
+    tensor: int = Field(
         default=1,
-        json_schema_extra=cel_extra(cel("self == 1", _NO_TENSOR)),
-        description="Number of devices that share one stage's layers. Default and only value so far: 1.",
+        ge=1,
+        le=MOST_RANKS,
+        description=(
+            "Number of devices that share one stage's layers, for engine `vllm`, which must then find as many in each "
+            "pod. Default 1, between 1 and 8; `stageline` takes 1 only."
+        ),
     )
+
+    @property
+    def devices_per_stage(self) -> int:
+        """Devices that each stage computes on, where it computes on devices."""
+        return self.tensor
+
+
+ENGINE_RULES: Final = (
+    cel("self.engine.name == 'vllm' || !has(self.engine.image)", _ONLY_VLLM, ".engine.image"),
+    cel(
+        "self.engine.name == 'vllm' || !has(self.engine.extraArgs) || size(self.engine.extraArgs) == 0",
+        _ONLY_VLLM,
+        ".engine.extraArgs",
+    ),
+    cel(
+        "self.engine.name == 'vllm' || !has(self.engine.loraAdapters) || size(self.engine.loraAdapters) == 0",
+        _ONLY_VLLM,
+        ".engine.loraAdapters",
+    ),
+    cel(
+        "!has(self.engine.loraAdapters) || self.engine.loraAdapters.all(one, "
+        "self.engine.loraAdapters.exists_one(other, other.name == one.name))",
+        _ONE_ADAPTER_RULE,
+        ".engine.loraAdapters",
+    ),
+    cel("self.engine.name == 'stageline' || self.engine.graphs == 'auto'", _GRAPHS_RULE, ".engine.graphs"),
+    cel("self.engine.name == 'stageline' || self.engine.device == 'auto'", _DEVICE_RULE, ".engine.device"),
+    cel("self.engine.name == 'stageline' || !has(self.engine.speculative)", _SPECULATIVE_RULE, ".engine.speculative"),
+    cel("self.engine.name == 'vllm' || self.parallelism.tensor == 1", _TENSOR_ONLY_VLLM, ".parallelism.tensor"),
+)
+"""What the API server checks between the engine's name and the other fields, as `engine_problems` does."""
+
+
+def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_name: str | None) -> list[FieldProblem]:
+    """Fields that the named engine gives no meaning to."""
+    if engine.name == "stageline":
+        given = {"image": engine.image, "extraArgs": engine.extra_args, "loraAdapters": engine.lora_adapters}
+        problems = [FieldProblem(path=f"spec.engine.{name}", rule=_ONLY_VLLM) for name, it in given.items() if it]
+        if parallelism.tensor != 1:
+            tensor = str(parallelism.tensor)
+            problems.append(FieldProblem(path="spec.parallelism.tensor", value=tensor, rule=_TENSOR_ONLY_VLLM))
+        return problems
+    problems = []
+    for name, value, rule in (("graphs", engine.graphs, _GRAPHS_RULE), ("device", engine.device, _DEVICE_RULE)):
+        if value != "auto":
+            problems.append(FieldProblem(path=f"spec.engine.{name}", value=show_value(value), rule=rule))
+    if engine.speculative is not None:
+        problems.append(FieldProblem(path="spec.engine.speculative", rule=_SPECULATIVE_RULE))
+    return problems + _adapter_problems(engine.lora_adapters, served_name)
+
+
+def _adapter_problems(adapters: tuple[LoraAdapterSpec, ...], served_name: str | None) -> list[FieldProblem]:
+    problems: list[FieldProblem] = []
+    taken = {served_name}
+    for index, adapter in enumerate(adapters):
+        path = f"spec.engine.loraAdapters[{index}].name"
+        if adapter.name == served_name:
+            problems.append(FieldProblem(path=path, value=show_value(adapter.name), rule=_SERVED_ADAPTER_RULE))
+        elif adapter.name in taken:
+            problems.append(FieldProblem(path=path, value=show_value(adapter.name), rule=_ONE_ADAPTER_RULE))
+        taken.add(adapter.name)
+    return problems

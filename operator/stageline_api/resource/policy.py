@@ -81,8 +81,10 @@ class TimeoutsSpec(SpecBase):
         ge=1,
         le=3600,
         description=(
-            "How long the pipeline may go without finishing a step while work is queued, in seconds, before the group "
-            "is replaced; it must exceed the slowest step. Default 60, between 1 and 3600."
+            "How long the pipeline may go without finishing a step while work is queued, and how long one stage may "
+            "take for one operation of a step, waits for its neighbours included, in seconds, before the group is "
+            "replaced. A step crosses all stages one after the other, so this must exceed the slowest step through "
+            "all of them, not through one; the first step gets it once for each stage. Default 60, between 1 and 3600."
         ),
     )
     drain_seconds: int = Field(

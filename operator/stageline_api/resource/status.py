@@ -64,8 +64,18 @@ class GroupStatus(StatusBase):
     phase: str = Field(default="", description="Where the group is in its life.")
     since: Timestamp | None = Field(default=None, description="When it entered this phase.")
     image: str = Field(default="", description="Image of its pods where the template names none.")
+    vllm_image: str | None = Field(
+        default=None, description="Image of its stages under vLLM where the model names none; empty: `image`."
+    )
+    vllm_files_image: str | None = Field(
+        default=None, description="Image that brings Stageline to them where the template names none; empty: `image`."
+    )
     attempts: int = Field(default=0, description="Incarnations in a row that ended before they were ready.")
-    restarts: tuple[Timestamp, ...] = Field(default=(), description="When it was restarted, within the restart window.")
+    served: bool = Field(default=False, description="Whether it was ever ready at its revision.")
+    restarts: tuple[Timestamp, ...] = Field(
+        default=(),
+        description="When it failed, within the restart window.",
+    )
     backoff_until: Timestamp | None = Field(default=None, description="Its next restart does not start before this.")
     stages: tuple[StageObserved, ...] = Field(
         default=(),
@@ -95,8 +105,12 @@ class PipelineModelStatus(StatusBase):
     replicas: int = Field(default=0, description="Groups that exist.")
     ready_replicas: int = Field(default=0, description="Groups that answer requests.")
     updated_replicas: int = Field(default=0, description="Groups made from the current template.")
+    update_revision: str = Field(default="", description="Hash of the current template, as the newest groups have it.")
     selector: str = Field(default="", description="Label selector of stage 0 pods, one for each group.")
     url: str = Field(default="", description="Base URL at which a gateway serves it; empty where none is known.")
+    operator: str = Field(
+        default="", description="Operator that acts on it, by namespace and name of its Lease; no other one does."
+    )
     retired_incarnation: int = Field(
         default=0, description="Highest incarnation of a group that was removed; later groups start above it."
     )
@@ -105,7 +119,7 @@ class PipelineModelStatus(StatusBase):
     )
     progressed_at: Timestamp | None = Field(
         default=None,
-        description="When the spec was changed or a group became ready last; the progress deadline's start.",
+        description="When a new revision began or a group became ready last; the progress deadline's start.",
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),

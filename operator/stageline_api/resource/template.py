@@ -18,8 +18,16 @@ from stageline_api.resource.pod import EnvVars, ResourcesSpec, TolerationSpec
 from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels
 
 VOLUME_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-RESERVED_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source"})
-RESERVED_PATHS: Final = ("/etc/stageline", "/var/cache/stageline", "/var/lib/stageline", "/dev/shm", "/tmp")
+RESERVED_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source", "stageline"})
+RESERVED_PATHS: Final = (
+    "/etc/stageline",
+    "/var/cache/stageline",
+    "/var/cache/stageline-compiled",
+    "/var/lib/stageline",
+    "/opt/stageline-vllm",
+    "/dev/shm",
+    "/tmp",
+)
 _RESERVED_NAME_RULE: Final = "is the name of a volume that Stageline itself makes"
 _RESERVED_PATH_RULE: Final = f"must not be within {', '.join(RESERVED_PATHS)}, which Stageline itself mounts"
 _ONE_SOURCE_RULE: Final = "give exactly one of claimName, hostPath, configMapName, secretName and emptyDirSizeLimit"
@@ -106,7 +114,7 @@ class SecurityContextSpec(SpecBase):
 
     run_as_non_root: bool = Field(default=True, description="Whether root is refused. Default true.")
     run_as_user: int = Field(
-        default=10001, ge=0, le=2_147_483_647, description="User id. Default 10001, which owns the images' files."
+        default=10001, ge=0, le=2_147_483_647, description="User id. Default 10001, the images' own."
     )
     run_as_group: int = Field(default=10001, ge=0, le=2_147_483_647, description="Group id. Default 10001.")
     fs_group: int = Field(
@@ -148,6 +156,28 @@ class TemplateSpec(SpecBase):
         default=ResourcesSpec(),
         description="Requests and limits of each stage, unless `stages[].resources` says other.",
     )
+    engine_resources: ResourcesSpec | None = Field(
+        default=None,
+        description=(
+            "Requests and limits of the `engine` container beside stage 0. Default: nothing, or where the stage names "
+            "an amount of `cpu`, `memory` or `ephemeral-storage` (a quota then wants it of every container) a limit of "
+            "`2`, `2Gi` or `1Gi` and a request of `250m`, `512Mi` or `256Mi`."
+        ),
+    )
+    prepare_resources: ResourcesSpec | None = Field(
+        default=None,
+        description=(
+            "Requests and limits of the `prepare` init container. Default: the stage's `cpu`, `memory` and "
+            "`ephemeral-storage`, which cost the pod nothing, since it runs before the stage."
+        ),
+    )
+    shared_memory_size: Quantity = Field(
+        default="1Gi",
+        description=(
+            "How far /dev/shm may grow, through which NCCL talks within a node. It counts as memory of the pod. "
+            'Default "1Gi".'
+        ),
+    )
     env: EnvVars = Field(
         default=(),
         description="Environment variables for every container of the stages, by name and value. Default: none.",
@@ -177,7 +207,11 @@ class TemplateSpec(SpecBase):
         default=None, description="Scheduler that places the pods, such as `volcano`. Default: the cluster's own."
     )
     runtime_class_name: ClassName | None = Field(
-        default=None, description="Runtime class of the pods, such as `nvidia`. Default: the node's default."
+        default=None,
+        description=(
+            "Runtime class of the pods, such as `nvidia`. Default: the one the operator was installed with for GPUs, "
+            "where `engine.device` is `cuda`, otherwise the node's default."
+        ),
     )
     labels: Labels = Field(
         default={},

@@ -37,7 +37,7 @@ class TimelineStep(BaseModel):
     seq: int
     cohort: int
     kind: str
-    """Kind of compute; empty for a heartbeat, which computes nothing."""
+    """Kind of compute; empty for a plan that was not computed: a heartbeat, or one that was cancelled."""
     rows: int
     tokens: int
     """Padding left out."""
@@ -46,6 +46,10 @@ class TimelineStep(BaseModel):
     marks: tuple[TimelineMark, ...]
     """In time order, the first at the end of the plan before."""
     end_nanoseconds: int
+    drafts: int = 0
+    """Drafts that its rows verify, of `tokens`."""
+    dead: bool = False
+    """Nothing of it counts: it was cancelled before this stage began it, or the last stage found its guesses wrong."""
 
     @property
     def begin_nanoseconds(self) -> int:

@@ -2,7 +2,8 @@
 
 Linux routes all of 127.0.0.0/8 to the loopback device, so every address in it can be bound without set-up. A lease is
 an exclusive `flock` on a file named after the address; the kernel drops it when the node dies, however it dies. An
-address on which a contract port is taken by someone who knows nothing of leases is passed over.
+address on which a contract port is taken by someone who knows nothing of leases is passed over; a port that is taken
+on one address after the other belongs to someone who listens on all of them, who is named instead.
 """
 
 import fcntl
@@ -10,7 +11,8 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,10 +20,12 @@ from typing import Final
 from stageline_api import ports
 from stageline_api.errors import UserError
 
-CONTRACT_PORTS: Final = (ports.ENGINE_HTTP, ports.PLAN_BUS, ports.RENDEZVOUS, ports.STAGE_HEALTH)
+CONTRACT_PORTS: Final = (ports.ENGINE_HTTP, ports.PLAN_BUS, ports.RENDEZVOUS, ports.STAGE_HEALTH, ports.VLLM_HTTP)
 _FIRST_SUBNET: Final = 64
 _SUBNETS: Final = 128
 _HOSTS: Final = 254
+_MOST_REFUSALS: Final = 64
+"""So many addresses in a row that nobody leases and that have the same port taken: it is taken on all."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class AddressPool:
     that its predecessor left in TIME_WAIT.
     """
 
-    def __init__(self, lock_dir: Path | None = None) -> None:
+    def __init__(self, lock_dir: Path | None = None, wanted_ports: Sequence[int] = CONTRACT_PORTS) -> None:
         if sys.platform != "linux":
             raise UserError(
                 f"running a pipeline on one machine needs Linux (this is {sys.platform}): only Linux lets every pod "
@@ -49,24 +53,38 @@ class AddressPool:
             )
         self._lock_dir = lock_dir or Path(tempfile.gettempdir()) / f"stageline-addresses-{os.getuid()}"
         self._lock_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._wanted_ports = wanted_ports
         self._candidates = _candidates(start=os.getpid())
 
     def lease(self) -> AddressLease:
-        """Return the next free address; raises `UserError` when the whole range is taken."""
+        """Return the next free address.
+
+        Raises:
+            UserError: the whole range is taken, or somebody listens on a contract port of every address.
+        """
+        refusals: Counter[int] = Counter()
         for address in self._candidates:
-            lease = self._try_lease(address)
-            if lease is not None:
+            lease = self._try_lock(address)
+            if lease is None:
+                continue
+            port = next((port for port in self._wanted_ports if not can_bind(address, port)), None)
+            if port is None:
                 return lease
+            lease.release()
+            refusals[port] += 1
+            if refusals[port] == _MOST_REFUSALS:
+                raise UserError(
+                    f"port {port} is taken on {_MOST_REFUSALS} loopback addresses in a row, the last one {address}: "
+                    f"something on this machine listens on *:{port} (`ss -ltnp 'sport = :{port}'` names it), and every "
+                    "pod needs that port on an address of its own; end it, or have it listen on one address"
+                )
         raise UserError("no loopback address is free in 127.64.0.0 to 127.191.255.255; stop other `stageline up` runs")
 
-    def _try_lease(self, address: str) -> AddressLease | None:
+    def _try_lock(self, address: str) -> AddressLease | None:
         lock_fd = os.open(self._lock_dir / address, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock_fd)
-            return None
-        if not all(can_bind(address, port) for port in CONTRACT_PORTS):
             os.close(lock_fd)
             return None
         return AddressLease(address, lock_fd)

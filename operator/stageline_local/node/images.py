@@ -11,6 +11,7 @@ _PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HF_ENDP
 _PASSED_ON_LOWER: Final = ("HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED_ON_PREFIXES: Final = (
     "PIP_", "SSL_CERT_", "REQUESTS_CA_", "CURL_CA_", "CUDA_", "OMP_", "MKL_", "UV_", "OTEL_", "STAGELINE_GATEWAY_",
+    "STAGELINE_VLLM_", "VLLM_CPU_",
 )  # fmt: skip
 
 

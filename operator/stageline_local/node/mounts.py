@@ -44,7 +44,10 @@ def realise_mounts(pod: Mapping[str, Any], container: Mapping[str, Any], pod_dir
     local_path_of: dict[str, Path] = {}
     for mount in container.get("volumeMounts", []):
         root = _volume_root(volumes[mount["name"]], container["name"], pod_dir)
-        local_path_of[mount["mountPath"]] = root / mount.get("subPath", "")
+        local = root / mount.get("subPath", "")
+        if not local.exists():
+            local.mkdir(parents=True)  # as a kubelet does
+        local_path_of[mount["mountPath"]] = local
     return local_path_of
 
 

@@ -37,6 +37,7 @@ def group_endpoints(
                 ready=ready,
                 revision=group.revision,
                 draining=bool(address) and (draining or group.phase in _LEFT_SOON),
+                adapters=tuple(adapter.name for adapter in model.spec.engine.lora_adapters),
                 message="" if ready else _why_not(group, status, draining),
             )
         )

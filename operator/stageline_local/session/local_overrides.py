@@ -8,9 +8,12 @@ from typing import Any, Final
 from stageline_api import env
 from stageline_api.errors import UserError
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.types import PodHost
 
 LOCAL_IMAGE: Final = "stageline:local"
 """Stands for this installation; any other image is one that the process node can't run."""
+THIS_MACHINE: Final = PodHost(gpu_resource="", root_is_read_only=False)
+"""Its processes have the home of who started them, and see the machine's devices without asking for them."""
 
 
 def with_cache(model: PipelineModel, cache_dir: Path) -> PipelineModel:
@@ -19,6 +22,15 @@ def with_cache(model: PipelineModel, cache_dir: Path) -> PipelineModel:
         return model
     manifest = model.to_manifest()
     manifest["spec"]["model"]["cache"] = {"hostPath": str(cache_dir.absolute())}
+    return PipelineModel.model_validate(manifest)
+
+
+def with_local_engine(model: PipelineModel) -> PipelineModel:
+    """The model without an image of its engine: on one machine vLLM is an interpreter (`STAGELINE_VLLM_PYTHON`)."""
+    if model.spec.engine.image is None:
+        return model
+    manifest = model.to_manifest()
+    del manifest["spec"]["engine"]["image"]
     return PipelineModel.model_validate(manifest)
 
 

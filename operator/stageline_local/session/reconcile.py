@@ -42,11 +42,17 @@ class Reconciler:
         self._on_pass = on_pass
         self._changed = asyncio.Event()
         self.status = PipelineModelStatus()
-        self.layers_of_pod: dict[str, str] = {}
-        """What stages say of themselves; filled in by whoever asks them."""
+        self._layers_of_pod: dict[str, str] = {}
+        """What stages say of themselves."""
 
     def wake(self) -> None:
         self._changed.set()
+
+    def learn_layers(self, pod: str, layers: str) -> None:
+        """Whoever asks stages says what they answered: for the status, which nothing else may make anew."""
+        if self._layers_of_pod.get(pod) != layers:
+            self._layers_of_pod[pod] = layers
+            self.wake()
 
     async def run(self) -> None:
         """Reconcile until cancelled. Raises `UserError` for a pod that the node refuses."""
@@ -81,7 +87,7 @@ class Reconciler:
             self.status,
             tuple(pods),
             frozenset(objects),
-            dict(self.layers_of_pod),
+            dict(self._layers_of_pod),
             applied_hashes=applied_hashes(objects),
             revision_specs=revision_specs(objects.values()),
         )

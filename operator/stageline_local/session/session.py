@@ -25,7 +25,7 @@ from stageline_local.node.pod_status import Terminated
 from stageline_local.node.process_node import ProcessNode
 from stageline_local.node.supervised_process import SupervisedProcess
 from stageline_local.session.endpoints_file import group_endpoints, write_endpoints
-from stageline_local.session.local_overrides import LOCAL_IMAGE
+from stageline_local.session.local_overrides import LOCAL_IMAGE, THIS_MACHINE
 from stageline_local.session.object_store import ObjectStore
 from stageline_local.session.reconcile import Reconciler
 from stageline_local.session.stage_polling import Readings, poll
@@ -92,7 +92,7 @@ class LocalSession:
             model,
             store,
             self.node,
-            Setting(LOCAL_IMAGE),
+            Setting(LOCAL_IMAGE, pod_host=THIS_MACHINE),
             self._status_changed,
             self._take_event,
             self.watcher.pass_done,
@@ -181,7 +181,7 @@ class LocalSession:
             self.readings = await poll(self.node.pods())
             for name, stage in self.readings.stages.items():
                 if stage.layers is not None:
-                    self._reconciler.layers_of_pod[name] = f"{stage.layers.first}-{stage.layers.last}"
+                    self._reconciler.learn_layers(name, f"{stage.layers.first}-{stage.layers.last}")
             self._on_change()
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -85,6 +85,13 @@ def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable
     metavar="OTEL_NAME=VALUE",
     help="OpenTelemetry's variable for engines, such as OTEL_EXPORTER_OTLP_ENDPOINT. May be repeated.",
 )
+@click.option("--gpu-runtime-class", default="", metavar="NAME",
+              help="Runtime class of pods with `engine.device: cuda` whose PipelineModel names none.")  # fmt: skip
+@click.option("--vllm-image", default="", metavar="IMAGE",
+              help="vLLM's own image, for stages of `engine.name: vllm` whose PipelineModel names none. "
+                   "Default: that of --image, which then has to hold vLLM.")  # fmt: skip
+@click.option("--vllm-files-image", default="", metavar="IMAGE",
+              help="Image of the init container that brings Stageline to it. Default: that of --image.")  # fmt: skip
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=ports.OPERATOR_METRICS, show_default=True,
               help="Their port; 0 picks a free one and logs it.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 64), default=8, show_default=True,
@@ -107,6 +114,9 @@ def operator(
     prometheus_labels: dict[str, str],
     gateway_urls: dict[str, str],
     tracing_env: dict[str, str],
+    gpu_runtime_class: str,
+    vllm_image: str,
+    vllm_files_image: str,
     workers: int,
     relist_seconds: float,
     log_format: LogFormat,
@@ -126,6 +136,9 @@ def operator(
         prometheus_labels=prometheus_labels,
         gateway_urls=gateway_urls,
         tracing_env=tracing_env,
+        gpu_runtime_class=gpu_runtime_class,
+        vllm_image=vllm_image,
+        vllm_files_image=vllm_files_image,
         namespaces=namespaces,
         kubeconfig=kubeconfig,
         context=context,

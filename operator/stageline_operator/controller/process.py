@@ -14,6 +14,7 @@ from kubernetes.aio.client import Configuration
 
 from stageline_kubernetes.client import KubeApi
 from stageline_operator.controller.client.resources import ModelKey
+from stageline_operator.controller.lead.claims import Claims
 from stageline_operator.controller.lead.leader import Leadership
 from stageline_operator.controller.loop.cluster_view import ClusterView
 from stageline_operator.controller.loop.event_recorder import EventRecorder
@@ -30,7 +31,7 @@ from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
 from stageline_operator.controller.view.watch_source import WatchSource
-from stageline_operator.planner.types import Peers, Setting
+from stageline_operator.planner.types import Peers, PodHost, Setting, VllmImages
 
 _STUCK_SECONDS: Final = 120.0
 _LAST_PASSES_SECONDS: Final = 8.0
@@ -69,7 +70,9 @@ class OperatorProcess:
             user_agent=FIELD_MANAGER,
         )
         self.leadership = (
-            None if settings.lease is None else Leadership(self._lease_api, settings.lease, times, settings.identity)
+            None
+            if settings.lease is None
+            else Leadership(self._lease_api, settings.lease, times, settings.identity, settings.namespaces)
         )
         self.queue = WorkQueue()
         self.cache = ObjectCache(self._changed)
@@ -133,7 +136,9 @@ class OperatorProcess:
         layers = StageLayers(self.cache, self._changed)
         troubles = PodTroubles(self._api, self.cache, self._changed)
         setting = _planner_setting(self._settings)
-        reconciler = Reconciler(self._api, self.cache, view, setting, events, self.metrics, layers, troubles)
+        claims = Claims(self._api, self._settings.lease)
+        parts = (view, setting, events, self.metrics, layers, troubles, claims)
+        reconciler = Reconciler(self._api, self.cache, *parts)
         workers = self._workers = Workers(self.queue, reconciler.reconcile, self.cache, events, self.metrics)
         self._is_acting = True
         for key in self.cache.model_keys():
@@ -179,12 +184,20 @@ class OperatorProcess:
         yield names.QUEUE_DEPTH, (), float(len(self.queue))
         yield names.LEADER, (), float(self._is_acting)
         yield names.LONGEST_PASS, (), self._longest_pass_seconds()
+        for namespace in self._settings.gateway_urls:
+            yield names.GATEWAY_EXPECTED, (namespace,), 1.0
         for plural, seconds in ({} if self._view is None else self._view.ages_seconds()).items():
             yield names.WATCH_AGE, (plural,), seconds
 
 
 def _planner_setting(settings: OperatorSettings) -> Setting:
-    setting = Setting(settings.default_image, gateway_urls=settings.gateway_urls, tracing_env=settings.tracing_env)
+    setting = Setting(
+        settings.default_image,
+        gateway_urls=settings.gateway_urls,
+        tracing_env=settings.tracing_env,
+        pod_host=PodHost(gpu_runtime_class=settings.gpu_runtime_class),
+        vllm_images=VllmImages(stage=settings.vllm_image, files=settings.vllm_files_image),
+    )
     if not settings.prometheus_labels:
         return setting
     return replace(setting, prometheus=Peers(settings.prometheus_labels))

@@ -52,6 +52,12 @@ class OperatorSettings:
     """By namespace: base URL at which a gateway serves its models."""
     tracing_env: Mapping[str, str] = field(default_factory=dict)
     """OTEL_* variables of engine containers."""
+    gpu_runtime_class: str = ""
+    """Runtime class of stage pods that compute on GPUs, where their model names none."""
+    vllm_image: str = ""
+    """Image of stages that vLLM runs, where their model names none: vLLM's own."""
+    vllm_files_image: str = ""
+    """Image of the init container that brings Stageline to it."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve; empty serves all."""
     kubeconfig: Path | None = None

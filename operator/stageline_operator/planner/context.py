@@ -28,22 +28,13 @@ class Context:
         return cls(model, setting, observed, now, revision_of(model))
 
     @property
-    def spec_changed(self) -> bool:
-        return self.observed.status.observed_generation not in (None, self.model.metadata.generation)
-
-    @property
     def restart_requested(self) -> bool:
-        """Whether a person asks, by annotation, to try failed groups again; a request is obeyed once."""
+        """Whether a person asks, by annotation, to try failed groups again at once; a request is obeyed once."""
         return self.restart_request not in ("", self.observed.status.restart_request)
 
     @property
     def restart_request(self) -> str:
         return self.model.metadata.annotations.get(labels.RESTART, "")
-
-    @property
-    def tries_again(self) -> bool:
-        """Whether groups that are down, or wait for their back-off, may start at once."""
-        return self.spec_changed or self.restart_requested
 
     def model_at(self, revision: str) -> PipelineModel | None:
         """The model as it was at a revision, with today's policies; None when that isn't known any more."""

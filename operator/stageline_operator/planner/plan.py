@@ -12,20 +12,32 @@ from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
+from stageline_operator.planner.group.adoption import adopt
 from stageline_operator.planner.group.gang import find_first_unplaced
 from stageline_operator.planner.group.ladder import GroupStep, begin, delete_pods, phase_of, plan_group
+from stageline_operator.planner.group.obstacle import REFUSALS
+from stageline_operator.planner.group.stage_rows import shorten_messages
 from stageline_operator.planner.objects.shared_objects import plan_shared_objects
-from stageline_operator.planner.observed.observed_pod import ObservedPod, given_up_at, next_look_seconds, read_pod
+from stageline_operator.planner.observed.node_losses import FEW_NODES, LOOK_AGAIN_SECONDS, is_outage
+from stageline_operator.planner.observed.observed_pod import (
+    ObservedPod,
+    given_up_at,
+    is_silent,
+    next_look_seconds,
+    read_pod,
+)
 from stageline_operator.planner.rollout import plan_rollout
+from stageline_operator.planner.status.disruptions import kept_pods
 from stageline_operator.planner.status.model_status import KEPT_FAILURES, model_events, next_status, progress_deadline
 from stageline_operator.planner.types import Deletion, GroupPhase, Observed, Plan, Setting
 
-_COSTS_NO_RESTART = (FailureClass.UNSCHEDULABLE, FailureClass.IMAGE_PULL, FailureClass.NOT_STARTED)
+_COSTS_NO_RESTART = (FailureClass.UNSCHEDULABLE, FailureClass.IMAGE_PULL, FailureClass.NOT_STARTED, *REFUSALS)
 _RUNNING = (GroupPhase.CREATING, GroupPhase.STARTING, GroupPhase.READY)
 
 
 def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: str, setting: Setting) -> Plan:
     """The next step. `random_token` becomes the plan bus's secret when there is none yet."""
+    observed = observed if observed.sees_nodes else _with_losses_told_by_pods(observed)
     context = Context.of(model, observed, now, setting)
     pods = [_read(pod, observed, now) for pod in observed.pods]
     if model.metadata.deletion_timestamp is not None:
@@ -33,14 +45,16 @@ def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: 
     pods_of = {index: [pod for pod in pods if pod.group == index] for index in {pod.group for pod in pods}}
     known = _groups_on_record(context, pods_of)
     steps = _group_steps(context, known, pods_of)
-    groups = tuple(sorted((s.status for s in steps if s.status is not None), key=lambda group: group.index))
+    known_after = (step.status for step in steps if step.status is not None)
+    groups = shorten_messages(sorted(known_after, key=lambda group: group.index))
     failures = _keep_failures(steps, observed.status.last_failures)
     gone = {group.index: group.incarnation for group in known} | {each.index: 0 for each in groups}
     retired = max((observed.status.retired_incarnation, *gone.values()))
-    shared = plan_shared_objects(context, groups, random_token)
     status = next_status(context, groups, failures, retired)
+    shared = plan_shared_objects(context, groups, kept_pods(status, pods, model.spec.replicas), random_token)
     waits = [step.requeue_after_seconds for step in steps] + [progress_deadline(context, status)]
     waits += [None if observed.sees_nodes else next_look_seconds(observed.pods, now)]
+    waits += [LOOK_AGAIN_SECONDS if any(pod.node in observed.unheard_nodes for pod in pods) else None]
     return Plan(
         status=status,
         apply=(*shared.apply, *(pod for step in steps for pod in step.apply)),
@@ -51,11 +65,22 @@ def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: 
 
 
 def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> ObservedPod:
-    seen = read_pod(pod, now, observed.lost_nodes, observed.trouble_of_pod.get(pod["metadata"]["name"]))
-    if observed.sees_nodes or seen.lost:
+    trouble = observed.trouble_of_pod.get(pod["metadata"]["name"])
+    seen = read_pod(pod, now, observed.lost_nodes, trouble, observed.unheard_nodes)
+    if observed.sees_nodes or seen.lost or seen.unheard:
         return seen
     lost_at = given_up_at(pod)
     return replace(seen, lost=lost_at is not None and lost_at <= now)
+
+
+def _with_losses_told_by_pods(observed: Observed) -> Observed:
+    """Where nodes can't be seen: those of the model's own that are silent all at once, as far as pods show it."""
+    nodes = {name for pod in observed.pods if (name := pod.get("spec", {}).get("nodeName"))}
+    silent = {pod["spec"]["nodeName"] for pod in observed.pods if is_silent(pod) and pod["spec"].get("nodeName")}
+    if len(silent) <= FEW_NODES or not is_outage(len(silent), len(nodes)):
+        return observed
+    why = f"{len(silent)} of {len(nodes)} nodes can't be reached, so the fault is not theirs"
+    return replace(observed, unheard_nodes=frozenset(silent), unheard_why=why)
 
 
 def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedPod]]) -> list[GroupStatus]:
@@ -63,9 +88,8 @@ def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedP
     recorded = context.observed.status.groups
     known = {group.index: group.model_copy(update={"phase": phase_of(group)}) for group in recorded}
     for index, pods in pods_of.items():
-        highest = max(pod.incarnation for pod in pods)
-        unremembered = GroupStatus(index=index, incarnation=highest, phase=GroupPhase.REPLACING)
-        known.setdefault(index, unremembered)
+        if index not in known:
+            known[index] = adopt(context, index, pods)
     return [known[index] for index in sorted(known)]
 
 
@@ -76,8 +100,13 @@ def _group_steps(
     serving = {each.index for each in known if _serves(each, pods_of.get(each.index, ()), stage_counts[each.index])}
     rollout = plan_rollout(context, known, serving)
     first_unplaced = find_first_unplaced(known, pods_of, stage_counts)
+    recorded = {group.index for group in context.observed.status.groups}
     steps = [
-        plan_group(context, group, pods_of.get(group.index, ()), rollout.turn_of(group), first_unplaced)
+        plan_group(
+            context, group, pods_of.get(group.index, ()), rollout.turn_of(group), first_unplaced.get(group.revision)
+        )
+        if group.index in recorded
+        else GroupStep(group, requeue_after_seconds=0.0)  # it goes on record before anything is done about it
         for group in known
     ]
     above = context.observed.status.retired_incarnation
@@ -86,7 +115,7 @@ def _group_steps(
 
 
 def _serves(group: GroupStatus, pods: Sequence[ObservedPod], stage_count: int) -> bool:
-    ready = [pod for pod in pods if pod.ready and not (pod.deleting or pod.lost or pod.ends)]
+    ready = [pod for pod in pods if (pod.ready or pod.unheard) and not (pod.deleting or pod.lost or pod.ends)]
     own = {pod.stage for pod in ready if pod.incarnation == group.incarnation}
     return group.phase in _RUNNING and stage_count > 0 and len(own) == stage_count
 
@@ -102,6 +131,16 @@ def _keep_failures(steps: Sequence[GroupStep], kept: Sequence[FailureRecord]) ->
         if (each.group, each.incarnation) not in replaced and (each.group, each.failure_class) not in waits
     ]
     return (*new, *old)[:KEPT_FAILURES]
+
+
+def plan_ending(observed: Observed, now: datetime) -> tuple[Deletion, ...]:
+    """What to do for a model that the garbage collector deletes: end the pods that no kubelet will confirm.
+
+    Only those that are being deleted already, so that nobody's decision is anticipated. Without this a model that is
+    deleted in the foreground stays for as long as a dead node does.
+    """
+    pods = (_read(pod, observed, now) for pod in observed.pods)
+    return tuple(Deletion("Pod", pod.name, 0.0) for pod in pods if pod.deleting and pod.lost)
 
 
 def _plan_deletion(context: Context, pods: Sequence[ObservedPod]) -> Plan:

@@ -1,19 +1,29 @@
 """Which groups a pass creates, replaces and removes, for scaling and rolling updates. Pure arithmetic.
 
-A rollout keeps two bounds, in whole groups: at most `replicas + maxSurge` groups exist, and at least
-`replicas - maxUnavailable` serve, unless they failed. While the first bound allows another group, one of the new
-revision is created under the lowest free index. While the second allows it, an outdated group is drained: removed when
-enough others remain, else replaced in place. Groups that don't serve go first, since draining them costs nothing.
-So the set of indices may change in a rollout, and each replica's weights are loaded once.
+A rollout keeps two bounds, in whole groups: at most `replicas + maxSurge` groups exist, and at least `replicas -
+maxUnavailable` serve, unless they failed. While the first bound allows another group, one of the new revision is
+created under the lowest free index. While the second allows it, an outdated group is drained: removed when enough
+others remain, else replaced in place. Groups that don't serve go first, since draining them costs nothing, except
+those that have served and come back. So the set of indices may change in a rollout, and each replica's weights are
+loaded once.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stageline_api.resource.status import GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.types import GroupPhase
+
+_COMING_BACK = (
+    GroupPhase.READY,
+    GroupPhase.CREATING,
+    GroupPhase.STARTING,
+    GroupPhase.TERMINATING,
+    GroupPhase.BACKING_OFF,
+    GroupPhase.WAITING,
+)
 
 
 class Turn(Enum):
@@ -51,7 +61,7 @@ def plan_rollout(context: Context, groups: Sequence[GroupStatus], serving: Colle
         turns[index] = Turn.REMOVE
         rolling.discard(index)
     staying = [index for index, turn in turns.items() if turn is Turn.STAY]
-    leaving = _may_leave(context, target, staying, rolling, outdated, serving)
+    leaving = _may_leave(context, target, staying, rolling, outdated, serving, active)
     surplus = len(staying) - target
     for index in leaving:
         turns[index] = Turn.REMOVE if surplus > 0 else Turn.REPLACE
@@ -81,16 +91,29 @@ def _may_leave(
     rolling: Collection[int],
     outdated: Collection[int],
     serving: Collection[int],
+    groups: Mapping[int, GroupStatus],
 ) -> list[int]:
-    """Outdated groups that may go now: those that do not serve, and as many others as the bounds allow."""
+    """Outdated groups that may go now: those that do not serve, and as many others as the bounds allow.
+
+    One that has served and only failed meanwhile is made again as it was, until a group of the new revision serves:
+    else a revision that never becomes ready would take the place of each group that fails.
+    """
     rollout = context.model.spec.rollout
     serving_now = [index for index in staying if index in serving]
     spare = len(serving_now) - max(0, target - rollout.max_unavailable)
     has_new = any(index not in outdated for index in serving_now)
     if not has_new and (target > 1 or rollout.max_surge > 0):
         spare = min(spare, len(serving_now) - 1)  # the last that serves stays until a new one does
+    unproven = sum(index not in outdated and index not in serving for index in staying)
+    has_room = rollout.max_surge == 0 and unproven < rollout.max_unavailable
     idle = sorted((index for index in rolling if index not in serving), reverse=True)
+    if not (has_new or has_room):
+        idle = [index for index in idle if not _comes_back(groups[index])]
     return idle + sorted(index for index in rolling if index in serving)[: max(0, spare)]
+
+
+def _comes_back(group: GroupStatus) -> bool:
+    return group.served and group.phase in _COMING_BACK
 
 
 def _lowest_free(taken: Collection[int], count: int) -> list[int]:

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from stageline_api import labels
+from stageline_api.failures import FailureClass
+from stageline_api.resource.pipeline_model import GPU_RESOURCE
 from stageline_api.resource.status import PipelineModelStatus
 
 ObjectKey = tuple[str, str]
@@ -33,7 +35,7 @@ class GroupPhase(StrEnum):
     WAITING = "Waiting"
     """It found nodes for some of its stages only and gave them back; it tries again."""
     FAILED = "Failed"
-    """Left down until the spec changes."""
+    """Left down until the template changes."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,33 @@ def _component(name: str) -> Peers:
 
 
 @dataclass(frozen=True)
+class PodHost:
+    """What the nodes of stage pods are like."""
+
+    gpu_resource: str = GPU_RESOURCE
+    """Resource by which a container gets a GPU; empty where its processes see the machine's own."""
+    gpu_runtime_class: str = ""
+    """Runtime class of pods whose model computes on `cuda` and names none; empty: the nodes' default."""
+    root_is_read_only: bool = True
+    """Whether containers have an image's root, read-only and without a home; not so for processes of a machine."""
+
+
+@dataclass(frozen=True)
+class VllmImages:
+    """Images of pods that run vLLM, where their model names none."""
+
+    stage: str = ""
+    """vLLM's own, without Stageline in it; empty: the default image, which then holds both."""
+    files: str = ""
+    """Stageline's, of the init container that brings what vLLM's own lacks; empty: the default image."""
+
+
+@dataclass(frozen=True)
 class Setting:
     """What is the same for every model and every pass."""
 
     default_image: str
+    vllm_images: VllmImages = field(default_factory=VllmImages)
     gateway: Peers = field(default_factory=lambda: _component("gateway"))
     operator: Peers = field(default_factory=lambda: _component("operator"))
     prometheus: Peers = field(default_factory=lambda: Peers({labels.APP_NAME: "prometheus"}))
@@ -60,6 +85,7 @@ class Setting:
     """Base URL of the gateway that serves a namespace's models, by namespace."""
     tracing_env: Mapping[str, str] = field(default_factory=dict)
     """OTEL_* variables of engine containers, where a model's template doesn't set them itself."""
+    pod_host: PodHost = field(default_factory=PodHost)
 
 
 @dataclass(frozen=True)
@@ -69,6 +95,17 @@ class PodTrouble:
     reason: str
     message: str
     since: datetime | None = None
+
+
+@dataclass(frozen=True)
+class PodRefusal:
+    """Why the API server does not let a pod be made, in its words."""
+
+    failure_class: FailureClass
+    message: str
+    since: datetime
+    retry_at: datetime
+    """When to try again; the group's other pods wait as well."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +122,8 @@ class Observed:
     """What stages report of themselves (`0-14`), by pod name; it may be incomplete."""
     trouble_of_pod: Mapping[str, PodTrouble] = field(default_factory=dict)
     """What kubelets say of pods that wait for their containers, by pod name; it may be incomplete, or out of date."""
+    refused_pods: Mapping[str, PodRefusal] = field(default_factory=dict)
+    """Pods that were to be made and were refused, by name."""
     applied_hashes: Mapping[ObjectKey, str] = field(default_factory=dict)
     """Annotation `stageline.dev/applied-hash` of the objects that carry one; an object whose hash differs from what is
     wanted is applied again, one that is not listed here is left as it is."""
@@ -95,8 +134,15 @@ class Observed:
     """Spec that each revision was made from, by revision: `spec.json` of the ConfigMap that carries the revision's
     label. A group that keeps an old revision can be made again from it."""
     lost_nodes: frozenset[str] = frozenset()
-    """Nodes that are gone, or whose kubelet the control plane has given up on (taint `node.kubernetes.io/unreachable`
-    or `out-of-service`). Their pods count as dead, and are deleted without waiting for the kubelet."""
+    """Nodes that are gone, or whose kubelet the control plane has given up on, as `node_losses` tells. Their pods count
+    as dead, and are deleted without waiting for the kubelet."""
+    unheard_nodes: frozenset[str] = frozenset()
+    """Nodes that can't be reached and don't count as lost, or not yet. Their pods may serve on: nothing is done to
+    them, and a pod that was ready when its node was last heard of counts as serving."""
+    unheard_why: str = ""
+    """What is waited for before unheard nodes count as lost, as a sentence."""
+    refusal: str = ""
+    """Why the API server refused an object other than a pod that the last pass wanted, in its words."""
     sees_nodes: bool = True
     """Whether whoever observes would know of a lost node; if not, it is told from the pods."""
 

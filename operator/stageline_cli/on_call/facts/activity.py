@@ -84,6 +84,19 @@ def traffic_facts(pairs: Sequence[tuple[Samples, Samples]], seconds: float, serv
     )
 
 
+def draft_figures(earlier: Samples, later: Samples) -> tuple[float | None, float | None]:
+    """Share of drafts that held and output tokens of a verifying row; None without drafts, or from counters begun anew.
+
+    An engine of another release may tell of drafts and not of rows.
+    """
+    drafted = _growth(earlier, later, runtime.DRAFT_TOKENS.name)
+    held = _growth(earlier, later, runtime.ACCEPTED_TOKENS.name)
+    rows = _growth(earlier, later, runtime.DRAFTED_ROWS.name)
+    if not drafted or held is None:
+        return None, None
+    return held / drafted, 1 + held / rows if rows else None
+
+
 def counter_rate(earlier: Samples, later: Samples, name: str, seconds: float) -> float | None:
     """Growth of a counter per second; None when it began anew."""
     grown = _growth(earlier, later, name) if seconds > 0 and later.value(name) is not None else None

@@ -62,6 +62,10 @@ class EngineFacts:
     kv_usage_ratio: float | None
     tokens_per_second: float | None
     preemptions: int | None
+    draft_acceptance: float | None = None
+    """Of the drafts verified between two readings, the share that became output; None where there were none."""
+    tokens_per_drafted_row: float | None = None
+    """Output tokens that one row with drafts gave, its own among them; None where there were none."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from stageline_api.conditions import ConditionType, Reason
 from stageline_api.health import Phase, StageStatus
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
-from stageline_cli.on_call.facts.activity import counter_rate, pipeline_facts, stage_activity, traffic_facts
+from stageline_cli.on_call.facts.activity import (
+    counter_rate,
+    draft_figures,
+    pipeline_facts,
+    stage_activity,
+    traffic_facts,
+)
 from stageline_cli.on_call.facts.facts import (
     ConditionFacts,
     EngineFacts,
@@ -158,6 +164,7 @@ def _engine(before: PodReading, after: PodReading, seconds: float) -> EngineFact
     if own is None:
         return None
     has_two = bool(before.engine_samples.by_name)
+    acceptance, per_row = draft_figures(before.engine_samples, samples) if has_two else (None, None)
     return EngineFacts(
         phase=own.phase.value,
         requests_running=own.requests_running,
@@ -167,6 +174,8 @@ def _engine(before: PodReading, after: PodReading, seconds: float) -> EngineFact
         if has_two
         else None,
         preemptions=_whole(samples.value(runtime.PREEMPTIONS.name)),
+        draft_acceptance=acceptance,
+        tokens_per_drafted_row=per_row,
     )
 
 
@@ -206,7 +215,7 @@ def waits_for(
         case GroupPhase.WAITING:
             return f"nodes for all of its stages at once; tries again{_at(group.backoff_until, now)}"
         case GroupPhase.FAILED:
-            return f"you: it stays down until the spec or the annotation {labels.RESTART} changes{_after(failure)}"
+            return f"you: it stays down until the template or the annotation {labels.RESTART} changes{_after(failure)}"
         case GroupPhase.REPLACING:
             return f"{_answers(engine)}, then starts anew with the changed template"
         case GroupPhase.DRAINING:

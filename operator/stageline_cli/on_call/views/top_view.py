@@ -61,6 +61,10 @@ def _group_figures(group: GroupFacts) -> str:
             f"KV {fine_percent(engine.kv_usage_ratio)}",
             f"{rate(engine.tokens_per_second)} tokens/s",
         ]
+        if engine.draft_acceptance is not None:
+            parts.append(f"drafts {percent(engine.draft_acceptance)} accepted")
+        if engine.tokens_per_drafted_row is not None:
+            parts.append(f"{engine.tokens_per_drafted_row:.1f} tokens a drafted row")
     if pipeline is not None:
         parts.append(f"bubble {percent(pipeline.bubble)}")
         if pipeline.bottleneck_stage is not None:

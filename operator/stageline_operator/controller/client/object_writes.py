@@ -15,6 +15,8 @@ from stageline_operator.controller.settings import FIELD_MANAGER
 
 _CREATED_ONLY: Final = frozenset({"Pod", "Secret"})
 _UNPROCESSABLE: Final = 422
+_OVERTAKEN: Final = "Conflict"
+"""Somebody else used the namespace's quota at the same moment; an object that exists is `AlreadyExists`."""
 _MANAGED: Final = {"fieldManager": FIELD_MANAGER}
 
 
@@ -60,6 +62,7 @@ async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any
 
     Raises:
         NameTakenError: an object of this name belongs to someone else.
+        StaleError: it was not made because another was at the same moment; try again.
         ApiError: anything else.
     """
     resource = RESOURCE_OF_KIND[manifest["kind"]]
@@ -67,6 +70,8 @@ async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any
         try:
             return await api.create(resource, manifest, _MANAGED)
         except ApiError as error:
+            if error.is_conflict and error.reason == _OVERTAKEN:
+                raise StaleError(str(error)) from error
             if error.is_conflict:
                 return None
             raise

@@ -21,6 +21,8 @@ def workload_rules() -> list[dict[str, Any]]:
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/status", ("get", "patch")))
     # Where the API server enforces it, only who may set a finalizer may block an owner's deletion.
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/finalizers", ("update",)))
+    # Whose a model is that names the Lease of another installation.
+    rules.append(_raw_rule(LEASE.group, LEASE.plural, ("get",)))
     return rules
 
 

@@ -3,16 +3,19 @@
 `check` guards every write. It refuses once the last renewal is too old, whatever the event loop was doing meanwhile,
 so a replica that was cut off or frozen has stopped acting before another may start. Clocks of two machines need not
 agree: a replica takes a lease only after it has itself seen no renewal for as long as the lease lasts.
+
+An annotation of the lease says which namespaces its holder serves, for other installations (`claims`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from stageline_api import labels
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import LEASE
@@ -55,8 +58,12 @@ class NotLeadingError(Exception):
 class Leadership:
     """This replica's part in the election. `api` must be its own, so that no other request delays a renewal."""
 
-    def __init__(self, api: KubeApi, name: LeaseName, times: LeaseTimes, identity: str) -> None:
+    def __init__(
+        self, api: KubeApi, name: LeaseName, times: LeaseTimes, identity: str, namespaces: Sequence[str] = ()
+    ) -> None:
+        """`namespaces`: those that are served; none for all."""
         self._api = api
+        self._namespaces = tuple(namespaces)
         self._name = name
         self._times = times
         self._identity = identity
@@ -150,7 +157,8 @@ class Leadership:
         if self._seen is not None and not self._seen.may_be_taken(self._identity, now):
             return False
         before = None if self._seen is None else self._seen.manifest
-        manifest = lease_manifest(self._name, self._identity, self._times, datetime.now(UTC), before)
+        wall = datetime.now(UTC)
+        manifest = lease_manifest(self._name, self._identity, self._times, wall, before, self._namespaces)
         if before is None:
             written = await self._api.create(LEASE, manifest, {})
         else:
@@ -177,24 +185,39 @@ def see(manifest: Mapping[str, Any], before: SeenLease | None, now: float) -> Se
 
 
 def lease_manifest(
-    name: LeaseName, identity: str, times: LeaseTimes, wall: datetime, before: Mapping[str, Any] | None
+    name: LeaseName,
+    identity: str,
+    times: LeaseTimes,
+    wall: datetime,
+    before: Mapping[str, Any] | None,
+    namespaces: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The lease held by `identity`, over the version `before` (None: there is none yet)."""
+    """The lease held by `identity`, which serves `namespaces`, over the version `before` (None: there is none yet)."""
     spec = dict((before or {}).get("spec", {}))
     moment = wall.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     if spec.get("holderIdentity") != identity:
         spec["acquireTime"] = moment
         spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if before else 0)
     spec |= {"holderIdentity": identity, "renewTime": moment, "leaseDurationSeconds": round(times.duration_seconds)}
-    return _manifest(name, spec, before)
+    return _manifest(name, spec, before, ",".join(sorted(namespaces)))
 
 
 def released_manifest(name: LeaseName, before: Mapping[str, Any]) -> dict[str, Any]:
-    return _manifest(name, dict(before["spec"]) | {"holderIdentity": "", "leaseDurationSeconds": 1}, before)
+    spec = dict(before["spec"]) | {"holderIdentity": "", "leaseDurationSeconds": 1}
+    return _manifest(name, spec, before, ",".join(sorted(served_namespaces(before))))
 
 
-def _manifest(name: LeaseName, spec: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+def served_namespaces(lease: Mapping[str, Any]) -> frozenset[str]:
+    """Those that the holder of a lease serves; none for all."""
+    told = (lease["metadata"].get("annotations") or {}).get(labels.SERVED_NAMESPACES, "")
+    return frozenset(name for name in str(told).split(",") if name)
+
+
+def _manifest(
+    name: LeaseName, spec: Mapping[str, Any], before: Mapping[str, Any] | None, namespaces: str
+) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name.name, "namespace": name.namespace}
+    metadata["annotations"] = {labels.SERVED_NAMESPACES: namespaces}
     if before is not None:
         metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
     return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": dict(spec)}

@@ -7,6 +7,7 @@ every resource is listed when watching starts, soon after kopf itself had to lis
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from stageline_api import labels
@@ -16,7 +17,7 @@ from stageline_operator.controller.client.resources import NODE, PIPELINE_MODEL,
 from stageline_operator.controller.settings import OperatorSettings
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.view.object_cache import ObjectCache
-from stageline_operator.controller.view.observe import lost_nodes
+from stageline_operator.controller.view.observe import node_losses
 
 _SETTLE_SECONDS: Final = 1.0
 _FIRST_RETRY_SECONDS: Final = 1.0
@@ -96,8 +97,9 @@ class ClusterView:
         self._cache.replace(POD.kind, key.namespace, listing.items, listing.version, key)
         if not self.watches_nodes:
             return
-        pods = (manifest for identity, manifest in self._cache.of_model(key) if identity.kind == POD.kind)
-        for name in sorted(lost_nodes(self._cache, {pod.get("spec", {}).get("nodeName", "") for pod in pods})):
+        pods = [manifest for identity, manifest in self._cache.of_model(key) if identity.kind == POD.kind]
+        losses = node_losses(self._cache, pods, datetime.now(UTC))
+        for name in sorted(losses.lost | losses.unheard):
             await self._look_at_node(name)
 
     async def _look_at_node(self, name: str) -> None:

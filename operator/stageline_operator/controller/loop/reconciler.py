@@ -8,18 +8,21 @@ is not: a pod that only this operator has not heard of yet would look lost, and 
 a step that takes something away is planned again from the cluster as it is now.
 """
 
+import asyncio
 import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
-from stageline_api.conditions import ConditionType, Reason
+from stageline_api import labels
+from stageline_api.conditions import EventReason
 from stageline_api.manifests.manifest_loader import parse_manifest
-from stageline_api.resource.field_problem import FieldProblem
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import Condition, PipelineModelStatus
+from stageline_api.resource.status import PipelineModelStatus
 from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.object_writes import (
     NameTakenError,
     StaleError,
@@ -28,18 +31,26 @@ from stageline_operator.controller.client.object_writes import (
     write_status,
 )
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, ModelKey, ObjectId
+from stageline_operator.controller.lead.claims import AGAIN_SECONDS, Claims, LeftAlone, left_alone_words
 from stageline_operator.controller.loop.cluster_view import ClusterView
 from stageline_operator.controller.loop.event_recorder import EventRecorder
+from stageline_operator.controller.loop.pod_refusals import PodRefusals, is_refusal
+from stageline_operator.controller.loop.refused_model import refused_status, step_as_before
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.transitions import transition_between
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import is_stage_pod, observe, recorded_status
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
-from stageline_operator.planner.plan import plan
-from stageline_operator.planner.types import Observed, Plan, Setting
+from stageline_operator.planner.plan import plan, plan_ending
+from stageline_operator.planner.types import Observed, Plan, PlannedEvent, Setting
 
 _TOKEN_BYTES: Final = 32
+_ENDING_LOOK_SECONDS: Final = 10.0
+"""How soon to look again at what is left of a model that ends."""
+_PODS_AT_ONCE: Final = 16
+_PODS_A_PASS: Final = 128
+"""A pass must end soon, also with admission webhooks that are slow: whoever hangs is restarted."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class Reconciler:
         metrics: OperatorMetrics,
         layers: StageLayers,
         troubles: PodTroubles,
+        claims: Claims,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -78,8 +90,13 @@ class Reconciler:
         self._metrics = metrics
         self._layers = layers
         self._troubles = troubles
+        self._claims = claims
+        self._left_alone = LeftAlone()
         self._secrets: dict[ModelKey, tuple[str, frozenset[str]]] = {}
         """Uid and names of the Secrets made for each model: the operator may not look for them."""
+        self._refusals = PodRefusals()
+        self._refused_writes: dict[ModelKey, str] = {}
+        """What else was refused in the last pass over a model, for its status; another process asks again."""
 
     async def reconcile(self, key: ModelKey) -> float | None:
         """One pass; returns when to look again, None for when something changes.
@@ -89,21 +106,53 @@ class Reconciler:
             NameTakenError: an object of a needed name belongs to someone else.
             ApiError: the API server did not do as asked.
         """
+        if await self._is_anothers(key):
+            return AGAIN_SECONDS
         prepared = self._prepare(key)
         if isinstance(prepared, _Prepared) and needs_fresh_view(prepared.step, prepared.observed.status):
             await self._view.look_at_model(key)
+            if await self._is_anothers(key):
+                return AGAIN_SECONDS
             prepared = self._prepare(key)
         match prepared:
             case None:
                 # Gone or going: the garbage collector ends what it owns, pods with their grace.
                 self._secrets.pop(key, None)
-                return None
+                self._refusals.forget(key)
+                self._refused_writes.pop(key, None)
+                return await self._end(key)
             case _Refused(manifest, before, after):
-                await self._write(key, manifest, before, after)
+                await self._write(key, manifest, before, self._claims.claimed(after))
                 return None
             case _Prepared(manifest, observed, step):
-                await self._execute(key, manifest, observed, step)
-                return step.requeue_after_seconds
+                has_more = await self._execute(key, manifest, observed, step)
+                return 0.0 if has_more else step.requeue_after_seconds
+
+    async def _is_anothers(self, key: ModelKey) -> bool:
+        """Whether another operator acts on this model, as an Event says."""
+        manifest = self._cache.model(key)
+        holder = "" if manifest is None else recorded_status(manifest).operator
+        if manifest is None or not await self._claims.is_anothers(holder, key.namespace):
+            self._left_alone.forget(key)
+            return False
+        is_unreadable = self._claims.is_unreadable(holder)
+        if self._left_alone.is_to_be_told(key, holder, time.monotonic(), again=is_unreadable):
+            words = left_alone_words(key, self._claims.own, holder, is_unreadable=is_unreadable)
+            self._events.record(manifest, PlannedEvent("Warning", EventReason.OTHER_OPERATOR, words))
+        return True
+
+    async def _end(self, key: ModelKey) -> float | None:
+        """Of a model that ends, delete what is left on lost nodes, which nobody else would."""
+        if not plan_ending(self._observe_ending(key), datetime.now(UTC)):
+            return _ENDING_LOOK_SECONDS if self._observe_ending(key).pods else None
+        await self._view.look_at_model(key)
+        for deletion in plan_ending(self._observe_ending(key), datetime.now(UTC)):
+            await self._delete(ObjectId(deletion.kind, key.namespace, deletion.name), deletion.grace_seconds)
+        return _ENDING_LOOK_SECONDS
+
+    def _observe_ending(self, key: ModelKey) -> Observed:
+        nothing = PipelineModelStatus()
+        return observe(self._cache, key, nothing, (), {}, {}, datetime.now(UTC), self._view.watches_nodes)
 
     def _prepare(self, key: ModelKey) -> "_Prepared | _Refused | None":
         manifest = self._cache.model(key)
@@ -111,23 +160,33 @@ class Reconciler:
             return None
         model = parse_manifest({name: value for name, value in manifest.items() if name != "status"})
         before, now = recorded_status(manifest), datetime.now(UTC)
-        if not isinstance(model, PipelineModel):
-            return _Refused(manifest, before, refused_status(before, manifest, model, now))
-        observed = self._observe(key, manifest, before)
+        observed = self._observe(key, manifest, before, now)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        return _Prepared(manifest, observed, plan(model, observed, now, token, self._setting))
+        if isinstance(model, PipelineModel):
+            return _Prepared(manifest, observed, plan(model, observed, now, token, self._setting))
+        refused = refused_status(before, manifest, model, now)
+        step = step_as_before(
+            manifest, observed, refused, lambda running: plan(running, observed, now, token, self._setting)
+        )
+        return _Refused(manifest, before, refused) if step is None else _Prepared(manifest, observed, step)
 
-    def _observe(self, key: ModelKey, manifest: Mapping[str, Any], status: PipelineModelStatus) -> Observed:
+    def _observe(
+        self, key: ModelKey, manifest: Mapping[str, Any], status: PipelineModelStatus, now: datetime
+    ) -> Observed:
         uid, made = self._secrets.get(key, ("", frozenset()))
         own = made if uid == manifest["metadata"]["uid"] else frozenset()
         said = self._layers.known(key), self._troubles.known(key)
-        return observe(self._cache, key, status, own, *said, self._view.watches_nodes)
+        seen = observe(self._cache, key, status, own, *said, now, self._view.watches_nodes)
+        refused_write = self._refused_writes.get(key, "")
+        return replace(seen, refused_pods=self._refusals.of_model(key), refusal=refused_write)
 
-    async def _execute(self, key: ModelKey, manifest: Mapping[str, Any], observed: Observed, step: Plan) -> None:
+    async def _execute(self, key: ModelKey, manifest: Mapping[str, Any], observed: Observed, step: Plan) -> bool:
+        """Returns whether the next pass has more to do at once: pods to make, or a refusal to put on record."""
         if begins_another_life(step, observed.status):
             # Make sure of the Secret again before the next pods: somebody may have deleted it.
             self._secrets.pop(key, None)
-        await self._write(key, manifest, observed.status, step.status)
+            self._refusals.forget(key)
+        await self._write(key, manifest, observed.status, self._claims.claimed(step.status))
         transition = transition_between(observed.status, step.status, observed.pods, datetime.now(UTC))
         self._metrics.count_transition(key.namespace, key.name, transition)
         for event in step.events:
@@ -135,8 +194,53 @@ class Reconciler:
         for deletion in step.delete:
             await self._delete(ObjectId(deletion.kind, key.namespace, deletion.name), deletion.grace_seconds)
         # Everything a pod reads comes before the pod.
-        for each in sorted(step.apply, key=lambda wanted: wanted["kind"] == "Pod"):
-            await self._put(key, manifest["metadata"]["uid"], each)
+        uid = manifest["metadata"]["uid"]
+        is_mended = await self._put_shared(key, uid, [each for each in step.apply if each["kind"] != "Pod"])
+        pods = [each for each in step.apply if each["kind"] == "Pod"]
+        return await self._make_pods(key, uid, pods) or is_mended
+
+    async def _put_shared(self, key: ModelKey, uid: str, manifests: Sequence[Mapping[str, Any]]) -> bool:
+        """Write what pods need; returns whether a refusal on record is true no longer."""
+        for each in manifests:
+            try:
+                await self._put(key, uid, each)
+            except ApiError as error:
+                if is_refusal(error):
+                    self._refused_writes[key] = str(error)
+                raise
+        return self._refused_writes.pop(key, None) is not None
+
+    async def _make_pods(self, key: ModelKey, uid: str, pods: Sequence[Mapping[str, Any]]) -> bool:
+        """Make pods, several at once; returns whether the next pass has more to do about them.
+
+        Few at first and twice as many each time, so that a quota is not asked in vain for all of them: of a group of
+        which one is refused no further one is tried for now. What is too many for one pass is left to the next.
+        """
+        refused_groups: set[str] = set()
+        left, at_once = list(pods), 1
+        while left and len(pods) - len(left) < _PODS_A_PASS:
+            batch, left = left[:at_once], left[at_once:]
+            made = await asyncio.gather(*(self._make_pod(key, uid, each) for each in batch), return_exceptions=True)
+            for failed in (each for each in made if isinstance(each, BaseException)):
+                raise failed
+            refused_groups |= {_group_of(each) for each, is_made in zip(batch, made, strict=True) if not is_made}
+            left = [each for each in left if _group_of(each) not in refused_groups]
+            at_once = min(_PODS_AT_ONCE, at_once * 2)
+        return bool(refused_groups or left)
+
+    async def _make_pod(self, key: ModelKey, uid: str, manifest: Mapping[str, Any]) -> bool:
+        """Returns False for a pod that is refused."""
+        name = manifest["metadata"]["name"]
+        try:
+            await self._put(key, uid, manifest)
+        except ApiError as error:
+            if not is_refusal(error):
+                raise
+            self._refusals.note(key, name, error, datetime.now(UTC))
+            self._metrics.reconcile_errors.labels("refused").inc()
+            return False
+        self._refusals.made(key, name)
+        return True
 
     async def _write(
         self, key: ModelKey, manifest: Mapping[str, Any], before: PipelineModelStatus, after: PipelineModelStatus
@@ -182,6 +286,10 @@ class Reconciler:
         return await put_object(self._api, manifest) or _refuse(name)
 
 
+def _group_of(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"]["labels"][labels.GROUP])
+
+
 def _refuse(name: str) -> NoReturn:
     raise NameTakenError(f"Pod {name} exists and does not belong to this PipelineModel")
 
@@ -196,24 +304,3 @@ def needs_fresh_view(step: Plan, before: PipelineModelStatus) -> bool:
 def begins_another_life(step: Plan, before: PipelineModelStatus) -> bool:
     incarnations = {group.index: group.incarnation for group in before.groups}
     return any(incarnations.get(group.index, group.incarnation) != group.incarnation for group in step.status.groups)
-
-
-def refused_status(
-    before: PipelineModelStatus, manifest: Mapping[str, Any], problems: Sequence[FieldProblem], now: datetime
-) -> PipelineModelStatus:
-    """The cluster accepted a spec that this version can't run: conditions name the fields, and groups run on."""
-    generation = manifest["metadata"].get("generation")
-    sentence = "; ".join(str(problem) for problem in problems)[:32_000]
-    verdicts = {ConditionType.DEGRADED: "True", ConditionType.READY: "False", ConditionType.PROGRESSING: "False"}
-    kept = {condition.type: condition for condition in before.conditions}
-    for kind, status in verdicts.items():
-        known = kept.get(kind)
-        kept[kind] = Condition(
-            type=kind,
-            status="True" if status == "True" else "False",
-            observed_generation=generation,
-            last_transition_time=known.last_transition_time if known and known.status == status else now,
-            reason=Reason.BAD_CONFIGURATION,
-            message=sentence,
-        )
-    return before.model_copy(update={"observed_generation": generation, "conditions": tuple(kept.values())})

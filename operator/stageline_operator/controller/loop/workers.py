@@ -111,7 +111,7 @@ class Workers:
 
     def _failed(self, key: ModelKey, kind: str, error: Exception, retry_after_seconds: float | None) -> str:
         seconds = self._queue.fail(key, retry_after_seconds)
-        self._metrics.reconcile_errors.labels(kind).inc()
+        self._metrics.reconcile_errors.labels(key.namespace, key.name, kind).inc()
         _log.warning("%s/%s: trying again in %.1f s: %s", key.namespace, key.name, seconds, error)
         return "error"
 

@@ -19,7 +19,9 @@ RECONCILE_TOTAL: Final = MetricSpec(
     ("outcome",),
 )
 RECONCILE_ERRORS_TOTAL: Final = MetricSpec(
-    "stageline_operator_reconcile_errors_total", "Passes that failed and are tried again, by kind of error.", ("kind",)
+    "stageline_operator_reconcile_errors_total",
+    "Passes that failed and are tried again, by PipelineModel and kind of error.",
+    (*_MODEL, "kind"),
 )
 RECONCILE_DURATION: Final = MetricSpec(
     "stageline_operator_reconcile_duration_seconds", "Duration of one pass.", (), buckets.RECONCILE
@@ -41,6 +43,11 @@ API_REQUESTS_TOTAL: Final = MetricSpec(
     ("verb", "resource", "code"),
 )
 LEADER: Final = MetricSpec("stageline_operator_leader", "1 while this replica leads, else 0.")
+GATEWAY_EXPECTED: Final = MetricSpec(
+    "stageline_operator_gateway_expected",
+    "1 for each namespace for whose models the operator was told of a gateway (--gateway-url).",
+    ("namespace",),
+)
 MODELS: Final = MetricSpec(
     "stageline_operator_models", "PipelineModels by the status of their Ready condition.", ("ready",)
 )
@@ -117,7 +124,7 @@ GROUP_LAST_FAILURE: Final = MetricSpec(
 STAGE_NOT_READY: Final = MetricSpec(
     "stageline_operator_stage_not_ready",
     "1 for each stage of a group that is not ready, with the reason: Starting, Unschedulable, ImagePull, "
-    "NotStarted, NodeLost, Ending, NoPod.",
+    "NotStarted, QuotaExceeded, PodRefused, NodeUnreachable, NodeLost, Ending, NoPod.",
     (*_GROUP, "stage", "reason"),
 )
 LONGEST_PASS: Final = MetricSpec(
@@ -128,8 +135,9 @@ BUILD_INFO: Final = MetricSpec("stageline_operator_build_info", "Always 1; the v
 
 ALL_METRICS: Final = (
     RECONCILE_TOTAL, RECONCILE_ERRORS_TOTAL, RECONCILE_DURATION, QUEUE_DEPTH, WATCH_AGE, RELIST_CORRECTIONS_TOTAL,
-    API_REQUESTS_TOTAL, LEADER, MODELS, GROUPS, GROUP_FAILURES_TOTAL, GROUP_RESTARTS_TOTAL, TIME_TO_READY, RECOVERY,
-    MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS, MODEL_UPDATED_REPLICAS, MODEL_GENERATION,
+    API_REQUESTS_TOTAL, LEADER, GATEWAY_EXPECTED, MODELS, GROUPS, GROUP_FAILURES_TOTAL, GROUP_RESTARTS_TOTAL,
+    TIME_TO_READY, RECOVERY, MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS, MODEL_UPDATED_REPLICAS,
+    MODEL_GENERATION,
     MODEL_OBSERVED_GENERATION, MODEL_CONDITION, GROUP_PHASE, GROUP_INCARNATION, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE,
     STAGE_NOT_READY, LONGEST_PASS, BUILD_INFO,
 )  # fmt: skip

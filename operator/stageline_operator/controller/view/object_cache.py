@@ -12,6 +12,7 @@ from stageline_api.resource import pipeline_model
 from stageline_operator.controller.client.resources import ModelKey, ObjectId, id_of, model_key_of
 from stageline_operator.controller.settings import FIELD_MANAGER
 from stageline_operator.planner.objects.field_ownership import owned_fields
+from stageline_operator.planner.observed.node_losses import Taints, is_silent
 from stageline_operator.planner.observed.observed_objects import OWNED_FIELDS
 
 _REMEMBERED_DELETIONS: Final = 10_000
@@ -25,6 +26,10 @@ class ObjectCache:
     def __init__(self, on_change: Callable[[ModelKey], None] = lambda _: None) -> None:
         self._objects: dict[ObjectId, Manifest] = {}
         self._of_model: dict[ModelKey, set[ObjectId]] = defaultdict(set)
+        self.taints_of_nodes: dict[str, Taints] = {}
+        """Of every node, as long as nodes are watched."""
+        self.silent_nodes: set[str] = set()
+        """Nodes whose kubelet is not heard of."""
         self._deleted_uids: OrderedDict[str, None] = OrderedDict()
         self._on_change = on_change
 
@@ -59,6 +64,8 @@ class ObjectCache:
             return False
         self._forget(identity)
         self._objects[identity] = _kept(kind, manifest)
+        if kind == "Node":
+            self._keep_taints(identity.name, self._objects[identity])
         if (key := _member_of(kind, manifest)) is not None:
             self._of_model[key].add(identity)
         self._tell(kind, identity, known, manifest)
@@ -100,10 +107,18 @@ class ObjectCache:
 
     def _forget(self, identity: ObjectId) -> None:
         known = self._objects.pop(identity, None)
+        if identity.kind == "Node":
+            self.taints_of_nodes.pop(identity.name, None)
+            self.silent_nodes.discard(identity.name)
         if known is not None and (key := _member_of(identity.kind, known)) is not None:
             self._of_model[key].discard(identity)
             if not self._of_model[key]:
                 del self._of_model[key]
+
+    def _keep_taints(self, name: str, node: Manifest) -> None:
+        self.taints_of_nodes[name] = node["spec"]["taints"]
+        if is_silent(self.taints_of_nodes[name]):
+            self.silent_nodes.add(name)
 
     def _tell(self, kind: str, identity: ObjectId, before: Manifest | None, after: Manifest | None) -> None:
         keys = {_member_of(kind, each) for each in (before, after) if each is not None}
@@ -121,9 +136,11 @@ def _member_of(kind: str, manifest: Manifest) -> ModelKey | None:
     return None if kind in (pipeline_model.KIND, "Node") else model_key_of(manifest)
 
 
-def _taints(node: Manifest | None) -> set[str | None]:
-    """Keys of a node's taints; nothing else of a node is read."""
-    return {None} if node is None else {taint.get("key") for taint in node.get("spec", {}).get("taints") or []}
+def _taints(node: Manifest | None) -> set[tuple[str | None, str | None]] | None:
+    """Keys and effects of a node's taints; None where there is no node."""
+    if node is None:
+        return None
+    return {(taint.get("key"), taint.get("effect")) for taint in node.get("spec", {}).get("taints") or []}
 
 
 def version_of(manifest: Manifest) -> int:

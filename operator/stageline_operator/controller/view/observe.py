@@ -1,19 +1,20 @@
 """From the cache to what the planner is told of one model. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from stageline_api import labels
 from stageline_api.resource import pipeline_model
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import PipelineModelStatus
-from stageline_operator.controller.client.resources import ModelKey, ObjectId, controller_of
+from stageline_operator.controller.client.resources import ModelKey, controller_of
 from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.planner.observed.node_losses import NodeLosses, judge_nodes
 from stageline_operator.planner.observed.observed_objects import applied_hashes, owned_by, revision_specs
 from stageline_operator.planner.types import ObjectKey, Observed, PodTrouble
 
 _POD_LABELS: Final = (labels.GROUP, labels.STAGE, labels.INCARNATION)
-_GONE_TAINTS: Final = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"})
 
 
 def observe(
@@ -23,6 +24,7 @@ def observe(
     secrets: Iterable[str],
     layers_of_pod: Mapping[str, str],
     trouble_of_pod: Mapping[str, PodTrouble],
+    now: datetime,
     watches_nodes: bool = False,
 ) -> Observed:
     """Everything known of a model. `secrets` are names of Secrets that were made for this very model.
@@ -40,7 +42,7 @@ def observe(
         elif (controller_of(manifest) or {}).get("uid") == uid and "deletionTimestamp" not in manifest["metadata"]:
             objects[identity.kind, identity.name] = manifest
     names = {pod["metadata"]["name"] for pod in pods}
-    nodes = {pod.get("spec", {}).get("nodeName", "") for pod in pods} if watches_nodes else set()
+    losses = node_losses(cache, pods, now) if watches_nodes else NodeLosses()
     return Observed(
         status=status,
         pods=tuple(pods),
@@ -50,7 +52,9 @@ def observe(
         applied_hashes=applied_hashes(objects),
         owned_fields=owned_by(objects),
         revision_specs=revision_specs(each for (kind, _), each in objects.items() if kind == "ConfigMap"),
-        lost_nodes=lost_nodes(cache, nodes),
+        lost_nodes=losses.lost,
+        unheard_nodes=losses.unheard,
+        unheard_why=losses.why,
         sees_nodes=watches_nodes,
     )
 
@@ -69,10 +73,8 @@ def recorded_status(model: Mapping[str, Any]) -> PipelineModelStatus:
     return read_status(model.get("status"))
 
 
-def lost_nodes(cache: ObjectCache, nodes: Collection[str]) -> frozenset[str]:
-    """Of the names given, those of nodes that are gone or whose kubelet the control plane has given up on."""
-    return frozenset(name for name in nodes if name and _is_lost(cache.get(ObjectId("Node", "", name))))
-
-
-def _is_lost(node: Mapping[str, Any] | None) -> bool:
-    return node is None or any(taint.get("key") in _GONE_TAINTS for taint in node["spec"]["taints"])
+def node_losses(cache: ObjectCache, pods: Iterable[Mapping[str, Any]], now: datetime) -> NodeLosses:
+    """What has become of the nodes of these pods."""
+    asked = {name for pod in pods if (name := pod.get("spec", {}).get("nodeName"))}
+    known = cache.taints_of_nodes
+    return judge_nodes(asked, known, len(cache.silent_nodes), len(known), now)

@@ -3,10 +3,13 @@
 A lost peer names its peer and a lost engine is in stage 0's pod, so both are followed to the end they point at. What
 they point at may be seen a moment later than they are, so a group that shows nothing but consequences is given
 `SETTLE_SECONDS` before a consequence is taken at its word. Where several failures stand alone, the earliest is it.
+
+A stage that waited too long for a neighbour names it as well. All stages of a pipeline wait for the one that hangs,
+each for the one before it, so these are followed too, to one that waited for nobody or that has not ended: that hangs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from signal import Signals
 from typing import Final
@@ -41,6 +44,8 @@ class Failure:
     failure_class: FailureClass
     peer: int | None
     detail: str
+    is_silent: bool = False
+    """Whether it has not ended: others waited for it in vain."""
 
     @property
     def is_consequence(self) -> bool:
@@ -65,8 +70,8 @@ def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settlin
     failures = sorted((classify(end) for end in ends), key=lambda failure: failure.end.finished_at)
     if not failures:
         return None
-    candidate = _follow(failures)
-    if not candidate.is_consequence:
+    candidate = _follow_waits(_follow(failures), failures)
+    if not candidate.is_consequence and not candidate.is_silent:
         return candidate
     # The clock of another machine may be ahead: never wait longer than the whole settling time.
     waited = max(0.0, (now - failures[0].end.finished_at).total_seconds())
@@ -89,6 +94,33 @@ def _follow(failures: Sequence[Failure]) -> Failure:
     if not current.is_consequence:
         return current
     return next((failure for failure in failures if not failure.is_consequence), current)
+
+
+def _follow_waits(found: Failure, failures: Sequence[Failure]) -> Failure:
+    """From a stage that waited too long to the one at the end of the chain of those that were waited for."""
+    if found.failure_class is not FailureClass.STEP_TIMEOUT:
+        return found
+    waits = [each for each in failures if each.failure_class is FailureClass.STEP_TIMEOUT and each.peer is not None]
+    current = found if found.peer is not None else next(iter(waits), found)
+    seen: list[int] = []
+    while current.failure_class is FailureClass.STEP_TIMEOUT and current.peer is not None:
+        if current.end.stage in seen:
+            return found  # they wait for each other in a circle
+        seen.append(current.end.stage)
+        ends = [each for each in failures if each.end.stage == current.peer and each.end.container != _ENGINE]
+        ended = [each for each in ends if each.end.exit_code != 0 and each.failure_class not in CONSEQUENCES]
+        if not ended:
+            return _silent(current)
+        current = ended[0]
+    return current
+
+
+def _silent(witness: Failure) -> Failure:
+    """The failure of the stage that a witness waited for, as far as the witness knows it."""
+    assert witness.peer is not None, witness
+    end = replace(witness.end, stage=witness.peer, exit_code=None, reason=str(FailureClass.STEP_TIMEOUT))
+    detail = f"it hangs: stage {witness.end.stage} waited for it in vain: {witness.detail}"
+    return Failure(end, FailureClass.STEP_TIMEOUT, None, detail, is_silent=True)
 
 
 def _blamed(failure: Failure, failures: Sequence[Failure]) -> Failure | None:

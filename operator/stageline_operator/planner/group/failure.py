@@ -17,6 +17,7 @@ from stageline_api.resource.policy import LONGEST_BACKOFF_SECONDS, RestartSpec
 from stageline_api.resource.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.group.cause import Failure, Settling
+from stageline_operator.planner.group.obstacle import Obstacle, missing_stages
 from stageline_operator.planner.objects import GroupIncarnation
 from stageline_operator.planner.objects.identity import pod_name
 from stageline_operator.planner.observed.container_end import ContainerEnd
@@ -34,6 +35,8 @@ _EVENT_OF_CLASS: Final = {
     FailureClass.UNSCHEDULABLE: EventReason.GROUP_UNSCHEDULABLE,
     FailureClass.IMAGE_PULL: EventReason.IMAGE_PULL,
     FailureClass.NOT_STARTED: EventReason.NOT_STARTED,
+    FailureClass.QUOTA_EXCEEDED: EventReason.QUOTA_EXCEEDED,
+    FailureClass.POD_REFUSED: EventReason.POD_REFUSED,
 }
 
 
@@ -43,11 +46,6 @@ class RestartDecision:
 
     recent: tuple[datetime, ...]
     at: datetime | None
-
-
-def missing_stages(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[int]:
-    present = {pod.stage for pod in pods}
-    return [stage for stage in range(context.stage_count(status)) if stage not in present]
 
 
 def ends_without_words(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
@@ -83,14 +81,30 @@ def recent_restarts(restarts: Sequence[datetime], policy: RestartSpec, now: date
     return tuple(moment for moment in restarts if now - moment < window)
 
 
-def decide_restart(restarts: Sequence[datetime], policy: RestartSpec, now: datetime) -> RestartDecision:
+def decide_restart(status: GroupStatus, policy: RestartSpec, now: datetime) -> RestartDecision:
     """After r restarts in the window: none left when r reaches `max_restarts`, else wait min(60, backoff * 2^r) s."""
-    recent = recent_restarts(restarts, policy, now)
+    recent = recent_restarts(status.restarts, policy, now)
     if len(recent) >= policy.max_restarts:
         return RestartDecision(recent, None)
     doublings = min(len(recent), LONGEST_BACKOFF_SECONDS.bit_length())
     seconds = min(LONGEST_BACKOFF_SECONDS, policy.backoff_seconds * 2**doublings)
     return RestartDecision(recent, now + timedelta(seconds=seconds))
+
+
+def decide_after_eviction(status: GroupStatus, policy: RestartSpec, now: datetime) -> RestartDecision:
+    """An eviction is nobody's failure: it uses up no restart. Evictions in a row are waited out longer each time."""
+    doublings = min(status.attempts, LONGEST_BACKOFF_SECONDS.bit_length())
+    seconds = min(LONGEST_BACKOFF_SECONDS, policy.backoff_seconds * 2**doublings)
+    return RestartDecision(recent_restarts(status.restarts, policy, now), now + timedelta(seconds=seconds))
+
+
+def is_eviction(cause: Failure, pods: Sequence[ObservedPod]) -> bool:
+    """Whether somebody else ended the group: a drain, a preemption, a node that is reclaimed, a deletion by hand.
+
+    A pod that its kubelet evicts for its own use of the disk (more than an `emptyDir` allows) has no DisruptionTarget.
+    """
+    disrupted = any(pod.disruption for pod in pods if pod.stage == cause.end.stage)
+    return cause.failure_class is FailureClass.EVICTED and (cause.end.reason != "Evicted" or disrupted)
 
 
 def cause_record(status: GroupStatus, cause: Failure, attempts: int) -> FailureRecord:
@@ -112,14 +126,14 @@ def cause_record(status: GroupStatus, cause: Failure, attempts: int) -> FailureR
     )
 
 
-def blocked_record(context: Context, status: GroupStatus, pod: ObservedPod) -> FailureRecord:
-    """The record of an incarnation that can't start, since `pod` gets no node, image or volume."""
-    blocked = pod.blocked
+def blocked_record(context: Context, status: GroupStatus, obstacle: Obstacle) -> FailureRecord:
+    """The record of an incarnation that can't start, since one of its stages gets no pod, node, image or volume."""
+    blocked = obstacle.blocked
     return FailureRecord(
         time=context.now,
         group=status.index,
         incarnation=status.incarnation,
-        stage=pod.stage,
+        stage=obstacle.stage,
         container=blocked.container if blocked else "",
         reason=blocked.reason if blocked else FailureClass.UNSCHEDULABLE,
         failure_class=blocked.failure_class if blocked else FailureClass.UNSCHEDULABLE,
@@ -127,20 +141,23 @@ def blocked_record(context: Context, status: GroupStatus, pod: ObservedPod) -> F
     )
 
 
-def first_blocked_record(context: Context, status: GroupStatus, pod: ObservedPod) -> FailureRecord | Settling | None:
-    """What to record, once for an incarnation, of an image or volume that can't be had while its kubelet tries on.
+def first_blocked_record(context: Context, status: GroupStatus, obstacle: Obstacle) -> FailureRecord | Settling | None:
+    """What to record, once for an incarnation, of an image, a volume or a pod that can't be had while others try on.
 
     None when nothing is to be recorded. A missing node is not recorded here: `gang` limits how long to wait for one.
     """
-    assert pod.blocked is not None, pod
-    blocked = pod.blocked
-    if blocked.failure_class is FailureClass.UNSCHEDULABLE or _on_record(context, status) is not None:
+    blocked = obstacle.blocked
+    if (
+        blocked is None
+        or blocked.failure_class is FailureClass.UNSCHEDULABLE
+        or _on_record(context, status) is not None
+    ):
         return None
     if blocked.failure_class is FailureClass.NOT_STARTED and blocked.since is not None:
         left = NOT_STARTED_SECONDS - (context.now - blocked.since).total_seconds()
         if left > 0:
             return Settling(min(left, NOT_STARTED_SECONDS))
-    return blocked_record(context, status, pod)
+    return blocked_record(context, status, obstacle)
 
 
 def blocked_event(record: FailureRecord, consequence: str = "") -> PlannedEvent:
@@ -178,7 +195,7 @@ def failure_sentence(record: FailureRecord) -> str:
 
 def spent_sentence(restarts: int) -> str:
     """Why a group is not restarted."""
-    until = "not restarted again until the spec or the annotation stageline.dev/restart changes"
+    until = "not restarted again until the template or the annotation stageline.dev/restart changes"
     match restarts:
         case 0:
             return "not restarted: spec.restart.maxRestarts is 0"

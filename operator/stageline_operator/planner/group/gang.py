@@ -2,8 +2,9 @@
 
 Kubernetes places pod by pod, so two groups can each take half of what is free and wait for the other's half for ever.
 So a group that has nodes for some of its stages only gives them back after a time, and tries again later. Two rules
-end the deadlock: of one model's groups only the first in order keeps its place while the others step back, and limits
-and waits differ between models by a jitter, so that one of two steps back before the other and finds it placed after.
+end the deadlock: of a model's groups of one revision only the first in order keeps its place while the others step
+back, and limits and waits differ between models by a jitter, so that one of two steps back before the other and finds
+it placed after.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,17 @@ _PLACE_SEEKING: Final = (GroupPhase.CREATING, GroupPhase.STARTING)
 
 def find_first_unplaced(
     groups: Sequence[GroupStatus], pods_of: Mapping[int, Sequence[ObservedPod]], stage_counts: Mapping[int, int]
-) -> int | None:
-    """Lowest index of a group that waits for nodes, or gave some back; it alone keeps partial placements."""
-    return min((each.index for each in groups if _is_unplaced(each, pods_of, stage_counts)), default=None)
+) -> dict[str, int]:
+    """Of each revision the lowest index of a group that waits for nodes, or gave some back.
+
+    It alone keeps partial placements. Revisions don't wait for each other: one that can't be placed at all would keep
+    groups of the other down for as long as nobody goes back on it.
+    """
+    first: dict[str, int] = {}
+    for each in groups:
+        if _is_unplaced(each, pods_of, stage_counts):
+            first[each.revision] = min(each.index, first.get(each.revision, each.index))
+    return first
 
 
 def _is_unplaced(
@@ -37,17 +46,18 @@ def _is_unplaced(
 
 
 def keeps_its_place(group: GroupStatus, first_unplaced: int | None) -> bool:
-    """Whether no group of a lower index looks for nodes: then this one may."""
+    """Whether no group of its revision with a lower index looks for nodes: then this one may."""
     return first_unplaced is None or group.index <= first_unplaced
 
 
 def held_until(context: Context, group: GroupStatus, pods: Sequence[ObservedPod], is_first: bool) -> datetime | None:
-    """When a group must give its nodes back; None while it holds none, or has all it needs."""
+    """When a group must give its nodes, or its places in a quota, back; None while it holds none, or has all."""
     placed = [pod for pod in pods if pod.placed]
-    if not placed or len(placed) == len(pods):
+    needed = max(context.stage_count(group), len(pods))
+    if not pods or len(placed) == needed or (not placed and len(pods) == needed):
         return None
     started = group.since or context.now
-    held_since = max(started, min(pod.placed_at or started for pod in placed))
+    held_since = max(started, min((pod.placed_at or started for pod in placed), default=started))
     seconds = context.model.spec.timeouts.scheduling_seconds
     # The first of a model's groups holds on for longer than those after it, and differently long in each model.
     patience = 1.1 + context.jitter(group) / 2 if is_first else 1.0

@@ -1,7 +1,7 @@
 """One group's next step: a ladder of phases, at most one rung in a pass.
 
     Creating -> Starting <-> Ready -> (a container ends) -> Terminating -> BackingOff -> Creating, incarnation + 1
-                          |        -> (budget spent or bad configuration) -> Failed -> (spec changes) -> Replacing
+                          |        -> (budget spent or bad configuration) -> Failed -> (template changes) -> Replacing
                           |        -> (its turn in a rollout) -> Replacing -> Creating, incarnation + 1
                           -> (only some stages find a node) -> Waiting -> Creating, incarnation + 1
     any of them -> (not wanted any more) -> Draining -> gone
@@ -23,16 +23,18 @@ from stageline_operator.planner.group.failure import (
     blocked_event,
     blocked_record,
     cause_record,
+    decide_after_eviction,
     decide_restart,
     ends_without_words,
     failure_sentence,
     first_blocked_record,
-    missing_stages,
+    is_eviction,
     name_lost_node,
-    recent_restarts,
     spent_sentence,
 )
 from stageline_operator.planner.group.gang import held_until, keeps_its_place, next_try
+from stageline_operator.planner.group.images import default_image_of, images_to_record, vllm_images_of
+from stageline_operator.planner.group.obstacle import Obstacle, find_obstacle, find_refusal, missing_stages
 from stageline_operator.planner.group.stage_rows import stage_rows
 from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
 from stageline_operator.planner.observed.observed_pod import ObservedPod
@@ -64,7 +66,7 @@ def plan_group(
 ) -> GroupStep:
     """Next step of a group on record; `pods` are all of its pods, of any incarnation.
 
-    `first_unplaced` is the lowest index of a group that has no node for some of its stages.
+    `first_unplaced` is the lowest index of a group of its revision that has no node for some of its stages.
     """
     step = _next_step(context, status, pods, turn, first_unplaced)
     if step.status is None or step.status.incarnation != status.incarnation:
@@ -107,33 +109,42 @@ def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[Obser
 def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
     ends = [end for pod in pods for end in pod.ends] + ends_without_words(context, status, pods)
     cause = find_cause(ends, context.now)
-    blocked = next((pod for pod in pods if pod.blocked is not None), None)
+    obstacle = find_obstacle(context, status, pods)
     if isinstance(cause, Settling):
         return GroupStep(status, requeue_after_seconds=cause.seconds)
     if cause is not None:
         never_started = status.phase != GroupPhase.READY
-        if never_started and blocked is not None and (cause.is_consequence or cause.is_waiting_in_vain):
-            return _give_back(context, status, pods, blocked)
+        is_explained = cause.is_consequence or cause.is_waiting_in_vain
+        if never_started and is_explained and obstacle is not None and obstacle.blocked is not None:
+            return _give_back(context, status, pods, obstacle)
         if never_started and cause.failure_class is FailureClass.UNSCHEDULABLE:
-            return _give_back(context, status, pods, next(pod for pod in pods if pod.stage == cause.end.stage))
+            refused = next(pod for pod in pods if pod.stage == cause.end.stage)
+            return _give_back(context, status, pods, Obstacle(refused.stage, refused.blocked))
         return _fail(context, status, pods, cause)
     missing = missing_stages(context, status, pods)
-    if missing:
+    if missing and find_refusal(context, status, missing) is None:
         return _make(context, status, missing)
-    return _stand_by(context, status, pods, blocked, is_first=first_unplaced == status.index)
+    return _stand_by(context, status, pods, obstacle, is_first=first_unplaced == status.index)
 
 
 def _stand_by(
-    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], blocked: ObservedPod | None, is_first: bool
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle | None, is_first: bool
 ) -> GroupStep:
-    """All pods exist and none has failed: wait for nodes and containers, for a limited time."""
+    """Nothing has failed, and no pod may be made at once: wait for nodes, quota and containers, for a limited time."""
     limit = held_until(context, status, pods, is_first)
-    if limit is not None and context.now >= limit:
-        return _give_back(context, status, pods, next(pod for pod in pods if not pod.placed))
-    record = None if blocked is None else first_blocked_record(context, status, blocked)
-    waits = [] if limit is None else [(limit - context.now).total_seconds()]
+    if limit is not None and context.now >= limit and obstacle is not None:
+        return _give_back(context, status, pods, obstacle)
+    missing = missing_stages(context, status, pods)
+    refused = find_refusal(context, status, missing)
+    if refused is not None and refused[1].retry_at <= context.now:
+        return _make(context, status, missing)
+    record = None if obstacle is None else first_blocked_record(context, status, obstacle)
+    waits = [] if limit is None else [max(0.0, (limit - context.now).total_seconds())]
     waits += [record.seconds] if isinstance(record, Settling) else []
-    step = replace(_watch(context, status, pods), requeue_after_seconds=min(waits, default=None))
+    if refused is not None:
+        waits.append((refused[1].retry_at - context.now).total_seconds())
+    step = GroupStep(status) if missing else _watch(context, status, pods)
+    step = replace(step, requeue_after_seconds=min(waits, default=None))
     if not isinstance(record, FailureRecord):
         return step
     return replace(step, failure=record, events=(*step.events, blocked_event(record)))
@@ -145,34 +156,34 @@ def _make(context: Context, status: GroupStatus, missing: Sequence[int]) -> Grou
         # Its revision is not known any more, so that its missing pods can't be made: only the current one can.
         return GroupStep(_enter(context, status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
     life = GroupIncarnation(status.index, status.incarnation)
-    image = status.image or context.setting.default_image
-    tracing = context.setting.tracing_env
-    return GroupStep(
-        status, apply=tuple(build_stage_pod(model, life, stage, status.revision, image, tracing) for stage in missing)
-    )
+    image, vllm_images = default_image_of(context, status), vllm_images_of(context, status)
+    rest = (status.revision, image, context.setting.tracing_env, context.setting.pod_host, vllm_images)
+    return GroupStep(status, apply=tuple(build_stage_pod(model, life, stage, *rest) for stage in missing))
 
 
 def _watch(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
     if not all(pod.ready for pod in pods):
         return GroupStep(_enter(context, status, GroupPhase.STARTING))
     if status.phase == GroupPhase.READY:
-        return GroupStep(status)
+        return GroupStep(status.model_copy(update={"served": True}))
     message = f"group {status.index} (incarnation {status.incarnation}) is ready"
     event = PlannedEvent("Normal", EventReason.GROUP_READY, message)
-    return GroupStep(_enter(context, status, GroupPhase.READY, attempts=0), events=(event,))
+    return GroupStep(_enter(context, status, GroupPhase.READY, attempts=0, served=True), events=(event,))
 
 
 def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure) -> GroupStep:
-    """Use up one restart: the group is replaced after its back-off, or stays down when none is left."""
+    """Use up one restart, unless it was evicted: the group is replaced after its back-off, or stays down."""
     attempts = status.attempts + 1
     record = cause_record(status, cause, attempts)
-    decision = decide_restart(status.restarts, context.model.spec.restart, context.now)
+    policy, evicted = context.model.spec.restart, is_eviction(cause, pods)
+    decision = (decide_after_eviction if evicted else decide_restart)(status, policy, context.now)
+    used_up = () if evicted or decision.at is None else (context.now,)
     is_final = cause.failure_class is FailureClass.BAD_CONFIG or decision.at is None
     failed = _enter(
         context,
         status,
         GroupPhase.FAILED if is_final else GroupPhase.TERMINATING,
-        restarts=decision.recent,
+        restarts=(*decision.recent, *used_up),
         attempts=attempts,
         backoff_until=None if is_final else decision.at,
     )
@@ -185,15 +196,15 @@ def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], ca
     return GroupStep(failed, failure=record, delete=delete_pods(pods, grace_seconds), events=tuple(events))
 
 
-def _give_back(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], pod: ObservedPod) -> GroupStep:
-    """Delete all pods because `pod` can't start, and try again later.
+def _give_back(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle) -> GroupStep:
+    """Delete all pods because a stage can't start, and try again later.
 
-    It costs no restart: no stage of the group is at fault, and others may use the nodes that it held.
+    It costs no restart: no stage of the group is at fault, and others may use the nodes and the quota that it held.
     """
     waiting = _enter(
         context, status, GroupPhase.WAITING, attempts=status.attempts + 1, backoff_until=next_try(context, status)
     )
-    record = blocked_record(context, status, pod)
+    record = blocked_record(context, status, obstacle)
     event = blocked_event(record, "the group gives its nodes back and tries again")
     return GroupStep(waiting, failure=record, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS), events=(event,))
 
@@ -208,16 +219,13 @@ def _terminate(context: Context, status: GroupStatus, pods: Sequence[ObservedPod
 def _try_again_later(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None
 ) -> GroupStep:
-    """Begin anew when the back-off is over; a change of the spec or a person's request ends it at once."""
+    """Begin anew when the back-off is over; a person's request ends it at once, a new revision by its rollout."""
     if pods:
         return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
     until = status.backoff_until
-    if until is not None and context.now < until and not context.tries_again:
+    if until is not None and context.now < until and not context.restart_requested:
         return GroupStep(status, requeue_after_seconds=(until - context.now).total_seconds())
-    if status.phase == GroupPhase.BACKING_OFF:
-        restarts = (*recent_restarts(status.restarts, context.model.spec.restart, context.now), context.now)
-        status = status.model_copy(update={"restarts": restarts})
-    elif not keeps_its_place(status, first_unplaced):
+    if status.phase == GroupPhase.WAITING and not keeps_its_place(status, first_unplaced):
         return GroupStep(status)  # woken when the group before it finds its nodes or changes its state
     # At its own revision, where that is still known: its turn for another comes later.
     is_known = context.model_at(status.revision) is not None
@@ -225,7 +233,7 @@ def _try_again_later(
 
 
 def _stay_failed(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    if context.tries_again:
+    if context.restart_requested:
         fresh = _enter(context, status, GroupPhase.REPLACING, restarts=(), attempts=0)
         return GroupStep(fresh, requeue_after_seconds=0.0)
     return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
@@ -253,13 +261,13 @@ def begin(context: Context, status: GroupStatus, revision: str) -> GroupStep:
     update: dict[str, Any] = {
         "incarnation": status.incarnation + 1,
         "revision": revision,
-        "image": context.setting.default_image,
+        **images_to_record(context, revision),
         "backoff_until": None,
         "since": context.now,
         "phase": GroupPhase.CREATING,
     }
     if revision != status.revision:
-        update |= {"restarts": (), "attempts": 0}
+        update |= {"restarts": (), "attempts": 0, "served": False}
     return GroupStep(_with_rows(context, status.model_copy(update=update), ()), requeue_after_seconds=0.0)
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from stageline_api.resource.status import GroupStatus, StageObserved
 from stageline_operator.planner.context import Context
+from stageline_operator.planner.group.obstacle import refusal_of
 from stageline_operator.planner.observed.observed_pod import ObservedPod
 
 
@@ -15,7 +17,28 @@ class NotReady(StrEnum):
     STARTING = "Starting"
     ENDING = "Ending"
     NODE_LOST = "NodeLost"
+    NODE_UNREACHABLE = "NodeUnreachable"
+    """Its node can't be reached and does not count as lost: nothing is done to it."""
     NO_POD = "NoPod"
+
+
+_LONGEST_MESSAGE: Final = 1000
+_MESSAGES_OF_ALL: Final = 128 * 1024
+"""The API server refuses an object of more than 1.5 MiB, and one model may have 4096 stages."""
+
+
+def shorten_messages(groups: Sequence[GroupStatus]) -> tuple[GroupStatus, ...]:
+    """The groups with rows whose messages are bounded together; rows that come after the limit keep their reason."""
+    left, shortened = _MESSAGES_OF_ALL, []
+    for group in groups:
+        rows = []
+        for row in group.stages:
+            message = row.message[: min(_LONGEST_MESSAGE, left)]
+            left -= len(message.encode())
+            rows.append(row if message == row.message else row.model_copy(update={"message": message}))
+            left = max(0, left)
+        shortened.append(group.model_copy(update={"stages": tuple(rows)}))
+    return tuple(shortened)
 
 
 def stage_rows(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> tuple[StageObserved, ...]:
@@ -25,9 +48,11 @@ def stage_rows(context: Context, status: GroupStatus, pods: Sequence[ObservedPod
 
 
 def _row(context: Context, status: GroupStatus, stage: int, pod: ObservedPod | None) -> StageObserved:
+    if pod is None and (refusal := refusal_of(context, status, stage)) is not None:
+        return StageObserved(index=stage, reason=refusal.failure_class, message=refusal.message, since=refusal.since)
     if pod is None:
         return StageObserved(index=stage, reason=NotReady.NO_POD, message="no pod")
-    reason, message, since = _state(pod)
+    reason, message, since = _state(context, pod)
     return StageObserved(
         index=stage,
         pod=pod.name,
@@ -40,7 +65,9 @@ def _row(context: Context, status: GroupStatus, stage: int, pod: ObservedPod | N
     )
 
 
-def _state(pod: ObservedPod) -> tuple[str, str, datetime | None]:
+def _state(context: Context, pod: ObservedPod) -> tuple[str, str, datetime | None]:
+    if pod.unheard:
+        return NotReady.NODE_UNREACHABLE, f"node {pod.node}: {context.observed.unheard_why}", None
     if pod.lost:
         return NotReady.NODE_LOST, f"node {pod.node} is lost", None
     if pod.deleting:

@@ -13,14 +13,17 @@ from stageline_api.resource.model_source import (
     PackageSource,
 )
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.runtime_config import RuntimeConfig
-from stageline_operator.planner.objects.identity import config_map_name, object_metadata, shaping_spec
+from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, SpeculativeConfig
+from stageline_operator.planner.objects.identity import config_map_name, object_metadata, resolved_spec
 
 CONFIG_DIR: Final = "/etc/stageline"
 CONFIG_FILE: Final = "config.json"
 SPEC_FILE: Final = "spec.json"
-"""What the revision was made from, for the operator itself: a group that keeps it may have to be made again."""
+"""What the revision was made from, with the defaults of that time, for the operator itself: a group that keeps it may
+have to be made again, and must not mix the defaults of two versions."""
 CACHE_DIR: Final = "/var/cache/stageline"
+COMPILED_DIR: Final = "/var/cache/stageline-compiled"
+"""Where a stage keeps what it compiles. Not below `CACHE_DIR`, which is read-only to most stages."""
 SOURCE_DIR: Final = "/var/lib/stageline/source"
 """Where a source that is a volume of its own is mounted."""
 
@@ -28,6 +31,7 @@ SOURCE_DIR: Final = "/var/lib/stageline/source"
 def build_config(model: PipelineModel) -> RuntimeConfig:
     """The config with all defaults applied: containers know none."""
     engine = model.spec.engine
+    speculative = engine.speculative
     return RuntimeConfig(
         model_name=model.name,
         namespace=model.namespace,
@@ -35,6 +39,10 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         source=_source_in_containers(model.spec.model.parsed_source).canonical,
         cache_dir=CACHE_DIR,
         stage_count=model.spec.parallelism.pipeline,
+        engine_name=engine.name,
+        extra_args=engine.extra_args,
+        lora_adapters=tuple(LoraAdapter(name=each.name, path=each.path) for each in engine.lora_adapters),
+        tensor=model.spec.parallelism.tensor,
         dtype=engine.dtype,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
@@ -43,6 +51,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         graphs=engine.graphs,
         device=engine.device,
         seed=engine.seed,
+        speculative=None if speculative is None else SpeculativeConfig(**speculative.model_dump(exclude={"method"})),
         stage_layers=model.spec.stage_layers,
         network_interface=model.spec.network.interface,
         timeouts=model.spec.timeouts.to_runtime(),
@@ -51,7 +60,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
 
 def build_config_map(model: PipelineModel, revision: str) -> dict[str, Any]:
     """The config of one revision; immutable, since another revision has another name."""
-    spec = json.dumps(shaping_spec(model), indent=2, sort_keys=True)
+    spec = json.dumps(resolved_spec(model), indent=2, sort_keys=True)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

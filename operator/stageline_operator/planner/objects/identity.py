@@ -21,21 +21,51 @@ class GroupIncarnation:
     incarnation: int
 
 
+FIRST_DEFAULTS: Final[dict[str, Any]] = {}
+"""Defaults that have changed, as they were when the field was new, by path: `engine.maxNumSeqs`.
+
+The API server writes defaults into what it stores, where nothing tells them from what a person wrote. So a revision
+leaves out what a field was by default at first, in every later version, or a new default would restart every model.
+"""
+
+
 def revision_of(model: PipelineModel) -> str:
     """Hash of what a person asks of the pods. Two models with one revision ask for the same pods.
 
-    Defaults are left out, so an operator that knows more fields, or another default image, restarts nothing.
+    First defaults are left out, so an operator that knows more fields, or other defaults, restarts nothing.
     """
     text = json.dumps([shaping_spec(model), model.served_name], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_DIGITS]
 
 
 def shaping_spec(model: PipelineModel) -> dict[str, Any]:
-    """The part of the spec that pods are made from, as a person would write it: without defaults."""
+    """The part of the spec that pods are made from, as a person would write it: without first defaults."""
     spec = model.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    resolved = resolved_spec(model)
+    for path, first in FIRST_DEFAULTS.items():
+        *sections, field = path.split(".")
+        value = _at(resolved, sections).get(field)
+        section = spec
+        for name in sections:
+            section = section.setdefault(name, {})
+        section.pop(field, None)
+        if value not in (None, first):
+            section[field] = value
     for name in ("schedulingSeconds", "resumeWindowSeconds"):
         spec.get("timeouts", {}).pop(name, None)
     return {name: value for name, value in spec.items() if name not in SHAPELESS_FIELDS and value != {}}
+
+
+def resolved_spec(model: PipelineModel) -> dict[str, Any]:
+    """The same with every default, so that what is made of it later is what would be made of it now."""
+    spec = model.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {name: value for name, value in spec.items() if name not in SHAPELESS_FIELDS}
+
+
+def _at(spec: dict[str, Any], sections: list[str]) -> dict[str, Any]:
+    for name in sections:
+        spec = spec.get(name, {})
+    return spec
 
 
 def pod_name(model: PipelineModel, life: GroupIncarnation, stage: int) -> str:

@@ -60,19 +60,18 @@ def build_bus_secret(model: PipelineModel, random_token: str) -> dict[str, Any]:
     }
 
 
-def build_disruption_budget(model: PipelineModel) -> dict[str, Any]:
-    """At most one of all stage pods may be evicted at a time, which costs one group.
+def build_disruption_budget(model: PipelineModel, kept_pods: int) -> dict[str, Any]:
+    """Of the pods that are ready `kept_pods` must stay.
 
     `minAvailable` is a number: a `maxUnavailable` would count the scale of the PipelineModel, which is groups, not
     pods. Pods that aren't ready may always be evicted: a group that doesn't serve must not keep a node from draining.
     """
-    pods = model.spec.replicas * model.spec.parallelism.pipeline
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": object_metadata(model, disruption_budget_name(model), "stage"),
         "spec": {
-            "minAvailable": pods - 1,
+            "minAvailable": kept_pods,
             "selector": {"matchLabels": {labels.MODEL: model.name}},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },

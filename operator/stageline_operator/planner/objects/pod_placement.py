@@ -11,8 +11,8 @@ from stageline_operator.planner.objects.identity import GroupIncarnation
 _MOST_WEIGHT = 100
 
 
-def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, Any]:
-    """The fields of a pod spec that decide where it runs."""
+def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_class: str) -> dict[str, Any]:
+    """The fields of a pod spec that decide where it runs; `gpu_class` is the runtime class for GPUs by default."""
     template, stages = model.spec.template, model.spec.stages
     selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
     tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
@@ -22,7 +22,7 @@ def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int) -> d
         "affinity": _affinity(model, life),
         "priorityClassName": template.priority_class_name,
         "schedulerName": template.scheduler_name,
-        "runtimeClassName": template.runtime_class_name,
+        "runtimeClassName": template.runtime_class_name or (gpu_class if model.spec.engine.device == "cuda" else ""),
     }
     return {field: value for field, value in wanted.items() if value}
 

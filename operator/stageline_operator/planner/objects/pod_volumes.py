@@ -1,31 +1,36 @@
-"""Volumes of a stage pod and where its containers see them."""
+"""Volumes of a stage pod and where its containers see them.
 
-from typing import Any, Final, assert_never
+The root file system is read-only, so whatever a container may write lies on one of these. Compiled kernels and layers
+share the model cache's volume, in a directory of their own: they are kept where the cache is kept, and a stage that may
+not write models may still write them.
+"""
+
+from typing import Any, assert_never
 
 from stageline_api.resource.model import CacheSpec
 from stageline_api.resource.model_source import ClaimSource, FileSource, HubSource, ImageSource, PackageSource
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.template import VolumeSpec
-from stageline_operator.planner.objects.config import CACHE_DIR, CONFIG_DIR, SOURCE_DIR
+from stageline_api.runtime_config import COMPILED_SUBDIRECTORY
+from stageline_operator.planner.objects.config import CACHE_DIR, COMPILED_DIR, CONFIG_DIR, SOURCE_DIR
 from stageline_operator.planner.objects.identity import config_map_name
-
-_SHARED_MEMORY_BYTES: Final = "1Gi"
-"""Limit of /dev/shm, through which NCCL talks within a node; a container's default of 64 MiB is too little for it."""
+from stageline_operator.planner.objects.vllm_stage import files_volume
 
 
-def pod_volumes(model: PipelineModel, revision: str) -> list[dict[str, Any]]:
+def pod_volumes(model: PipelineModel, revision: str, carries_files: bool) -> list[dict[str, Any]]:
     """The pod's volumes: Stageline's own, the model's source where it is one, and those of the template."""
     return [
         {"name": "config", "configMap": {"name": config_map_name(model, revision)}},
         {"name": "cache", **_cache(model.spec.model.cache)},
         {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_BYTES}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": model.spec.template.shared_memory_size}},
+        *([files_volume()] if carries_files else []),
         *({"name": "source", **source} for source in [_source_volume(model)] if source is not None),
         *({"name": each.name, **_template_volume(each)} for each in model.spec.template.volumes),
     ]
 
 
-def container_mounts(model: PipelineModel, writes_cache: bool) -> list[dict[str, Any]]:
+def container_mounts(model: PipelineModel, writes_cache: bool, compiles: bool) -> list[dict[str, Any]]:
     """Where a container sees the volumes; the cache is read-only unless it fetches files into it."""
     mounts: list[dict[str, Any]] = [
         {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
@@ -33,6 +38,9 @@ def container_mounts(model: PipelineModel, writes_cache: bool) -> list[dict[str,
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
+    if compiles:
+        # `stageline prepare` makes the directory: one that a kubelet makes for a subPath belongs to root.
+        mounts.append({"name": "cache", "mountPath": COMPILED_DIR, "subPath": COMPILED_SUBDIRECTORY})
     match model.spec.model.parsed_source:
         case FileSource(path=path):
             # At its own path, so that the source means the same inside and outside.

@@ -41,12 +41,15 @@ class SharedObjects:
     events: tuple[PlannedEvent, ...]
 
 
-def plan_shared_objects(context: Context, groups: Sequence[GroupStatus], random_token: str) -> SharedObjects:
+def plan_shared_objects(
+    context: Context, groups: Sequence[GroupStatus], kept_pods: int, random_token: str
+) -> SharedObjects:
     """What to apply, which is not there, was made from another manifest, or was edited, and what to delete.
 
-    Deleted are configs of revisions and policies of incarnations that no group has any more.
+    An eviction must leave `kept_pods`. Deleted are configs of revisions and policies of incarnations that no group has
+    any more.
     """
-    manifests = list(_wanted(context, groups, random_token))
+    manifests = list(_wanted(context, groups, kept_pods, random_token))
     wanted = {_key(each) for each in manifests}
     wanted |= {("ConfigMap", config_map_name(context.model, group.revision)) for group in groups}
     stale = sorted(key for key in context.observed.objects if key[0] in _REMADE_KINDS and key not in wanted)
@@ -56,13 +59,15 @@ def plan_shared_objects(context: Context, groups: Sequence[GroupStatus], random_
     return SharedObjects(missing, deletions, tuple(_restored(each) for each in edited))
 
 
-def _wanted(context: Context, groups: Sequence[GroupStatus], random_token: str) -> Iterator[dict[str, Any]]:
+def _wanted(
+    context: Context, groups: Sequence[GroupStatus], kept_pods: int, random_token: str
+) -> Iterator[dict[str, Any]]:
     model = context.model
     yield build_config_map(model, context.revision)
     yield build_bus_secret(model, random_token)
     changing = [build_headless_service(model), build_engine_service(model)]
     if not model.spec.suspend:
-        changing.append(build_disruption_budget(model))
+        changing.append(build_disruption_budget(model, kept_pods))
     changing += build_access_policies(model, context.setting)
     changing += [build_incarnation_policy(model, GroupIncarnation(each.index, each.incarnation)) for each in groups]
     yield from (_hashed(each) for each in changing)

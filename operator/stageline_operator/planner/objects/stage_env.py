@@ -5,7 +5,7 @@ from typing import Any
 
 from stageline_api import env, ports
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_operator.planner.objects.config import CONFIG_DIR, CONFIG_FILE
+from stageline_operator.planner.objects.config import COMPILED_DIR, CONFIG_DIR, CONFIG_FILE
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,
     bus_secret_name,
@@ -13,6 +13,7 @@ from stageline_operator.planner.objects.identity import (
     pod_name,
 )
 from stageline_operator.planner.objects.model_objects import TOKEN_KEY
+from stageline_operator.planner.types import PodHost
 
 TERMINATION_PATH = "/dev/termination-log"
 
@@ -22,12 +23,12 @@ def master_address(model: PipelineModel, life: GroupIncarnation) -> str:
     return f"{pod_name(model, life, 0)}.{headless_service_name(model)}.{model.namespace}.svc"
 
 
-def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int) -> list[dict[str, Any]]:
+def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int, host: PodHost) -> list[dict[str, Any]]:
     """Variables of the `stage` and `engine` containers."""
     stage_count = str(model.spec.parallelism.pipeline)
     leader = master_address(model, life)
     return [
-        *base_env(model),
+        *base_env(model, host),
         {"name": env.POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {
             "name": env.BUS_TOKEN,
@@ -60,8 +61,22 @@ def network_env(model: PipelineModel) -> list[dict[str, Any]]:
     return [_literal(name, value) for name, value in (chosen | given).items() if name not in taken]
 
 
-def prepare_env(model: PipelineModel) -> list[dict[str, Any]]:
-    return [*base_env(model), *hub_token_env(model)]
+def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
+    """Variables of the `stage` container alone: where Triton, torch.compile and the CUDA driver keep what they compile.
+
+    Their own defaults lie in a home directory or are named after the user, and the user has neither home nor name.
+    """
+    taken = {variable.name for variable in model.spec.template.env}
+    folders = {
+        "TRITON_CACHE_DIR": f"{COMPILED_DIR}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED_DIR}/inductor",
+        "CUDA_CACHE_PATH": f"{COMPILED_DIR}/cuda",
+    }
+    return [_literal(name, folder) for name, folder in folders.items() if name not in taken]
+
+
+def prepare_env(model: PipelineModel, host: PodHost) -> list[dict[str, Any]]:
+    return [*base_env(model, host), *hub_token_env(model)]
 
 
 def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
@@ -73,13 +88,17 @@ def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
     return [{"name": env.HF_TOKEN, "valueFrom": secret}]
 
 
-def base_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """Variables of every container. The root file system is read-only, so temporary files go to the `/tmp` volume."""
+def base_env(model: PipelineModel, host: PodHost) -> list[dict[str, Any]]:
+    """Variables of every container. The root file system is read-only, so temporary files go to the `/tmp` volume.
+
+    So does whatever a library keeps in a home directory, which the containers' user doesn't have.
+    """
+    given = {variable.name: variable.value for variable in model.spec.template.env}
+    scratch = {"TMPDIR": "/tmp"} | ({"HOME": "/tmp"} if host.root_is_read_only else {})
     return [
         _literal(env.CONFIG, f"{CONFIG_DIR}/{CONFIG_FILE}"),
         _literal(env.TERMINATION_PATH, TERMINATION_PATH),
-        _literal("TMPDIR", "/tmp"),
-        *(_literal(variable.name, variable.value) for variable in model.spec.template.env),
+        *literals(scratch | given),
     ]
 
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 from stageline_api import labels, ports
 from stageline_api.resource.model_source import HubSource
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.pod import ResourcesSpec
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,
     headless_service_name,
@@ -15,19 +14,33 @@ from stageline_operator.planner.objects.identity import (
     pod_name,
 )
 from stageline_operator.planner.objects.pod_placement import given_metadata, pod_placement
+from stageline_operator.planner.objects.pod_resources import engine_resources, prepare_resources, stage_resources
 from stageline_operator.planner.objects.pod_volumes import container_mounts, pod_volumes
 from stageline_operator.planner.objects.stage_env import (
     TERMINATION_PATH,
+    base_env,
+    compiler_env,
     hub_token_env,
     literals,
     network_env,
     prepare_env,
     stage_env,
 )
+from stageline_operator.planner.objects.vllm_stage import (
+    FILES_CONTAINER,
+    files_container,
+    image_without_stageline,
+    is_vllm,
+    vllm_container,
+)
+from stageline_operator.planner.types import PodHost, VllmImages
 
 STAGE_CONTAINER: Final = "stage"
 ENGINE_CONTAINER: Final = "engine"
 PREPARE_CONTAINER: Final = "prepare"
+
+_CLUSTER_NODE: Final = PodHost()
+_NO_IMAGES: Final = VllmImages()
 
 _STARTUP_SECONDS: Final = 180
 """Until the health endpoint must answer: imports on a busy machine, not loading, which the runtime times itself."""
@@ -40,12 +53,16 @@ def build_stage_pod(
     revision: str,
     default_image: str,
     tracing_env: Mapping[str, str] = MappingProxyType({}),
+    host: PodHost = _CLUSTER_NODE,
+    vllm_images: VllmImages = _NO_IMAGES,
 ) -> dict[str, Any]:
-    """Manifest of stage `stage` (0 to P - 1); `default_image` is used when the template names none.
+    """Manifest of stage `stage` (0 to P - 1); `default_image` and `vllm_images` are used when the model names none.
 
     The engine gets `tracing_env`, as far as the template doesn't set these variables itself.
     """
     name = pod_name(model, life, stage)
+    bare_image = image_without_stageline(model, vllm_images)
+    files_image = None if bare_image is None else vllm_images.files or default_image
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -58,10 +75,10 @@ def build_stage_pod(
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
             "securityContext": _pod_security(model),
-            **pod_placement(model, life, stage),
-            "initContainers": [_prepare_container(model, default_image)],
-            "containers": _containers(model, life, stage, default_image, tracing_env),
-            "volumes": pod_volumes(model, revision),
+            **pod_placement(model, life, stage, host.gpu_runtime_class),
+            "initContainers": _init_containers(model, stage, default_image, host, files_image),
+            "containers": _containers(model, life, stage, default_image, tracing_env, host, bare_image),
+            "volumes": pod_volumes(model, revision, bare_image is not None),
         },
     }
 
@@ -78,31 +95,56 @@ def _metadata(model: PipelineModel, life: GroupIncarnation, stage: int, revision
     return metadata | ({"annotations": annotations} if annotations else {})
 
 
-def _prepare_container(model: PipelineModel, default_image: str) -> dict[str, Any]:
-    return _container(model, PREPARE_CONTAINER, default_image) | {"env": prepare_env(model)}
+def _init_containers(
+    model: PipelineModel, stage: int, default_image: str, host: PodHost, files_image: str | None
+) -> list[dict[str, Any]]:
+    prepare = _prepare_container(model, stage, default_image, host)
+    if files_image is None:
+        return [prepare]
+    files = _container(model, FILES_CONTAINER, files_image) | {"env": base_env(model, host)}
+    return [prepare, files_container(files)]
+
+
+def _prepare_container(model: PipelineModel, stage: int, default_image: str, host: PodHost) -> dict[str, Any]:
+    resources = prepare_resources(model, stage)
+    return _container(model, PREPARE_CONTAINER, default_image) | {
+        "env": prepare_env(model, host),
+        **({"resources": resources} if resources else {}),
+    }
 
 
 def _containers(
-    model: PipelineModel, life: GroupIncarnation, stage: int, default_image: str, tracing_env: Mapping[str, str]
+    model: PipelineModel,
+    life: GroupIncarnation,
+    stage: int,
+    default_image: str,
+    tracing_env: Mapping[str, str],
+    host: PodHost,
+    bare_image: str | None,
 ) -> list[dict[str, Any]]:
-    environment = stage_env(model, life, stage)
+    environment = stage_env(model, life, stage, host)
+    own = [*compiler_env(model), *hub_token_env(model), *network_env(model)]
     stage_container: dict[str, Any] = _container(model, STAGE_CONTAINER, default_image) | {
-        "env": _with_later(environment, [*hub_token_env(model), *network_env(model)]),
+        "env": _with_later(environment, own),
         "ports": [
             _port("health", ports.STAGE_HEALTH),
             *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 else []),
         ],
-        "resources": _resources(model, stage),
+        "resources": stage_resources(model, stage, host.gpu_resource),
         **_probes(ports.STAGE_HEALTH),
     }
     if model.spec.network.rdma_resource is not None:
         # RDMA pins its buffers in memory, which the lock limit of a container would refuse.
         stage_container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
+    if is_vllm(model):
+        stage_container = vllm_container(stage_container, bare_image)
     if stage != 0:
         return [stage_container]
+    resources = engine_resources(model, stage)
     engine_container = _container(model, ENGINE_CONTAINER, default_image) | {
         "env": _with_later(literals(tracing_env), environment),
         "ports": [_port("http", ports.ENGINE_HTTP), _port("plan-bus", ports.PLAN_BUS)],
+        **({"resources": resources} if resources else {}),
         **_probes(ports.ENGINE_HTTP),
     }
     return [stage_container, engine_container]
@@ -122,13 +164,15 @@ def _container(model: PipelineModel, command: str, default_image: str) -> dict[s
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumeMounts": container_mounts(model, writes_cache=_writes_cache(model, command)),
+        "volumeMounts": container_mounts(
+            model, writes_cache=_writes_cache(model, command), compiles=command == STAGE_CONTAINER
+        ),
     }
 
 
 def _writes_cache(model: PipelineModel, command: str) -> bool:
-    """Stages fetch their own shards of a model that comes from the Hub; all else is there before they start."""
-    fetches_shards = isinstance(model.spec.model.parsed_source, HubSource)
+    """The own stages fetch their shards of a model that comes from the Hub; all else is there before they start."""
+    fetches_shards = isinstance(model.spec.model.parsed_source, HubSource) and not is_vllm(model)
     return command == PREPARE_CONTAINER or (command == STAGE_CONTAINER and fetches_shards)
 
 
@@ -140,16 +184,6 @@ def _probes(port: int) -> dict[str, Any]:
         # A stage that computes holds the interpreter for a while; only a long silence means it hangs.
         "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
     }
-
-
-def _resources(model: PipelineModel, stage: int) -> dict[str, Any]:
-    override = model.spec.stages[stage].resources if model.spec.stages else None
-    resources: ResourcesSpec = model.spec.template.resources if override is None else override
-    named = {"requests": dict(resources.requests), "limits": dict(resources.limits)}
-    device = model.spec.network.rdma_resource
-    if device is not None:
-        named["limits"].setdefault(device, "1")
-    return {kind: amounts for kind, amounts in named.items() if amounts}
 
 
 def _with_later(entries: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ class ObservedPod:
     """One stage pod. `note` is a sentence about what it waits for."""
 
     name: str
+    owner: str
+    """Uid of the PipelineModel that it was made for; empty where there is none."""
     group: int
     incarnation: int
     stage: int
@@ -51,13 +53,19 @@ class ObservedPod:
     placed_at: datetime | None
     lost: bool
     """Whether its node is lost: it counts as dead, and no kubelet will say so."""
+    unheard: bool
+    """Whether it was ready when its node was last heard of, and that node does not count as lost."""
     blocked: Blocked | None
     disruption: str
     """Who is about to end it and why, where Kubernetes says so."""
 
 
 def read_pod(
-    pod: Mapping[str, Any], now: datetime, lost_nodes: Collection[str] = (), trouble: PodTrouble | None = None
+    pod: Mapping[str, Any],
+    now: datetime,
+    lost_nodes: Collection[str] = (),
+    trouble: PodTrouble | None = None,
+    unheard_nodes: Collection[str] = (),
 ) -> ObservedPod:
     """Read a pod; raises `KeyError` when it lacks Stageline's labels (the observer selects by them).
 
@@ -68,9 +76,11 @@ def read_pod(
     stage = int(own_labels[labels.STAGE])
     conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
     node = pod.get("spec", {}).get("nodeName", "")
+    kubelet_says = conditions.get("ContainersReady", {}).get("status")
     scheduled = conditions.get("PodScheduled", {})
     return ObservedPod(
         name=metadata["name"],
+        owner=next((each["uid"] for each in metadata.get("ownerReferences", []) if each.get("controller")), ""),
         group=int(own_labels[labels.GROUP]),
         incarnation=int(own_labels[labels.INCARNATION]),
         stage=stage,
@@ -83,6 +93,7 @@ def read_pod(
         placed=scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses")),
         placed_at=moment(scheduled.get("lastTransitionTime")),
         lost=node in lost_nodes or status.get("reason") == FailureClass.NODE_LOST,
+        unheard=node in unheard_nodes and kubelet_says == "True",
         blocked=_unscheduled(scheduled)
         or next(_image_trouble(status), None)
         or next(_config_trouble(status), None)
@@ -155,16 +166,23 @@ def given_up_at(pod: Mapping[str, Any]) -> datetime | None:
     isn't ready while its containers are has no kubelet, or one that comes back and corrects it within seconds. And a
     live kubelet ends a pod soon after its grace period; where it does not, nothing runs that a new incarnation meets.
     """
-    conditions = {each["type"]: each for each in pod.get("status", {}).get("conditions", [])}
-    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
-    is_silent = (ready.get("status"), containers.get("status")) == ("False", "True")
-    since = moment(ready.get("lastTransitionTime")) if is_silent else None
+    since = moment(_condition(pod, "Ready").get("lastTransitionTime")) if is_silent(pod) else None
     # The time at which its grace ends, not when the deletion was asked for.
     ends = moment(pod["metadata"].get("deletionTimestamp"))
     return min(
         (at + timedelta(seconds=wait) for at, wait in ((since, SILENT_SECONDS), (ends, OVERDUE_SECONDS)) if at),
         default=None,
     )
+
+
+def is_silent(pod: Mapping[str, Any]) -> bool:
+    """Whether only the node controller speaks of the pod, which a live kubelet corrects within seconds."""
+    said = (_condition(pod, kind).get("status") for kind in ("Ready", "ContainersReady"))
+    return tuple(said) == ("False", "True")
+
+
+def _condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((each for each in pod.get("status", {}).get("conditions", []) if each["type"] == kind), {})
 
 
 def next_look_seconds(pods: Sequence[Mapping[str, Any]], now: datetime) -> float | None:

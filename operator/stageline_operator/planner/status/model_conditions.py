@@ -1,25 +1,30 @@
 """Conditions of a PipelineModel, from the phases of its groups.
 
 Available: somebody answers. Ready: everything is as the spec says. Progressing: something is under way, and has not
-run out of time. Degraded means that a person must act: a group stays down until the spec changes.
+run out of time. Degraded means that a person must act: a group stays down until the template changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import Condition, FailureRecord, GroupStatus, StageObserved
 from stageline_operator.planner.group.failure import failure_sentence, spent_sentence
+from stageline_operator.planner.group.stage_rows import NotReady
 from stageline_operator.planner.types import GroupPhase
 
 _RESTARTING = (GroupPhase.TERMINATING, GroupPhase.BACKING_OFF)
-_REASON_OF_ROW = {
+_REASON_OF_ROW: Final[Mapping[str, Reason]] = {
     FailureClass.UNSCHEDULABLE: Reason.UNSCHEDULABLE,
     FailureClass.IMAGE_PULL: Reason.IMAGE_PULL,
     FailureClass.NOT_STARTED: Reason.NOT_STARTED,
+    FailureClass.QUOTA_EXCEEDED: Reason.QUOTA_EXCEEDED,
+    FailureClass.POD_REFUSED: Reason.POD_REFUSED,
+    NotReady.NODE_UNREACHABLE: Reason.NODE_UNREACHABLE,
 }
 
 
@@ -32,6 +37,8 @@ class Judged:
     model: PipelineModel
     revision: str
     is_overdue: bool = False
+    refusal: str = ""
+    """Why the API server refuses an object that is wanted."""
 
     @property
     def ready(self) -> list[GroupStatus]:
@@ -102,6 +109,8 @@ def _progressing(judged: Judged) -> _Verdict:
 
 def _under_way(judged: Judged) -> _Verdict | None:
     """What is in progress, the worst first; None when nothing is."""
+    if judged.refusal and not judged.is_complete:
+        return _Verdict(True, Reason.WRITE_REFUSED, f"the API server refuses what is needed: {judged.refusal}")
     restarting = [group for group in judged.groups if group.phase in _RESTARTING]
     if restarting:
         failure = judged.last_failure(restarting[0])
@@ -109,7 +118,7 @@ def _under_way(judged: Judged) -> _Verdict | None:
     for group in judged.groups:
         blocked = next((row for row in group.stages if row.reason in _REASON_OF_ROW), None)
         if blocked is not None and group.phase in (GroupPhase.CREATING, GroupPhase.STARTING):
-            return _Verdict(True, _REASON_OF_ROW[FailureClass(blocked.reason)], _pending_sentence(group, blocked))
+            return _Verdict(True, _REASON_OF_ROW[blocked.reason], _pending_sentence(group, blocked))
         if group.phase == GroupPhase.WAITING:
             failure = judged.last_failure(group)
             reason = _REASON_OF_ROW.get(failure.failure_class) if failure else None
@@ -122,6 +131,8 @@ def _under_way(judged: Judged) -> _Verdict | None:
 
 
 def _pending_sentence(group: GroupStatus, row: StageObserved) -> str:
+    if row.reason == NotReady.NODE_UNREACHABLE:
+        return f"stage {row.index} of group {group.index}: {row.message}"
     since = f" since {row.since:%Y-%m-%dT%H:%M:%SZ}" if row.since is not None else ""
     return f"stage {row.index} of group {group.index} is pending{since}: {row.message}"
 

@@ -1,6 +1,6 @@
 """The status of a PipelineModel as a whole: counts, conditions, progress deadline, and its Events."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -19,22 +19,19 @@ def next_status(
 ) -> PipelineModelStatus:
     """The status to write before anything else is done."""
     model, before = context.model, context.observed.status
-    progressed_at = context.now if _has_progressed(context, groups) else before.progressed_at or context.now
+    judged = Judged(groups, failures, model, context.revision, refusal=context.observed.refusal)
+    progressed_at = context.now if _has_progressed(context, judged) else before.progressed_at or context.now
     deadline = timedelta(seconds=model.spec.rollout.progress_deadline_seconds)
-    judged = Judged(
-        groups=groups,
-        failures=failures,
-        model=model,
-        revision=context.revision,
-        is_overdue=context.now - progressed_at >= deadline,
-    )
+    judged = replace(judged, is_overdue=context.now - progressed_at >= deadline)
     return PipelineModelStatus(
         observed_generation=model.metadata.generation,
         replicas=len(groups),
         ready_replicas=sum(group.phase == GroupPhase.READY for group in groups),
         updated_replicas=sum(group.revision == context.revision for group in groups),
+        update_revision=context.revision,
         selector=f"{labels.MODEL}={model.name},{labels.STAGE}=0",
         url=context.setting.gateway_urls.get(model.namespace, ""),
+        operator=before.operator,
         retired_incarnation=retired_incarnation,
         restart_request=context.restart_request,
         progressed_at=progressed_at,
@@ -63,6 +60,9 @@ def model_events(context: Context, status: PipelineModelStatus) -> tuple[Planned
     if now == Reason.PROGRESS_DEADLINE_EXCEEDED != then:
         condition = next(each for each in status.conditions if each.type == ConditionType.PROGRESSING)
         events.append(PlannedEvent("Warning", EventReason.PROGRESS_DEADLINE_EXCEEDED, condition.message))
+    if now == Reason.NODE_UNREACHABLE != then:
+        condition = next(each for each in status.conditions if each.type == ConditionType.PROGRESSING)
+        events.append(PlannedEvent("Warning", EventReason.NODES_UNREACHABLE, condition.message))
     if now == Reason.SUSPENDED != then:
         events.append(PlannedEvent("Normal", EventReason.SUSPENDED, "spec.suspend is true: all groups are removed"))
     if then == Reason.SUSPENDED != now:
@@ -70,14 +70,22 @@ def model_events(context: Context, status: PipelineModelStatus) -> tuple[Planned
     return tuple(events)
 
 
-def _has_progressed(context: Context, groups: Sequence[GroupStatus]) -> bool:
-    """Whether the progress deadline starts anew: a changed spec, one more ready group, or the end of being Ready."""
+def _has_progressed(context: Context, judged: Judged) -> bool:
+    """Whether the progress deadline starts anew.
+
+    At a new revision, one more ready group, a person's request, the end of a suspension or of being Ready. Not at any
+    other change of the spec: an autoscaler that goes up and down would put the deadline off for ever.
+    """
     before = context.observed.status
     was_ready = {group.index for group in before.groups if group.phase == GroupPhase.READY}
-    is_ready = {group.index for group in groups if group.phase == GroupPhase.READY}
-    return context.spec_changed or bool(is_ready - was_ready) or (
-        _holds(before, ConditionType.READY) and is_ready != was_ready
-    )  # fmt: skip
+    is_ready = {group.index for group in judged.ready}
+    return (
+        before.update_revision not in ("", context.revision)
+        or bool(is_ready - was_ready)
+        or context.restart_requested
+        or (_reason(before, ConditionType.PROGRESSING) == Reason.SUSPENDED and not context.model.spec.suspend)
+        or (_holds(before, ConditionType.READY) and not judged.is_complete)
+    )
 
 
 def _holds(status: PipelineModelStatus, kind: ConditionType) -> bool:

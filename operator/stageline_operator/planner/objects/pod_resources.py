@@ -1,0 +1,68 @@
+"""What each container of a stage pod asks for, and may use at most.
+
+Devices belong to the stage alone. A quota counts every container, and refuses a pod of which one says nothing: so where
+the stage names an amount of CPU or memory, `prepare` and `engine` name one too, unless the template does.
+"""
+
+from typing import Any, Final
+
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.pod import ResourcesSpec
+
+COUNTED: Final[tuple[str, ...]] = ("cpu", "memory", "ephemeral-storage")
+"""Resources that every container takes of its node; a quota may be about each."""
+
+ENGINE_REQUESTS: Final = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
+ENGINE_LIMITS: Final = {"cpu": "2", "memory": "2Gi", "ephemeral-storage": "1Gi"}
+"""The engine's own where nobody gives others: tokenizers of 150 000 entries and 64 answers at once hold 0.5 GiB."""
+
+
+def stage_resources(model: PipelineModel, stage: int, gpu_resource: str) -> dict[str, Any]:
+    """What the spec names, an RDMA device and GPUs where it asks for them without naming how many."""
+    named = _named(_spec_of_stage(model, stage))
+    if model.spec.network.rdma_resource is not None:
+        named["limits"].setdefault(model.spec.network.rdma_resource, "1")
+    vendor = gpu_resource.partition("/")[0]
+    # Whoever names one of the vendor's devices (a slice of a GPU, a shared one) has said which it shall be.
+    is_named = any(name.startswith(f"{vendor}/") for name in (*named["limits"], *named["requests"]))
+    if gpu_resource and model.spec.engine.device == "cuda" and not is_named:
+        named["limits"][gpu_resource] = str(model.spec.parallelism.devices_per_stage)
+    return _given(named)
+
+
+def prepare_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
+    """By default the stage's, without its devices: it runs before the stage, so that the pod needs no more for it."""
+    given = model.spec.template.prepare_resources
+    if given is not None:
+        return _given(_named(given))
+    named = _named(_spec_of_stage(model, stage))
+    return _given({kind: {name: named[kind][name] for name in COUNTED if name in named[kind]} for kind in named})
+
+
+def engine_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
+    """By default an amount of its own for each resource of which the stage names one.
+
+    A limit is asked for as a whole where the stage does that too, so that the pod's quality of service stays
+    Guaranteed.
+    """
+    given = model.spec.template.engine_resources
+    if given is not None:
+        return _given(_named(given))
+    of_stage = _spec_of_stage(model, stage)
+    limits = {name: ENGINE_LIMITS[name] for name in COUNTED if name in of_stage.limits}
+    asked = [name for name in COUNTED if name in of_stage.requests]
+    requests = {name: ENGINE_REQUESTS[name] for name in asked if of_stage.requests[name] != of_stage.limits.get(name)}
+    return _given({"requests": requests, "limits": limits})
+
+
+def _spec_of_stage(model: PipelineModel, stage: int) -> ResourcesSpec:
+    override = model.spec.stages[stage].resources if model.spec.stages else None
+    return model.spec.template.resources if override is None else override
+
+
+def _named(resources: ResourcesSpec) -> dict[str, dict[str, str]]:
+    return {"requests": dict(resources.requests), "limits": dict(resources.limits)}
+
+
+def _given(named: dict[str, dict[str, str]]) -> dict[str, Any]:
+    return {kind: amounts for kind, amounts in named.items() if amounts}
