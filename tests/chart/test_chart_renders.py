@@ -26,6 +26,7 @@ from stageline_cli.main import cli, run
 from stageline_dashboards.shipped import board_paths
 from stageline_operator.controller.client.rbac import lease_rules, node_rules, workload_rules
 from stageline_operator.planner.types import Setting
+from stageline_vllm.versions import SUPPORTED_RANGE
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -39,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "commonAnnotations": {"note": "x"},
         "operator": {"podLabels": {"team": "ops"}, "podAnnotations": {"a": "b"}},
     },
+    "with images for vllm": {"vllm": {"image": "m.example.com/vllm:1", "filesImage": "m.example.com/files:2"}},
     "placed": {
         "operator": {
             "nodeSelector": {"pool": "system"},
@@ -222,6 +224,27 @@ def test_an_image_is_named_by_registry_and_digest_before_tag() -> None:
     assert "--image=r/stageline-runtime:cuda" in args
 
 
+def test_the_operator_is_told_which_runtime_class_gpus_need() -> None:
+    assert "gpu-runtime-class" not in str(container(rendered_objects({}), "operator")["args"])
+    args = container(rendered_objects({"gpu": {"runtimeClassName": "nvidia"}}), "operator")["args"]
+    assert "--gpu-runtime-class=nvidia" in args
+
+
+def test_the_operator_is_told_which_images_vllm_needs() -> None:
+    def told(**vllm: str) -> list[str]:
+        args = container(rendered_objects({"images": {"registry": "r"}, "vllm": vllm}), "operator")["args"]
+        return [each for each in args if "vllm" in each]
+
+    (by_default,) = told()
+    assert by_default.startswith("--vllm-image=vllm/vllm-openai:v")
+    assert by_default.rpartition(":v")[2].startswith(f"{SUPPORTED_RANGE.removesuffix('x')}"), (
+        "a version that is refused"
+    )
+    assert told(image="") == [], "the runtime's image has both"
+    own = told(image="m.example.com/vllm:1", filesImage="m.example.com/files:2")
+    assert own == ["--vllm-image=m.example.com/vllm:1", "--vllm-files-image=m.example.com/files:2"]
+
+
 def test_keys_and_tls_come_from_secrets() -> None:
     objects = rendered_objects(VARIANTS["secured"])
     gateway = container(objects, "gateway")
@@ -300,8 +323,18 @@ def test_the_notes_say_what_to_do_next(tmp_path: Path) -> None:
     file = tmp_path / "notes.yaml"
     file.write_text(manifest + "\n")
     assert run(["validate", str(file)]) == 0
+    assert "docs/quickstart-cluster.md" in notes, "for pods that can't reach PyPI"
+    assert "localhost/" in notes, "what podman and buildah call an image"
     other = rendered_files({"operator": {"namespaces": ["team-a"]}})[NOTES]
     assert "no\noperator of this release works" in other
+
+
+def test_the_notes_say_when_alerts_may_not_be_loaded() -> None:
+    words = "--set monitoring.labels.release=NAME"
+    assert words not in rendered_files({"monitoring": {"rules": "never"}})[NOTES]
+    assert words in rendered_files({"monitoring": {"rules": "always"}})[NOTES]
+    labelled = {"monitoring": {"rules": "always", "labels": {"release": "prometheus"}}}
+    assert words not in rendered_files(labelled)[NOTES]
 
 
 def relabelled(endpoint: dict[str, Any]) -> dict[str, str]:
@@ -314,16 +347,17 @@ def test_targets_get_the_labels_that_boards_and_rules_rely_on() -> None:
     label = "__meta_kubernetes_pod_label_stageline_dev_"
     (monitor,) = of_kind(objects, "PodMonitor")
     pod_endpoints = {each["port"]: relabelled(each) for each in monitor["spec"]["podMetricsEndpoints"]}
+    release = {"release": "stageline-system/stageline"}
     of_group = {"model": f"{label}model", "group": f"{label}group"}
     assert pod_endpoints == {
-        "health": {"job": "stageline-stage"} | of_group,
-        "http": {"job": "stageline-engine"} | of_group,
+        "health": {"job": "stageline-stage", **release} | of_group,
+        "http": {"job": "stageline-engine", **release} | of_group,
     }
     # A label of the pod that were copied as it is called would be `stageline_dev_stage`, one called `stage` a clash.
     assert "podTargetLabels" not in monitor["spec"]
     services = {each["metadata"]["name"]: each["spec"]["endpoints"] for each in of_kind(objects, "ServiceMonitor")}
     (operator,) = services["stageline-operator"]
     assert operator["honorLabels"] is True, "its metrics name the models' namespaces themselves"
-    assert relabelled(operator) == {"job": "stageline-operator"}
+    assert relabelled(operator) == {"job": "stageline-operator", **release}
     (gateway,) = services["stageline-gateway"]
     assert relabelled(gateway) == {"job": "stageline-gateway", "namespace": "models"}

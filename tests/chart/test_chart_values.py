@@ -20,6 +20,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"operator": {"logLevel": "verbose"}}, "must be one of 'debug', 'info', 'warning', 'error'"),
     ({"images": {"operator": {"digest": "abc"}}}, "at '/images/operator/digest'"),
     ({"images": {"pullPolicy": "always"}}, "at '/images/pullPolicy'"),
+    ({"vllm": {"image": {"repository": "vllm"}}}, "at '/vllm/image': got object, want string"),
+    ({"vllm": {"filesImage": "stageline:1 --no"}}, "at '/vllm/filesImage'"),
     ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "invalid propertyName 'app.kubernetes.io/name'"),
     ({"gateway": {"service": {"type": "Cluster"}}}, "at '/gateway/service/type'"),
     ({"gateway": {"service": {"port": 99999}}}, "at '/gateway/service/port'"),

@@ -49,6 +49,7 @@ def latency(histogram: str, bounds: tuple[float, ...], seconds: float, of_ten: i
         for bound in bounds:
             name = series(f"{histogram}_bucket", **labels, le=str(float(bound)))
             found[name] = f"0+{10 if seconds <= bound else 10 - of_ten}x130"
+        found[series(f"{histogram}_bucket", **labels, le="+Inf")] = "0+10x130"
         found[series(f"{histogram}_count", **labels)] = "0+10x130"
     return found
 

@@ -96,7 +96,7 @@ imagePullSecrets:
 {{- with $settings.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-# The user is the image's own (65532), so that a cluster may give it another.
+# The user is the image's own (10001), so that a cluster may give it another.
 securityContext:
   runAsNonRoot: true
   seccompProfile:

@@ -20,11 +20,20 @@
 {{- end -}}
 
 {{/* PromQL of the models that have an objective of their own, as the beginning of a rule's expression: an `or` comes after
-each. The schema allows no character in names that would have to be escaped. Arguments: root, field. */}}
+each. It is of that model in every cluster, and without one before its first request. The schema allows no character in
+names that would have to be escaped. Arguments: root, field. */}}
 {{- define "stageline.objectivesPerModel" -}}
 {{- $field := .field -}}
 {{- range .root.Values.monitoring.objectives.perModel -}}
 {{- if hasKey . $field }}
+          {{ get . $field }} * group by (cluster, namespace, model_name) (
+            stageline_gateway_requests_total{namespace="{{ .namespace }}", model_name="{{ .modelName }}"}
+            or
+            last_over_time(
+              model:stageline_gateway_requests:rate5m{namespace="{{ .namespace }}", model_name="{{ .modelName }}"}[3d:5m]
+            )
+          )
+          or
           label_replace(
             label_replace(vector({{ get . $field }}), "namespace", "{{ .namespace }}", "", ""),
             "model_name", "{{ .modelName }}", "", ""
