@@ -16,11 +16,11 @@ from board_builder.queries import current, events, max_by, or_zero, quantile, ra
 from board_builder.requests import ERRORS, FAILING, error_ratio
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, imbalance
 from board_builder.tables import Column, Key, rows
-from board_builder.variables import choice, datasource, hidden
+from board_builder.variables import CLUSTER, choice, cluster_choice, datasource, hidden
 from stageline_gateway.telemetry import metric_names as names
 from stageline_operator.controller.telemetry import metric_names as operator
 
-NAMESPACE: Final = 'namespace=~"$namespace"'
+NAMESPACE: Final = 'cluster=~"$cluster",namespace=~"$namespace"'
 MODEL: Final = (NAMESPACE, 'model_name=~"$model_name"')
 PIPELINE_MODEL: Final = (NAMESPACE, 'model=~"$pipeline_model"')
 """The same models as the operator knows them."""
@@ -47,7 +47,8 @@ def fleet_board() -> Dashboard:
         "Are users well, whose aren't, and which stage is it? All models of all namespaces.",
         (
             datasource(),
-            choice("namespace", "Namespace", "Namespaces that have a gateway.", groups, "namespace"),
+            cluster_choice(groups),
+            choice("namespace", "Namespace", "Namespaces that have a gateway.", groups, "namespace", (CLUSTER,)),
             choice("model_name", "Model name", "Names that clients ask for.", groups, "model_name", (NAMESPACE,)),
             hidden("pipeline_model", "PipelineModels of these names.", operator.MODEL_INFO.name, "model", MODEL),
         ),

@@ -13,11 +13,11 @@ from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
 from board_builder.queries import current, events, quantile, rate_by, selected, sum_by
 from board_builder.requests import ERRORS, FAILING, error_ratio
 from board_builder.tables import Column, Key, rows
-from board_builder.variables import choice, datasource
+from board_builder.variables import CLUSTER, choice, cluster_choice, datasource
 from board_builder.versions import versions
 from stageline_gateway.telemetry import metric_names as names
 
-MODEL: Final = ('namespace=~"$namespace"', 'model_name=~"$model_name"')
+MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model_name=~"$model_name"')
 PER_MODEL: Final = ("namespace", "model_name")
 STALE: Final = {"endpoints": names.ENDPOINTS_STALE, "keys": names.KEYS_STALE, "certificate": names.TLS_STALE}
 LEFT: Final = Limits(7 * 86400, 86400, low_is_bad=True)
@@ -33,7 +33,8 @@ def gateway_board() -> Dashboard:
         "What clients get: requests, errors, latency, limits; and what engines do to it.",
         (
             datasource(),
-            choice("namespace", "Namespace", "Namespaces of gateways.", groups, "namespace"),
+            cluster_choice(groups),
+            choice("namespace", "Namespace", "Namespaces of gateways.", groups, "namespace", (CLUSTER,)),
             choice("model_name", "Model name", "Names that clients ask for.", groups, "model_name", MODEL[:1]),
         ),
         (reformed_groups(*MODEL), firing_alerts()),

@@ -16,11 +16,11 @@ from board_builder.layout import Line, Section, line, section
 from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
 from board_builder.queries import current, events, max_by, or_zero, rate_by, selected, share, sum_by
 from board_builder.tables import Column, Key, rows
-from board_builder.variables import choice, datasource
+from board_builder.variables import CLUSTER, choice, cluster_choice, datasource
 from board_builder.versions import versions
 from stageline_operator.controller.telemetry import metric_names as names
 
-MODEL: Final = ('namespace=~"$namespace"', 'model=~"$model"')
+MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model=~"$model"')
 PER_MODEL: Final = ("namespace", "model")
 AGED: Final = Limits(330, 900)
 """A little more than the relist interval of five minutes, and three of them, which an alert speaks of."""
@@ -37,7 +37,8 @@ def operator_board() -> Dashboard:
         "The control plane: whether it sees the cluster and acts, and what became of models and groups.",
         (
             datasource(),
-            choice("namespace", "Namespace", "Namespaces of PipelineModels.", info, "namespace"),
+            cluster_choice(info),
+            choice("namespace", "Namespace", "Namespaces of PipelineModels.", info, "namespace", (CLUSTER,)),
             choice("model", "Model", "PipelineModels.", info, "model", MODEL[:1]),
         ),
         (reformed_groups(*MODEL), rollouts(*MODEL), firing_alerts()),
@@ -137,7 +138,8 @@ def _stages() -> AnyPanel:
     return rows(
         Text(
             "Stages not ready",
-            "By reason: Starting, Unschedulable, ImagePull, NotStarted, NodeLost, Ending, NoPod. Empty is good.",
+            "By reason: Starting, Unschedulable, ImagePull, NotStarted, QuotaExceeded, PodRefused, NodeUnreachable, "
+            "NodeLost, Ending, NoPod. Empty is good.",
             "none",
         ),
         tuple(Key(key, key, pipeline if key == "model" else "", "Open its pipeline") for key in keys),
@@ -168,7 +170,7 @@ def _lives() -> Line:
     phases = Text(
         "Groups by phase",
         "Where groups are in their lives. Starting for long: a model that loads slowly or a stage that finds no node. "
-        "Failed stays until the spec changes.",
+        "Failed stays until the template changes.",
         "none",
     )
     incarnations = Text(

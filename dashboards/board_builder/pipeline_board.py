@@ -10,6 +10,7 @@ from board_builder.annotations import firing_alerts, reformed_groups, rollouts
 from board_builder.board import board
 from board_builder.layout import Section, line, section
 from board_builder.panels import AnyPanel, Series, Text, lines, number, rows_heatmap
+from board_builder.pipeline_drafts import drafts
 from board_builder.pipeline_lives import lives
 from board_builder.pipeline_memory import capacity, cohorts
 from board_builder.pipeline_steps import steps
@@ -17,14 +18,14 @@ from board_builder.queries import current, in_order, quantile, rate_by, selected
 from board_builder.requests import ERRORS, FAILING, error_ratio
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, idle, imbalance, states
 from board_builder.tables import stacked_bars
-from board_builder.variables import choice, datasource, hidden
+from board_builder.variables import CLUSTER, choice, cluster_choice, datasource, hidden
 from stageline_gateway.telemetry import metric_names as gateway
 from stageline_operator.controller.telemetry import metric_names as operator
 from stageline_runtime import metric_names as names
 
-OF_MODEL: Final = ('namespace=~"$namespace"', 'model=~"$model"')
+OF_MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model=~"$model"')
 OF_GROUP: Final = (*OF_MODEL, 'group=~"$group"')
-ASKED_FOR: Final = ('namespace=~"$namespace"', 'model_name=~"$asked_for"')
+ASKED_FOR: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model_name=~"$asked_for"')
 """The gateway knows a model by the name that clients ask for."""
 STAGE_LEGEND: Final = "group {{group}} stage {{stage}}"
 
@@ -38,7 +39,10 @@ def pipeline_board() -> Dashboard:
         "One model: its stages in order, which one holds the others up, and what they wait for.",
         (
             datasource(),
-            choice("namespace", "Namespace", "Namespaces with pipelines.", layers, "namespace", multi=False),
+            cluster_choice(layers),
+            choice(
+                "namespace", "Namespace", "Namespaces with pipelines.", layers, "namespace", (CLUSTER,), multi=False
+            ),
             choice("model", "Model", "PipelineModels.", layers, "model", OF_MODEL[:1], multi=False),
             choice("group", "Group", "Copies of the pipeline.", layers, "group", OF_MODEL),
             hidden("asked_for", "The name that clients ask for.", layers, "model_name", OF_MODEL),
@@ -51,6 +55,7 @@ def pipeline_board() -> Dashboard:
             _stage_by_stage(),
             steps(OF_GROUP),
             cohorts(OF_GROUP),
+            drafts(OF_GROUP),
             capacity(OF_GROUP),
             lives(OF_MODEL, OF_GROUP),
         ),

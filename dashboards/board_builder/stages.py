@@ -60,9 +60,12 @@ def busiest(expr: str, *matchers: str) -> str:
 
 
 def states(labels: Sequence[str], *matchers: str) -> tuple[tuple[str, str, str], ...]:
-    """(name, share of the time, color) of what a stage can be doing."""
+    """(name, share of the time, color) of what a stage can be doing.
+
+    Warm is who works: in a pipeline that stands, the stage that the others wait for stands out, not those that wait.
+    """
     return (
-        ("busy", busy(labels, *matchers), "green"),
-        ("wait", waiting(labels, *matchers), "orange"),
+        ("busy", busy(labels, *matchers), "orange"),
+        ("wait", waiting(labels, *matchers), "blue"),
         ("idle", idle(labels, *matchers), "gray"),
     )

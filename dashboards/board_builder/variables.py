@@ -1,5 +1,7 @@
 """What a board can be narrowed down to. Each choice offers only what is left by the ones before it."""
 
+from typing import Final
+
 from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable
 from grafana_foundation_sdk.models import dashboard as models
 
@@ -11,6 +13,14 @@ def datasource() -> DatasourceVariable:
     """Which Prometheus."""
     variable = DatasourceVariable("datasource").label("Data source").type("prometheus")
     return variable.description("The Prometheus that scrapes Stageline.")
+
+
+CLUSTER: Final = 'cluster=~"$cluster"'
+
+
+def cluster_choice(metric: str) -> QueryVariable:
+    """Which clusters, where one Prometheus has several; all of them match, also where no series names one."""
+    return choice("cluster", "Cluster", "Clusters, where series say which they are of.", metric, "cluster")
 
 
 def choice(

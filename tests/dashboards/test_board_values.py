@@ -128,6 +128,17 @@ def test_shares_of_a_stages_time_are_those_of_the_script(answers: Answers) -> No
     assert answers.at(END, "healthy", "pipeline", "Bubble")["0 chat"] == pytest.approx(1.14 / 2.7)
 
 
+def test_drafts_are_those_of_the_script(answers: Answers) -> None:
+    """Chat's groups verify five rows of four drafts a second, of which three hold; mini drafts nothing."""
+    assert answers.at(END, "healthy", "pipeline", "Draft acceptance ratio") == pytest.approx(
+        {"0 chat": 0.75, "1 chat": 0.75}
+    )
+    assert answers.at(END, "healthy", "pipeline", "Accepted length")["1 chat"] == pytest.approx(3.0)
+    drafted, accepted = (answers.at(END, "healthy", "pipeline", "Draft tokens", ref)["0 chat"] for ref in "AB")
+    assert (drafted, accepted) == pytest.approx((20.0, 15.0))
+    assert answers.at(END, "healthy", "pipeline", "Plans cancelled")["0 chat"] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_stacked_shares_of_a_stage_fill_its_time(answers: Answers, scenario: str) -> None:
     parts = [answers.at(END, scenario, "pipeline", "Stage time: busy, wait, idle", ref) for ref in "ABC"]
@@ -338,10 +349,13 @@ TABLE = [
     ("healthy", 3600, "pipeline", "Stages", "B", "0 1", 3e9),
     ("healthy", 3600, "pipeline", "Stages", "E", "0 1", 2 * 98304),
     ("stage-lost", 1860, "pipeline", "Group failures by class", "A", "Killed", 1),
-    # 61 of 120 scrapes of the hour are slow ones, and 30 % of requests slower than 0.15 s a token where 1 % may be.
-    ("slow-stage", 3600, "fleet", "TPOT: burn rate", "A", "chat", 0.30 * 61 / 120 / 0.01),
-    # Ten scrapes with failures; the status 502 begins with the first of them, which no rate sees.
-    ("stage-lost", 3600, "fleet", "Errors: burn rate", "A", "chat", (0.2 * 9 + 0.1 * 10) / 4 / 120 / 0.001),
+    # A burn rate over an hour adds up rates of five minutes, one for each of its minutes. What happened in the last
+    # four minutes is in fewer than five of those: two minutes' worth is still to come. The first four lack a beginning:
+    # rates see half a sample before it, which takes 1.6 of 60 (samples a minute apart) or 1.8 (half a minute).
+    # 61 scrapes are slow ones, half a minute apart; 30 % of requests take over 0.15 s a token where 1 % may.
+    ("slow-stage", 3600, "fleet", "TPOT: burn rate", "A", "chat", 0.30 * (61 / 2 - 2) / (60 - 1.6) / 0.01),
+    # Ten scrapes with failures. Their series begin with the first, of which a rate sees half.
+    ("stage-lost", 3600, "fleet", "Errors: burn rate", "A", "chat", (0.2 * 9.5 + 0.1 * 10.5) / 4 / 2 / 58.2 / 0.001),
     ("healthy", 3600, "fleet", "Error budgets by model", "G", "chat", 2),
     ("healthy", 3600, "fleet", "Error budgets by model", "H", "mini", 0.15),
     ("healthy", 3600, "gateway", "Circuit breakers open", "A", "chat", 0),

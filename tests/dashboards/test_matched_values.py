@@ -1,13 +1,16 @@
 """What rules and boards match labels with are values that the code gives those labels."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
 import pytest
+from prometheus_client.utils import floatToGoString
 
 from boards.board_queries import BOARDS, every_expression
+from boards.metrics_page import METRICS
 from boards.rule_names import shipped_rules
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import FailureClass
@@ -17,6 +20,7 @@ from stageline_operator.planner.group.stage_rows import NotReady
 from stageline_operator.planner.types import GroupPhase
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
 
+ALL_METRICS: Final = [spec for specs in METRICS.values() for spec in specs]
 STATUS: Final = frozenset({"True", "False", "Unknown"})
 """Of a condition."""
 VALUES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
@@ -32,10 +36,24 @@ VALUES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("operator_model_condition", "reason"): frozenset(Reason),
     ("operator_models", "ready"): STATUS,
     ("gateway_groups", "ready"): frozenset({"true", "false"}),
+    ("", "le"): frozenset(floatToGoString(bound) for spec in ALL_METRICS for bound in (*spec.buckets, math.inf)),  # type: ignore[no-untyped-call]
 }
 """By the beginning of a metric's name, `stageline_` left out, and label; the longest beginning counts."""
 ANY: Final = frozenset(
-    {"namespace", "model", "model_name", "group", "stage", "pod", "job", "endpoint", "code", "alertname", "alertstate"}
+    {
+        "cluster",
+        "namespace",
+        "model",
+        "model_name",
+        "group",
+        "stage",
+        "pod",
+        "job",
+        "endpoint",
+        "code",
+        "alertname",
+        "alertstate",
+    }
 )
 """Labels whose values are names, numbers or somebody else's words."""
 _SELECTOR: Final = re.compile(r"(?:[a-z_]+:)?(?<!\w)(stageline_\w+|ALERTS|up)(?::\w+)?\{([^}]*)\}")

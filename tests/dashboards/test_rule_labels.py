@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
 from boards.alert_scenarios import alerting_rules
 from boards.promql_labels import alert_labels, labels_of, read
 from boards.rule_names import shipped_rules
+from stageline_dashboards.shipped import rule_paths
 
 RULES = shipped_rules()
-GROUP = {"namespace", "model", "model_name", "group"}
+GROUP = {"cluster", "namespace", "model", "model_name", "group"}
 
 
 def title(rule: Mapping[str, Any]) -> str:
@@ -30,15 +32,31 @@ def test_texts_name_labels_that_the_alert_has(rule: Mapping[str, Any]) -> None:
     assert named <= alert_labels(rule)
 
 
+@pytest.mark.parametrize("rule", RULES, ids=title)
+def test_a_rule_keeps_clusters_apart(rule: Mapping[str, Any]) -> None:
+    """One Prometheus may evaluate them for many; only the objectives of all models are the same in each."""
+    if not str(rule.get("record")).startswith("stageline:"):
+        assert "cluster" in read(rule["expr"]).labels
+    joined = {labels for labels in re.findall(r"\bon \(([^)]*)\)", rule["expr"]) if "cluster" not in labels}
+    assert joined <= {""}, "an objective is joined by nothing, all else by its cluster too"
+
+
+def test_every_group_of_rules_says_how_often_it_is_evaluated() -> None:
+    groups = [group for path in rule_paths() for group in yaml.safe_load(path.read_text("utf-8"))["groups"]]
+    assert {group["name"]: group.get("interval") for group in groups if "interval" not in group} == {}
+    long = [group for group in groups if group["interval"] != "30s"]
+    assert {rule["record"].rpartition("rate")[2] for group in long for rule in group["rules"]} == {"6h", "1d", "3d"}
+
+
 @pytest.mark.parametrize(
     ("name", "labels"),
     [
         ("stage:stageline_stage_busy_per_other_stage:ratio_rate5m", {*GROUP, "stage"}),
         ("group:stageline_stage_busy_max_per_mean:ratio_rate5m", GROUP),
-        ("group:stageline_group_incarnation:max", {"namespace", "model", "group"}),
-        ("model:stageline_operator_model_desired_replicas:max", {"namespace", "model_name"}),
-        ("model:stageline_first_token_seconds:objective", {"namespace", "model_name"}),
-        ("model:stageline_first_token_bucket:objective", {"namespace", "model_name", "le"}),
+        ("group:stageline_group_incarnation:max", {"cluster", "namespace", "model", "group"}),
+        ("model:stageline_operator_model_desired_replicas:max", {"cluster", "namespace", "model_name"}),
+        ("model:stageline_first_token_seconds:objective", {"cluster", "namespace", "model_name"}),
+        ("model:stageline_first_token_bucket:objective", {"cluster", "namespace", "model_name", "le"}),
         ("stageline:slow_request_ratio:objective", set()),
     ],
 )

@@ -40,6 +40,8 @@ def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations()
         level, metric, operations = name.split(":")
         assert level in {
             "stageline",
+            "pod",
+            "namespace",
             "model",
             "model_ready",
             "group",

@@ -35,7 +35,8 @@ def test_what_no_scrape_of_a_healthy_system_may_lack_has_samples(exported_pages:
         "stageline_engine_refusals_total", "stageline_p2p_latency_seconds", "stageline_gateway_refusals_total",
         "stageline_gateway_key_tokens_total", "stageline_gateway_tls_certificate_expiry_timestamp_seconds",
         "stageline_operator_group_failures_total", "stageline_operator_group_restarts_total",
-        "stageline_operator_relist_corrections_total",
+        "stageline_operator_relist_corrections_total", "stageline_operator_gateway_expected",
+        "stageline_engine_accepted_tokens_per_position_total",
     }  # fmt: skip
     sampled = exported_labels(exported_pages).keys()
     specs = [spec for specs in METRICS.values() for spec in specs if spec.name not in rare]

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_cli.on_call.facts.activity import histogram_quantile, pipeline_facts, stage_activity, traffic_facts
+from stageline_cli.on_call.facts.activity import (
+    draft_figures,
+    histogram_quantile,
+    pipeline_facts,
+    stage_activity,
+    traffic_facts,
+)
 from stageline_cli.on_call.facts.samples import Samples, parse_samples
 from stageline_gateway.telemetry import metric_names as gateway
 from stageline_runtime import metric_names as runtime
@@ -55,6 +61,26 @@ def test_an_idle_stage_has_no_bubble() -> None:
 def test_counters_that_began_anew_say_nothing() -> None:
     assert stage_activity(stage_page(10, 0, 10, 80), stage_page(1, 0, 1, 8)) is None
     assert stage_activity(stage_page(10, 0, 1, 8), stage_page(1, 0, 1, 80)) is None
+
+
+def engine_page(drafted: int, held: int, rows: int) -> Samples:
+    label = 'model_name="tiny"'
+    return parse_samples(
+        f"{runtime.DRAFT_TOKENS.name}{{{label}}} {drafted}\n"
+        f"{runtime.ACCEPTED_TOKENS.name}{{{label}}} {held}\n"
+        f"{runtime.DRAFTED_ROWS.name}{{{label}}} {rows}\n"
+    )
+
+
+def test_drafts_of_the_time_between_two_readings() -> None:
+    assert draft_figures(engine_page(100, 90, 10), engine_page(140, 120, 20)) == (0.75, 4.0)
+    assert draft_figures(engine_page(100, 90, 10), engine_page(110, 90, 20)) == (0.0, 1.0)
+
+
+def test_no_drafts_and_counters_that_began_anew_say_nothing_of_drafts() -> None:
+    assert draft_figures(engine_page(5, 5, 2), engine_page(5, 5, 2)) == (None, None)
+    assert draft_figures(parse_samples(""), parse_samples("")) == (None, None)
+    assert draft_figures(engine_page(100, 90, 10), engine_page(4, 3, 1)) == (None, None)
 
 
 def test_the_busiest_stage_is_the_bottleneck() -> None:

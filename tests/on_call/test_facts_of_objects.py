@@ -77,7 +77,7 @@ WAITS = [
     (
         group("Failed"),
         {"lastFailures": [FAILURE]},
-        "you: it stays down until the spec or the annotation stageline.dev/restart changes "
+        "you: it stays down until the template or the annotation stageline.dev/restart changes "
         "(after OOMKilled of stage 1)",
     ),
     (group("Terminating"), {}, "its pods to end"),

@@ -10,7 +10,7 @@ from boards.backfilled_prometheus import BackfilledPrometheus, running_prometheu
 from boards.board_queries import BOARDS, BoardQuery, choices, every_expression, filled_in, queries_of
 from boards.fleet_scenarios import LENGTH_SECONDS, SCENARIOS
 from boards.metric_history import MetricHistory
-from boards.recorded_history import record, recorded_names
+from boards.recorded_history import record, recorded_names, rounds_of
 
 BEGINS_AT: Final = 1_767_225_600
 """Midnight before the first scenario; blocks of Prometheus begin at such times."""
@@ -64,13 +64,14 @@ def prometheus_of_scenarios(directory: Path) -> Iterator[BackfilledPrometheus]:
     data = directory / "data"
     write_blocks((each.open_metrics(begin_of(each.name)) for each in SCENARIOS.values()), data)
     needed = recorded_names(expr for path in BOARDS.values() for expr in every_expression(path))
-    histories = []
-    with running_prometheus(data) as prometheus:
-        for scenario in SCENARIOS:
-            histories.append(MetricHistory())
-            start = begin_of(scenario)
-            record(needed, prometheus, start, start + LENGTH_SECONDS, histories[-1])
-    write_blocks((each.open_metrics() for each in histories), data)
+    for names in rounds_of(needed):
+        histories = []
+        with running_prometheus(data) as prometheus:
+            for scenario in SCENARIOS:
+                histories.append(MetricHistory())
+                start = begin_of(scenario)
+                record(names, prometheus, start, start + LENGTH_SECONDS, histories[-1])
+        write_blocks((each.open_metrics() for each in histories), data)
     with running_prometheus(data) as prometheus:
         yield prometheus
 

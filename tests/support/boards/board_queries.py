@@ -70,7 +70,8 @@ def choices(
         found = _LABEL_VALUES.fullmatch(variable["query"]["query"])
         assert found, variable
         offered = prometheus.label_values(filled_in(found[1], values), found[2], start, end)
-        assert offered, f"{name}: nothing to choose from for {variable['name']}"
+        # A label that few give its series, such as `cluster`, has no values where nobody does; all of them is any then.
+        assert offered or variable.get("allValue"), f"{name}: nothing to choose from for {variable['name']}"
         everything = variable.get("allValue") or f"({'|'.join(offered)})"
         wanted = None if variable.get("hide") else chosen.get(variable["name"])
         assert wanted is None or wanted in offered, f"{wanted} is not among {offered}"

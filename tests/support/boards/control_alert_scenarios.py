@@ -9,6 +9,7 @@ GATEWAY: Final = {"namespace": "team", "pod": "gateway-0"}
 EXPIRY: Final = "stageline_gateway_tls_certificate_expiry_timestamp_seconds"
 _YEAR: Final = 365 * 86400
 _DOWN: Final = (Firing("StagelineOperatorDown", {}),)
+_DOWN_PROD: Final = (Firing("StagelineOperatorDown", {"release": "prod/stageline"}),)
 
 
 def up(job: str, values: str, **labels: str) -> dict[str, str]:
@@ -30,9 +31,37 @@ OPERATOR: Final = (
         {"8m": (), "14m": _DOWN},
     ),
     Scenario(
-        "stages in a cluster have no operator",
-        up("stage", "1x60", pod="smollm2-0-0", endpoint="health"),
-        {"4m": (), "7m": _DOWN},
+        "stages in a cluster have no operator, for longer than anybody remembers one",
+        up("stage", "1x900", pod="smollm2-0-0", release="prod/stageline"),
+        {"4m": (), "7m": _DOWN_PROD, "7h": _DOWN_PROD},
+        step="30s",
+    ),
+    Scenario(
+        "the operator of one release is dead and that of another leads",
+        up("operator", "1x40 0x80", pod="a-0", release="prod/stageline")
+        | up("operator", "1x120", pod="b-0", release="trial/stageline")
+        | {
+            series("stageline_operator_leader", pod="a-0", release="prod/stageline"): "1x40 stale _x79",
+            series("stageline_operator_leader", pod="b-0", release="trial/stageline"): "1x120",
+        },
+        {
+            "14m": (),
+            "17m": (
+                *_DOWN_PROD,
+                Firing(
+                    "StagelineTargetDown",
+                    {"job": "stageline-operator", "instance": "operator:1", "pod": "a-0", "release": "prod/stageline"},
+                ),
+            ),
+        },
+    ),
+    Scenario(
+        "an operator's release is removed as planned: within the hour it is forgotten",
+        up("operator", "1x40 stale _x300", pod="a-0", release="trial/stageline")
+        | {series("stageline_operator_leader", pod="a-0", release="trial/stageline"): "1x40 stale _x300"},
+        {"19m": (), "1h25m": ()},
+        step="30s",
+        spares=("StagelineOperatorDown",),
     ),
     Scenario(
         "stages of `stageline up` need none; a leader is followed by another",
@@ -49,14 +78,16 @@ OPERATOR: Final = (
         {
             series("stageline_operator_longest_pass_seconds", pod="operator-0"): "0x10 0+15x90",
             series("stageline_operator_queue_depth", pod="operator-1"): "4x100",
+            series("stageline_operator_leader", pod="operator-1"): "1x100",
             series("stageline_operator_reconcile_total", pod="operator-1", outcome="done"): "7x100",
             series("stageline_operator_longest_pass_seconds", pod="operator-2"): "100x100",
             series("stageline_operator_queue_depth", pod="operator-2"): "4x100",
             series("stageline_operator_reconcile_total", pod="operator-2", outcome="done"): "0+0.2x100",
         },
         {
-            "6m": (Firing("StagelineOperatorStuck", {"pod": "operator-1"}),),
-            "8m": (
+            "6m": (),
+            "8m": (Firing("StagelineOperatorStuck", {"pod": "operator-0"}),),
+            "13m": (
                 Firing("StagelineOperatorStuck", {"pod": "operator-0"}),
                 Firing("StagelineOperatorStuck", {"pod": "operator-1"}),
             ),
@@ -64,12 +95,29 @@ OPERATOR: Final = (
         spares=("StagelineOperatorStuck",),
     ),
     Scenario(
-        "passes fail all the time; those of another kind failed for a moment",
+        "a leader has never ended a pass; one that waits to lead has ended none either",
         {
-            series("stageline_operator_reconcile_errors_total", kind="refused", pod="operator-0"): "0+1x160",
-            series("stageline_operator_reconcile_errors_total", kind="unavailable", pod="operator-0"): "0x10 20x150",
+            series("stageline_operator_queue_depth", pod="operator-0"): "4x100",
+            series("stageline_operator_leader", pod="operator-0"): "1x100",
+            series("stageline_operator_queue_depth", pod="operator-1"): "4x100",
+            series("stageline_operator_leader", pod="operator-1"): "0x100",
         },
-        {"14m": (), "30m": (Firing("StagelineReconcileFailing", {"kind": "refused"}, "60"),)},
+        {"9m": (), "13m": (Firing("StagelineOperatorStuck", {"pod": "operator-0"}),)},
+        spares=("StagelineOperatorStuck",),
+    ),
+    Scenario(
+        "passes of one model fail all the time; those of another failed for a moment",
+        {
+            series("stageline_operator_reconcile_errors_total", **OBJECT, kind="refused", pod="operator-0"): "0+1x160",
+            series(
+                "stageline_operator_reconcile_errors_total",
+                namespace="team",
+                model="other",
+                kind="unavailable",
+                pod="operator-0",
+            ): "0x10 20x150",
+        },
+        {"14m": (), "30m": (Firing("StagelineReconcileFailing", {**OBJECT, "kind": "refused"}, "60"),)},
         spares=("StagelineReconcileFailing",),
     ),
     Scenario(
@@ -165,5 +213,41 @@ SCRAPES: Final = (
             ),
         },
         spares=("StagelineTargetDown",),
+    ),
+    Scenario(
+        "a stage of a ready group answers no scrape for a day; one of a group that is being replaced neither",
+        up("stage", "1x5 0x400", pod="a", **OBJECT, group="0")
+        | up("stage", "1x5 0x400", pod="b", **OBJECT, group="1")
+        | {
+            series("stageline_operator_group_phase", **OBJECT, group="0", phase="Ready"): "1x405",
+            series("stageline_operator_group_phase", **OBJECT, group="1", phase="Replacing"): "1x405",
+        },
+        dict.fromkeys(
+            ("1h", "20h"),
+            (
+                Firing(
+                    "StagelineTargetDown",
+                    {"job": "stageline-stage", "instance": "stage:1", "pod": "a", **OBJECT, "group": "0"},
+                ),
+            ),
+        ),
+        spares=("StagelineTargetDown",),
+        step="3m",
+        evaluated_every="3m",
+    ),
+    Scenario(
+        "a gateway's target never answers: after half an hour it is no more said to be starting",
+        up("gateway", "0x200", pod="gateway-0", namespace="team"),
+        {
+            "29m": (),
+            "37m": (
+                Firing("StagelineGatewayDown", {"namespace": "team"}),
+                Firing(
+                    "StagelineTargetDown",
+                    {"job": "stageline-gateway", "instance": "gateway:1", "pod": "gateway-0", "namespace": "team"},
+                ),
+            ),
+        },
+        spares=("StagelineTargetDown", "StagelineGatewayDown"),
     ),
 )

@@ -20,7 +20,7 @@ LENGTH_SECONDS: Final = 3600
 HAPPENS_AT_SECONDS: Final = 1800
 STEPS: Final = (0.020, 0.025, 0.020)
 """Stage 1 of `chat` is a little slower than the others: 80 % of its busy time is theirs."""
-HEALTHY_GROUP: Final = Group(STEPS, load=0.6, engaged=0.9)
+HEALTHY_GROUP: Final = Group(STEPS, load=0.6, engaged=0.9, drafted_rows_per_second=5.0)
 HEALTHY_CLIENTS: Final = Clients({"200": 4.0, "404": 0.1}, in_flight=20)
 MINI: Final = Model(Clients({"200": 1.0}, in_flight=3), (Group((0.01, 0.01), 0.4, 0.5, running=4),), stages=2)
 

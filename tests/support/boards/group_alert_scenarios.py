@@ -8,6 +8,7 @@ from boards.user_alert_scenarios import MODEL, OBJECT, groups
 GROUP: Final = {**OBJECT, "group": "0"}
 SERVED: Final = {**GROUP, "model_name": "smollm2-chat"}
 ANOTHER: Final = {**SERVED, "group": "1"}
+THIRD: Final = {**SERVED, "group": "2"}
 
 
 def phase(values: dict[str, str], **labels: str) -> dict[str, str]:
@@ -62,9 +63,13 @@ LIVES: Final = (
         {"19m": (), "22m": (Firing("StagelineGroupNotReady", {**GROUP, "group": "unknown", "model": "smollm2-chat"}),)},
     ),
     Scenario(
-        "a group is made anew three times in a minute, once between two scrapes",
-        incarnations("1x40 2x4 4x100"),
-        {"10m": (), "11m": (), "13m": (Firing("StagelineGroupRestarting", GROUP, "2"),), "28m": ()},
+        "a group fails for the first time and again within a minute; a quarter of an hour later it is forgiven",
+        incarnations("1x40 2x4 3x100") | last_failure("Killed", "_x38 570x4 630x100"),
+        {
+            "10m30s": (),
+            "13m": (Firing("StagelineGroupRestarting", GROUP | {"stage": "1", "failure_class": "Killed"}, "2"),),
+            "28m": (),
+        },
         spares=("StagelineGroupRestarting",),
     ),
     Scenario(
@@ -77,15 +82,18 @@ LIVES: Final = (
         {"12m": (), "15m": (Firing("StagelineGroupRestarting", GROUP, "2"),)},
     ),
     Scenario(
-        "a stage is killed twice; the newest failure on record says which and why",
-        incarnations("1x40 2x4 3x100") | last_failure("Killed", "_x38 600x4 660x100"),
-        {"13m": (Firing("StagelineGroupRestarting", GROUP | {"stage": "1", "failure_class": "Killed"}, "2"),)},
+        "a group fails three times, of two causes; the newest failure on record says which and why",
+        incarnations("4x40 5x4 6x100")
+        | last_failure("OOMKilled", "60x40 stale")
+        | last_failure("Killed", "_x41 600x4 660x100"),
+        {"13m": (Firing("StagelineGroupRestarting", GROUP | {"stage": "1", "failure_class": "Killed"}, "3"),)},
     ),
     Scenario(
-        "a group that failed long ago is restarted twice by hand",
-        incarnations("1x260 2x10 3x40") | last_failure("Killed", "1x320"),
-        {"1h4m": (), "1h9m": (Firing("StagelineGroupRestarting", GROUP, "2"),)},
+        "a group that failed once is restarted twice by hand, or in place by two rollouts",
+        incarnations("1x260 2x10 3x40") | last_failure("Killed", "_x200 3000x120"),
+        {"1h4m": (), "1h9m": ()},
         evaluated_every="1m",
+        spares=("StagelineGroupRestarting",),
     ),
     Scenario(
         "a group is made anew once; the index of another is given to a new group, which goes on at a higher number",
@@ -216,14 +224,22 @@ PIPELINES: Final = (
         spares=("StagelineKVCacheExhausted",),
     ),
     Scenario(
-        "one request in four loses its place in the KV cache; in another group one in fifty",
+        "one request in four loses its place in the KV cache; in another group one in fifty; in a third none is begun",
         {
             series("stageline_preemptions_total", **SERVED): "0+1x120",
             series("stageline_request_queue_time_seconds_count", **SERVED): "0+4x120",
             series("stageline_preemptions_total", **ANOTHER): "0+1x120",
             series("stageline_request_queue_time_seconds_count", **ANOTHER): "0+50x120",
+            series("stageline_preemptions_total", **THIRD): "0+1x120",
+            series("stageline_request_queue_time_seconds_count", **THIRD): "7x120",
         },
-        {"9m": (), "22m": (Firing("StagelineRequestsPreempted", SERVED, "0.25"),)},
+        {
+            "9m": (),
+            "22m": (
+                Firing("StagelineRequestsPreempted", SERVED, "40"),
+                Firing("StagelineRequestsPreempted", THIRD, "40"),
+            ),
+        },
         spares=("StagelineRequestsPreempted",),
     ),
 )

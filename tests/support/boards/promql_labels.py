@@ -13,10 +13,10 @@ from boards.metrics_page import METRICS
 from boards.rule_names import shipped_rules
 
 ADDED_BY_SCRAPES: Final[Mapping[str, frozenset[str]]] = {
-    "stage": frozenset({"job", "namespace", "model", "group", "pod"}),
-    "engine": frozenset({"job", "namespace", "model", "group", "pod"}),
-    "gateway": frozenset({"job", "namespace", "pod"}),
-    "operator": frozenset({"job", "pod"}),
+    "stage": frozenset({"cluster", "job", "namespace", "model", "group", "pod", "release"}),
+    "engine": frozenset({"cluster", "job", "namespace", "model", "group", "pod", "release"}),
+    "gateway": frozenset({"cluster", "job", "namespace", "pod"}),
+    "operator": frozenset({"cluster", "job", "pod", "release"}),
 }
 """Labels that docs/metrics.md promises besides the exporters' own."""
 EXPORTED: Final[Mapping[str, frozenset[str]]] = {
@@ -51,7 +51,8 @@ def read(expr: str) -> Reading:
     """Every label that `expr` selects, groups or joins by, held against the series that should have it."""
     reading = Reading()
     reduced: dict[str, frozenset[str]] = {}
-    text = _COUNTED.sub(lambda found: _counted(found, reduced, reading), expr)
+    without_groups = expr.replace('"(.*)"', '".*"')  # a bracket in a text is none of the expression's
+    text = _COUNTED.sub(lambda found: _counted(found, reduced, reading), without_groups)
     reading.labels = _labels(re.sub(r"\bscalar\([^()]*\)", "1", text), reduced, reading)
     return reading
 

@@ -3,7 +3,9 @@
 from typing import Final
 
 from boards.alert_scenarios import Firing, Pipeline, Scenario, series
-from boards.user_alert_scenarios import FIRST_TOKEN, MODEL, groups, latency
+from boards.user_alert_scenarios import FIRST_TOKEN, MODEL, burns, groups, latency
+
+ABANDONED: Final = "stageline_gateway_abandoned_after_seconds"
 
 QUEUES: Final = (
     Scenario(
@@ -66,6 +68,40 @@ QUEUES: Final = (
                 Firing("StagelineRequestsQueuedTooLong", MODEL, "+Inf"),
             ),
         },
+    ),
+    Scenario(
+        "nine in ten leave after half a minute while a queue of 20 stands and one first token a second comes in time",
+        {
+            **groups("1x80", "0x80"),
+            series("stageline_gateway_requests_queued", **MODEL, pod="gateway-0"): "20x80",
+            series("stageline_generation_tokens_total", **MODEL, pod="gateway-0"): "0+120x80",
+            **latency(FIRST_TOKEN, "2.0", "0+120x80", "0+120x80"),
+            **latency(ABANDONED, "2.0", "0x80", "0+1080x80"),
+        },
+        {
+            "16m": (
+                Firing("StagelineRequestsAbandoned", MODEL, "90%"),
+                *burns("StagelineFirstTokenBudgetBurn", "90%", "1h"),
+            ),
+            "2h30m": (
+                Firing("StagelineRequestsAbandoned", MODEL, "90%"),
+                *burns("StagelineFirstTokenBudgetBurn", "90%", "1h", "6h", "1d"),
+            ),
+        },
+        step="2m",
+        evaluated_every="2m",
+    ),
+    Scenario(
+        "half of the clients leave at once, as editors do: not slow; of another model two in ten",
+        {
+            **latency(FIRST_TOKEN, "2.0", "0+20x100", "0+20x100"),
+            **latency(ABANDONED, "2.0", "0+20x100", "0+20x100"),
+            series(f"{FIRST_TOKEN}_count", namespace="team", model_name="other"): "0+80x100",
+            series(f"{ABANDONED}_bucket", namespace="team", model_name="other", le="+Inf"): "0+20x100",
+            series(f"{ABANDONED}_count", namespace="team", model_name="other"): "0+20x100",
+        },
+        {"4m": (), "14m": (Firing("StagelineRequestsAbandoned", MODEL, "50%"),)},
+        spares=("StagelineRequestsAbandoned", "StagelineFirstTokenBudgetBurn"),
     ),
     Scenario(
         "one client waits alone for four minutes and gives up",

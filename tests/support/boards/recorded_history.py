@@ -1,12 +1,12 @@
 """What the shipped recording rules would have recorded of a past, computed by Prometheus itself.
 
-A rule that reads other rules' series is asked with their expressions in place of their names, so that no order matters.
+A rule that reads other rules' series is asked once those are written, in rounds: what reads none comes first.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -31,17 +31,38 @@ def recorded_names(exprs: Iterable[str]) -> frozenset[str]:
     return frozenset(name for expr in exprs for name in _RECORDED.findall(expr))
 
 
-def spelt_out(name: str) -> str:
-    """A rule's expression in terms of exported series alone. Raises KeyError for a name that no rule records."""
-    return _RECORDED.sub(lambda found: f"({spelt_out(found[0])})", recorded()[name])
+def rounds_of(names: Iterable[str]) -> list[frozenset[str]]:
+    """`names` and all that they are computed from, each after what it reads. Raises KeyError for an unknown name."""
+    depths: dict[str, int] = {}
+
+    def depth_of(name: str) -> int:
+        if name not in depths:
+            read = recorded_names([recorded()[name]])
+            depths[name] = 1 + max((depth_of(each) for each in read), default=-1)
+        return depths[name]
+
+    deepest = max((depth_of(name) for name in names), default=-1)
+    return [frozenset(name for name, depth in depths.items() if depth == each) for each in range(deepest + 1)]
 
 
 def record(
     names: Iterable[str], prometheus: BackfilledPrometheus, start: float, end: float, history: MetricHistory
 ) -> None:
-    """Add what would have been recorded under `names` between two moments."""
+    """Add what would have been recorded under `names` between two moments; what they read has been written."""
     for name in sorted(names):
-        for series in prometheus.between(spelt_out(name), start, end, STEP_SECONDS):
+        for series in _evaluated(recorded()[name], prometheus, start, end):
             text = written(name, tuple((key, label) for key, label in series["metric"].items() if key != "__name__"))
             for moment, value in series["values"]:
                 history.add(name, "gauge", text, float(value), float(moment))
+
+
+def _evaluated(expr: str, prometheus: BackfilledPrometheus, start: float, end: float) -> list[dict[str, Any]]:
+    """What a rule says at each step.
+
+    A range query is quicker, but one with `count_values by (…)` loses the labels that it groups by after its first step
+    (seen with Prometheus 2.42). Rules are evaluated a moment at a time, so those are asked for as rules are.
+    """
+    if "count_values" not in expr:
+        return prometheus.between(expr, start, end, STEP_SECONDS)
+    moments = range(int(start), int(end) + 1, STEP_SECONDS)
+    return [series for moment in moments for series in prometheus.at(expr, moment)]

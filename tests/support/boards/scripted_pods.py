@@ -66,6 +66,13 @@ def run_engine(target: ScrapedTarget, name: str, group: Group, seconds: float) -
     target.count(runtime.PREFIX_CACHE_QUERIES, requests * 200, **its)
     target.count(runtime.PREFIX_CACHE_HITS, requests * 50, **its)
     target.count(runtime.PLANS, steps, **its)
+    drafted = group.drafted_rows_per_second * seconds
+    target.count(runtime.DRAFTED_ROWS, drafted, **its)
+    target.count(runtime.DRAFT_TOKENS, 4 * drafted, **its)
+    target.count(runtime.ACCEPTED_TOKENS, 3 * drafted, **its)
+    for place in range(3):
+        target.count(runtime.ACCEPTED_AT, drafted, position=str(place), **its)
+    target.count(runtime.CANCELLED_PLANS, drafted / 5, **its)
     for why in ("stop", "length", "abort"):
         target.count(runtime.REQUEST_SUCCESS, requests * (why == "stop"), finished_reason=why, **its)
     target.show(runtime.ENGINE_BUILD_INFO, 1, version="0.1.0", **its)

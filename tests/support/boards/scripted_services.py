@@ -75,7 +75,7 @@ def look_after(target: ScrapedTarget, moment: Moment, namespace: str, seconds: f
 def _reconcile(target: ScrapedTarget, seconds: float) -> None:
     for outcome, share in (("done", 0.98), ("stale", 0.02), ("error", 0.0)):
         target.count(operator.RECONCILE_TOTAL, seconds * 2 * share, outcome=outcome)
-    target.count(operator.RECONCILE_ERRORS_TOTAL, 0, kind="ApiError")
+    target.count(operator.RECONCILE_ERRORS_TOTAL, 0, namespace="models", model="chat", kind="ApiError")
     target.observe(operator.RECONCILE_DURATION, spread_around(0.02, seconds * 2))
     for verb, code, rate in (("patch", "200", 1.5), ("get", "200", 0.5), ("patch", "409", 0.04)):
         target.count(operator.API_REQUESTS_TOTAL, seconds * rate, verb=verb, resource="pods", code=code)

@@ -133,15 +133,36 @@ PRESENCE: Final = (
         spares=("StagelineTargetDown",),
     ),
     Scenario(
-        "a gateway that vanished with its pods is missed for six hours, one that starts is not missed at all",
+        "without an operator a gateway that vanished with its pods is missed for six hours",
         {
             series("up", job="stageline-gateway", instance="a:8081", namespace="team", pod="gateway-0"): "1x5 _x200",
-            series("up", job="stageline-gateway", instance="b:8081", namespace="other", pod="gateway-0"): "0x200",
         },
         {
             "8m": (),
             "20m": (Firing("StagelineGatewayDown", {"namespace": "team"}),),
             "6h20m": (),
+        },
+        step="2m",
+        evaluated_every="2m",
+    ),
+    Scenario(
+        "a gateway that the operator was told of vanished with its pods a day ago; another was removed as planned; a "
+        "third is new",
+        {
+            series("up", job="stageline-gateway", instance="a:8081", namespace="team", pod="gateway-0"): "1x5 _x800",
+            series("up", job="stageline-gateway", instance="b:8081", namespace="other", pod="gateway-0"): "1x5 _x800",
+            series("stageline_operator_gateway_expected", namespace="team", pod="operator-0"): "1x805",
+            series("stageline_operator_gateway_expected", namespace="other", pod="operator-0"): "1x5 stale _x800",
+            series("stageline_operator_gateway_expected", namespace="new", pod="operator-0"): "_x590 1x215",
+            series("stageline_operator_leader", pod="operator-0"): "1x805",
+        },
+        {
+            "20m": (Firing("StagelineGatewayDown", {"namespace": "team"}),),
+            "20h": (Firing("StagelineGatewayDown", {"namespace": "team"}),),
+            "21h": (
+                Firing("StagelineGatewayDown", {"namespace": "team"}),
+                Firing("StagelineGatewayDown", {"namespace": "new"}),
+            ),
         },
         spares=("StagelineGatewayDown",),
         step="2m",
@@ -178,6 +199,23 @@ BUDGETS: Final = (
         },
         step="2m",
         evaluated_every="2m",
+    ),
+    Scenario(
+        "a model of one name in two clusters: first tokens are late in one of them",
+        {
+            series(name, **{**MODEL, "cluster": cluster}, **rest): values
+            for cluster, quick in (("east", "0x30"), ("west", "0+10x30"))
+            for name, rest, values in (
+                (f"{FIRST_TOKEN}_bucket", {"le": "2.0"}, quick),
+                (f"{FIRST_TOKEN}_bucket", {"le": "+Inf"}, "0+10x30"),
+                (f"{FIRST_TOKEN}_count", {}, "0+10x30"),
+                ("stageline_gateway_requests_total", {"code": "200"}, "0+10x30"),
+            )
+        },
+        {"12m": (Firing("StagelineFirstTokenBudgetBurn", {**MODEL, "cluster": "east"}, "100%", window="1h"),)},
+        spares=("StagelineFirstTokenBudgetBurn",),
+        step="1m",
+        evaluated_every="1m",
     ),
     Scenario(
         "first tokens come late for ten minutes and then in time: long windows remember it, short ones don't",

@@ -1,0 +1,51 @@
+"""Panels of *Pipeline* about drafts of next tokens: how many hold, what a row of them gives, what ran for nobody."""
+
+from typing import Final
+
+from board_builder.layout import Section, line, section
+from board_builder.panels import Series, Text, lines
+from board_builder.queries import rate_by, share
+from board_builder.stages import GROUP
+from stageline_runtime import metric_names as names
+
+OF_GROUP: Final = "group {{group}}"
+
+
+def drafts(matchers: tuple[str, ...]) -> Section:
+    """Empty for a model without `spec.engine.speculative`."""
+    acceptance = Text(
+        "Draft acceptance ratio",
+        "Share of drafted tokens that became output. Low: answers repeat little of what came before, and the engine "
+        "drafts less by itself.",
+        "percentunit",
+    )
+    tokens = Text(
+        "Draft tokens",
+        "Drafted tokens that stages verified, and those that became output, per second.",
+        "suffix: tokens/s",
+    )
+    length = Text(
+        "Accepted length",
+        "Drafts that became output in one row with drafts. The row gives one token more than that.",
+        "none",
+    )
+    cancelled = Text(
+        "Plans cancelled",
+        "Steps per second sent ahead on a guess that turned out wrong; stages skip them where they hear in time. They "
+        "cost stages that had nothing else to do.",
+        "ops",
+    )
+    drafted = rate_by(GROUP, names.DRAFT_TOKENS.name, *matchers)
+    held = rate_by(GROUP, names.ACCEPTED_TOKENS.name, *matchers)
+    rows = rate_by(GROUP, names.DRAFTED_ROWS.name, *matchers)
+    return section(
+        "Drafts",
+        line(
+            8,
+            lines(acceptance, Series(share(held, drafted), OF_GROUP)),
+            lines(tokens, Series(f"{drafted} > 0", f"{OF_GROUP} drafted"), Series(held, f"{OF_GROUP} accepted")),
+            lines(length, Series(share(held, rows), OF_GROUP)),
+            lines(cancelled, Series(rate_by(GROUP, names.CANCELLED_PLANS.name, *matchers), OF_GROUP)),
+        ),
+        collapsed=True,
+    )
