@@ -101,6 +101,7 @@ def asked_of(groups: ChaosGroups, group: int) -> int:
     return status.requests_running + status.requests_waiting
 
 
+@pytest.mark.soak
 def test_all_groups_at_once_and_again_in_every_phase_of_their_comeback(groups: ChaosGroups) -> None:
     groups.wait_ready(2)
     asked = bodies(12, 96, "comeback")
@@ -146,6 +147,7 @@ def test_killed_while_a_prompt_is_read_and_others_wait(groups: ChaosGroups) -> N
     check(groups, asked, answers)
 
 
+@pytest.mark.soak
 def test_a_stage_that_stands_still_for_a_while_loses_nothing(groups: ChaosGroups) -> None:
     groups.wait_ready(2)
     asked = bodies(8, 96, "pause")

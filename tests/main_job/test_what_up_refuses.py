@@ -37,6 +37,7 @@ def once(model_file: Path, tmp_path: Path, *options: str) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
+@pytest.mark.thorough
 def test_too_little_memory_is_said_with_how_much_is_missing(tmp_path: Path, tiny_dir: Path) -> None:
     config = json.loads((tiny_dir / "config.json").read_text())
     config["max_position_embeddings"] = 10**12

@@ -17,7 +17,10 @@ TORCH_FREE = (
     "stageline_local",
     "stageline_operator",
     "stageline_runtime.engine",
+    "stageline_runtime.speculation",
     "stageline_runtime.trace",
+    "stageline_vllm.engine",
+    "stageline_vllm.supervisor",
 )
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -51,7 +51,8 @@ def stageline_commands() -> list[list[str]]:
 
 
 def test_the_readme_has_commands_of_each_kind() -> None:
-    assert {words[0] for words in shell_commands()} == {"make", "curl", ".venv/bin/stageline"}
+    kinds = {"make", "curl", ".venv/bin/stageline", "helm", "kubectl", "REGISTRY=registry.example.com/team"}
+    assert {words[0] for words in shell_commands()} == kinds
     assert len(blocks("sh")) == README.count("```sh")
 
 

@@ -79,7 +79,8 @@ class _Client(asyncio.Protocol):
 async def run(load: Load) -> Seen:
     """Load for `load.seconds`; streams that run then are let finish, but not counted as throughput."""
     body = json.dumps(load.body).encode()
-    head = f"POST {load.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = f"POST {load.path} HTTP/1.1\r\nhost: 127.0.0.1:{load.port}\r\nconnection: close\r\n"
+    head += "content-type: application/json\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     loop, seen = asyncio.get_running_loop(), Seen()
     began = loop.time()

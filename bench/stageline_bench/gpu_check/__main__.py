@@ -13,8 +13,7 @@ from datetime import date
 from pathlib import Path
 
 from stageline_api.errors import UserError
-from stageline_bench.gpu_check.page import render
-from stageline_bench.gpu_check.sections import Section, exit_code, run_sections
+from stageline_bench.gpu_check.sections import Section, exit_code, render, run_sections
 from stageline_bench.page_section import replace_section
 
 HOW_TO_GET_ONE = (

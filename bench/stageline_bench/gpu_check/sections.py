@@ -1,4 +1,7 @@
-"""Runs the parts of the check in turn; each ends passed, failed or skipped with a reason, and none stops the rest."""
+"""Runs the parts of the check in turn and shows their outcomes as the table of docs/gpu.md.
+
+Each part ends passed, failed or skipped with a reason, and none stops the rest.
+"""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -69,6 +72,19 @@ def unproven(sections: Sequence[Section]) -> list[Outcome]:
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     """1 when a part failed."""
     return int(any(outcome.status is Status.FAILED for outcome in outcomes))
+
+
+def render(outcomes: Sequence[Outcome], header: str) -> str:
+    """Markdown: a line of where and when, then a row for each part."""
+    lines = [header, "", "| Part | What it shows | Result | Figures |", "|---|---|---|---|"]
+    lines += [
+        f"| {outcome.name} | {outcome.shows} | {outcome.status} | {_cell(outcome.detail)} |" for outcome in outcomes
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _run(section: Section) -> tuple[Status, str]:

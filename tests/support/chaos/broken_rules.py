@@ -29,7 +29,9 @@ def apply_stale_feedback(patch: Patch) -> None:
     def apply(self: SlotTokens, feedback_through: int, take: Take) -> None:
         while self.due(feedback_through):
             plan = self._expected.popleft()
-            for planned, (_generation, _count, token) in zip(plan.sampled_rows, take(plan.seq).tolist(), strict=True):
+            for planned, (_generation, _count, _rejected, token) in zip(
+                plan.sampled_rows, take(plan.seq).tolist(), strict=True
+            ):
                 self._token[planned.slot] = token
 
     patch.setattr(SlotTokens, "apply_through", apply)

@@ -17,7 +17,7 @@ from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.plan_bus.messages import StepDone, StepPlan, ToStage, WorkOutstanding
+from stageline_runtime.plan_bus.messages import Cancel, StepDone, StepPlan, ToStage, WorkOutstanding
 
 TURNS_OF_AN_ACT = 6
 """Rounds of callbacks after which nothing is left of an act: pump, wake a reader, read, clean up."""
@@ -63,6 +63,8 @@ class LocalCore(LocalEngine):
             case WorkOutstanding(outstanding=outstanding):
                 assert outstanding != self._outstanding, f"outstanding is {outstanding} already"
                 self._outstanding = outstanding
+            case Cancel():
+                self._send_cancel(message)
             case _:
                 raise AssertionError(f"the core sent {message}")
 

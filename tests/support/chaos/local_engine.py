@@ -11,11 +11,13 @@ from typing import assert_never
 
 from chaos.interleaving import Interleaving
 from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Workload
+from oracles.hash_model import VOCAB_SIZE
+from oracles.scripted_drafts import Drafting, ScriptedDrafts, speculation
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import Cancel, Shutdown, SlotFill, StepDone, StepPlan
 
-Message = StepPlan | Shutdown
+Message = StepPlan | Cancel | Shutdown
 MAX_SAMPLES_IN_FLIGHT = 2
 """Of one request: one that runs and one that waits on the bus for its feedback."""
 
@@ -36,7 +38,12 @@ class LocalEngine:
             workload.num_blocks,
             prefix_cache=workload.prefix_cache,
         )
-        self.scheduler = Scheduler(ledger, max_step_tokens=workload.max_step_tokens, max_waiting=64)
+        self.scheduler = Scheduler(
+            ledger,
+            max_step_tokens=workload.max_step_tokens,
+            max_waiting=64,
+            speculation=None if workload.drafting is None else speculation(),
+        )
         self.asks: dict[str, Ask] = {}
         self.outputs: dict[str, list[int]] = {}
         self.live: set[str] = set()
@@ -52,6 +59,7 @@ class LocalEngine:
         self._pump_wanted = False
         self._shut_down = False
         self._plans_done = 0
+        self._guess_end: dict[tuple[int, int], tuple[int, int]] = {}
         self._samples_in_flight: Counter[tuple[int, int]] = Counter()
         for stage, bus in enumerate(self._on_the_bus):
             interleaving.add_event(f"bus to stage {stage}", partial(bool, bus), partial(self._deliver_to, stage))
@@ -112,7 +120,12 @@ class LocalEngine:
         self._submit(name, ask, generated)
 
     def _submit(self, name: str, ask: Ask, generated: tuple[int, ...]) -> None:
-        self.scheduler.add(ask.request(name, generated))
+        request = ask.request(name, generated)
+        self.scheduler.add(request)
+        if self.workload.drafting not in (None, Drafting.LOOKUP):
+            request.drafts = ScriptedDrafts(
+                self.workload.drafting, lambda: ask.prompt + self.expected(ask), len(self.asks), VOCAB_SIZE
+            )
 
     def _abort(self, which: int) -> None:
         if self.asks:
@@ -145,6 +158,8 @@ class LocalEngine:
         self.plans.append(plan)
         self._see_plan(plan)
         for row in plan.sampled_rows:
+            if row.num_drafts:
+                continue  # guesses may be in flight in any number
             holder = (row.slot, row.generation)
             self._samples_in_flight[holder] += 1
             assert self._samples_in_flight[holder] <= MAX_SAMPLES_IN_FLIGHT, f"plan {plan.seq}: one more of {row}"
@@ -156,22 +171,52 @@ class LocalEngine:
         self.seen["slot trimmed"] += len(plan.trims)
         self.seen["slot reused"] += sum(fill.generation > 1 for fill in plan.fills)
         self.seen["chunk of a longer prompt"] += sum(not row.need_sample for row in plan.rows)
+        self._see_chain(plan)
+        self.seen["verifying row"] += sum(row.num_drafts > 0 for row in plan.rows)
         self.seen["heartbeat between plans"] += plan.is_heartbeat and bool(self.live)
+
+    def _see_chain(self, plan: StepPlan) -> None:
+        for row in plan.rows:
+            before, guessed_by = self._guess_end.get((row.slot, row.generation), (-1, -1))
+            is_chained = row.num_drafts > 0 and row.position == before and guessed_by >= self._plans_done
+            self.seen["chain"] += is_chained
+            # A newcomer waits behind no more plans than there are stages.
+            in_flight = self.scheduler.num_plans_in_flight
+            assert not is_chained or in_flight <= self.workload.num_stages, f"plan {plan.seq} is the {in_flight}th"
+            if row.num_drafts:
+                self._guess_end[row.slot, row.generation] = row.position + row.num_tokens, plan.seq
 
     def _step_done(self) -> None:
         done = self.done.popleft()
         self._plans_done += 1
         for row in self.plans[done.seq].sampled_rows:
-            self._samples_in_flight[row.slot, row.generation] -= 1
+            self._samples_in_flight[row.slot, row.generation] -= not row.num_drafts
+        self._see_verified(done)
         self._complete(done)
+
+    def _see_verified(self, done: StepDone) -> None:
+        for planned, row in zip(self.plans[done.seq].sampled_rows, done.rows, strict=True):
+            if planned.num_drafts and row.num_sampled:
+                self.seen["all drafts hold"] += not row.num_rejected
+                self.seen["no draft holds"] += row.num_sampled == 1
+                self.seen["some drafts hold"] += row.num_sampled > 1 and row.num_rejected > 0
 
     def _complete(self, done: StepDone) -> None:
         tokens = self.scheduler.complete(done.seq, done.rows)
         self.seen["preemption"] = self.scheduler.num_preemptions
-        self.seen["dead row"] += len(done.rows) - len(tokens)
+        named = {token.request_id for token in tokens}
+        self.seen["dead row"] += len(done.rows) - len(named)
+        for seq in self.scheduler.take_cancelled():
+            self._send_cancel(Cancel(seq))
         for token in tokens:
             self._deliver(token)
         self._pump()
+
+    def _send_cancel(self, cancel: Cancel) -> None:
+        self.seen["cancelled"] += 1
+        (row,) = self.plans[cancel.seq].rows
+        assert row.num_drafts, f"{cancel} of {row}"
+        self._send(cancel)
 
     def _take(self, name: str, token: int) -> bool:
         """A token reaches its client; returns whether it has to be the last."""

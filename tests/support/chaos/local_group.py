@@ -20,11 +20,12 @@ from chaos.local_workloads import Ask, Workload, expected_output
 from chaos.watched_slot_tokens import WatchedSlotTokens
 from oracles.hash_model import HashModel, reference_logits
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.plan_bus.messages import Shutdown, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import Cancel, Shutdown, StepDone, StepPlan
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class LocalStage:
     def live(self) -> None:
         """Serve until told to shut down."""
         mailbox = self._engine.mailboxes[self._stage]
+        cancelled: set[int] = set()
         while True:
             self._interleaving.wait_until(lambda: bool(mailbox or self._plans), "a plan")
             while mailbox:
@@ -88,10 +90,16 @@ class LocalStage:
                 if isinstance(message, Shutdown):
                     assert not self._plans, f"stage {self._stage} was shut down with plans to run"
                     return
+                if isinstance(message, Cancel):
+                    cancelled.add(message.seq)
+                    continue
                 self._runner.accept(message)
                 self._plans.append(message)
+            if not self._plans:
+                continue
             plan = self._plans.popleft()
-            sampled = self._runner.run(plan)
+            self._engine.seen["not computed"] += plan.seq in cancelled
+            sampled = self._runner.run(plan, cancelled=plan.seq in cancelled)
             self.ran.append(plan.seq)
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             if self._runner.is_last:
@@ -144,7 +152,7 @@ def named_receives(plans: Sequence[StepPlan], num_stages: int, hidden_size: int)
         for stage in range(1, num_stages)
     ]
     feedback = [
-        Posting(stage=0, channel="feedback", seq=plan.seq, shape=(len(plan.sampled_rows), 3))
+        Posting(stage=0, channel="feedback", seq=plan.seq, shape=(len(plan.sampled_rows), FEEDBACK_WIDTH))
         for plan in plans
         if plan.feedback_posted
     ]

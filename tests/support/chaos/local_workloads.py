@@ -8,6 +8,7 @@ from random import Random
 from torch import Tensor
 
 from oracles.hash_model import VOCAB_SIZE
+from oracles.scripted_drafts import Drafting
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.plan_bus.step_plan import blocks_of
@@ -91,6 +92,8 @@ class Workload:
     num_blocks: int | None = None
     """KV cache of all slots together; None: enough."""
     prefix_cache: bool = False
+    drafting: Drafting | None = None
+    """Where requests take drafts from; None: there are none."""
 
     @property
     def most_blocks(self) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -134,8 +135,14 @@ def _compile(program: Path) -> None:
     finally:
         timer.cancel()
         process.kill()
-    if process.wait() != 0:
-        raise BuildError(f"go build failed (status {process.returncode}):\n" + "\n".join(last_lines))
+    status = process.wait()
+    if status == -signal.SIGKILL:
+        raise BuildError(
+            f"go build was ended after {_BUILD_SECONDS:g} s, or by somebody; Go keeps what is compiled, so that the "
+            "next try goes on from there"
+        )
+    if status != 0:
+        raise BuildError(f"go build failed (status {status}):\n" + "\n".join(last_lines))
 
 
 def _follow(process: "subprocess.Popen[str]") -> list[str]:

@@ -12,6 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.api import wait_until
+from cluster.node_pods import IMAGE
 from cluster.under_test import Cluster
 from processes.ended_process import end_process
 from processes.free_ports import free_port
@@ -21,6 +22,8 @@ from stageline_operator.controller.client.rbac import lease_rules, node_rules, w
 
 NAMESPACE: Final = "stageline-test"
 ACCOUNT: Final = "stageline-test-operator"
+VLLM_IMAGE: Final = IMAGE
+"""Stands for vLLM's own: nothing of Stageline is in it."""
 _RBAC: Final = "rbac.authorization.k8s.io"
 _START_SECONDS: Final = 150.0
 _END_SECONDS: Final = 90.0
@@ -70,6 +73,7 @@ class OperatorProcess:
         self._directory.mkdir(parents=True, exist_ok=True)
         wrapper = (sys.executable, "-I", "-S", child_exec.__file__, str(os.getpid()))
         options = ["--kubeconfig", str(self._kubeconfig), "--image", LOCAL_IMAGE, "--lease-namespace", NAMESPACE]
+        options += ["--vllm-image", VLLM_IMAGE]
         options += ["--metrics-host", "127.0.0.1", "--metrics-port", str(self._port)]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(

@@ -1,16 +1,17 @@
 """A cluster that does exactly what plans say, in virtual time: the other half of a planner's tests."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stageline_api import labels
-from stageline_api.failures import TerminationMessage
+from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
 from stageline_operator.planner.plan import plan
-from stageline_operator.planner.types import ObjectKey, Observed, Plan, PodTrouble, Setting
+from stageline_operator.planner.types import ObjectKey, Observed, Plan, PodRefusal, PodTrouble, Setting, VllmImages
 
 SETTING = Setting(default_image="stageline:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,11 +46,16 @@ class PlannedCluster:
         """What the operator owns of objects, as fieldsV1; of those that aren't here nobody knows."""
         self.troubles: dict[str, PodTrouble] = {}
         """What kubelets say of pods, by name."""
+        self.quota: Callable[[], bool] = lambda: True
+        """Whether the namespace has room for another pod."""
+        self.refused: dict[str, PodRefusal] = {}
         self.events: list[str] = []
         self.holds_deletions = False
         self.lost_nodes: set[str] = set()
+        self.unheard_nodes: set[str] = set()
         self.sees_nodes = True
         self.default_image = SETTING.default_image
+        self.vllm_images = VllmImages()
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -61,13 +67,16 @@ class PlannedCluster:
             pods=tuple(self.pods.values()),
             objects=frozenset(self.objects),
             trouble_of_pod=dict(self.troubles),
+            refused_pods=dict(self.refused),
             applied_hashes=applied_hashes(self.objects),
             owned_fields={key: json.dumps(fields) for key, fields in self.owned.items()},
             revision_specs=revision_specs(self.objects.values()),
             lost_nodes=frozenset(self.lost_nodes),
+            unheard_nodes=frozenset(self.unheard_nodes),
+            unheard_why="3 of 4 nodes can't be reached" if self.unheard_nodes else "",
             sees_nodes=self.sees_nodes,
         )
-        planned = plan(self.model, observed, self.now, token, Setting(self.default_image))
+        planned = plan(self.model, observed, self.now, token, Setting(self.default_image, self.vllm_images))
         self.status = PipelineModelStatus.model_validate(planned.status.to_manifest())
         self.events += [event.reason for event in planned.events]
         for deletion in planned.delete:
@@ -80,6 +89,10 @@ class PlannedCluster:
             if each["kind"] == "Pod":
                 assert key not in self.objects, f"{key} was applied although it is there"
                 self._assert_on_record(each, observed.status)
+                if not self.quota():
+                    self._refuse(key[1])
+                    continue
+                self.refused.pop(key[1], None)
                 each = {**each, "status": self._running_status(each)}
             self.objects[key] = each
         return planned
@@ -88,6 +101,11 @@ class PlannedCluster:
         own = pod["metadata"]["labels"]
         on_record = [g.incarnation for g in before.groups if str(g.index) == own[labels.GROUP]]
         assert [str(incarnation) for incarnation in on_record] == [own[labels.INCARNATION]], (own, before)
+
+    def _refuse(self, name: str) -> None:
+        since = self.refused[name].since if name in self.refused else self.now
+        retry_at = self.now + timedelta(seconds=10)
+        self.refused[name] = PodRefusal(FailureClass.QUOTA_EXCEEDED, "exceeded quota: pods", since, retry_at)
 
     def settle(self, limit: int = 50) -> None:
         """Step until nothing changes without the passing of time."""

@@ -5,18 +5,20 @@ then deletes, then applies, and may end between any two writes. A status is only
 Pods end when the simulation says so; those of a lost node only when they are deleted without waiting.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from cluster.planned_cluster import SETTING, START
 from stageline_api import labels
+from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
+from stageline_operator.planner.observed.node_losses import UNREACHABLE, NodeLosses, is_outage, judge_nodes
 from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
 from stageline_operator.planner.plan import plan
-from stageline_operator.planner.types import ObjectKey, Observed, Plan
+from stageline_operator.planner.types import ObjectKey, Observed, Plan, PodRefusal
 
 EVICTION_SECONDS: Final = 300.0
 """After which the control plane deletes the pods of a node that is lost."""
@@ -29,6 +31,22 @@ class Snapshot:
 
     objects: dict[ObjectKey, dict[str, Any]] = field(default_factory=dict)
     lost_nodes: frozenset[str] = frozenset()
+    """Silent or gone."""
+    nodes: frozenset[str] = frozenset()
+    """Those that are not gone."""
+    silent_since: Mapping[str, datetime] = field(default_factory=dict)
+
+    def losses(self, now: datetime) -> NodeLosses:
+        """What an operator that sees nodes makes of them; the node controller withholds `NoExecute` in an outage."""
+        silent = self.lost_nodes & self.nodes
+        effect = "NoSchedule" if is_outage(len(silent), len(self.nodes)) else "NoExecute"
+
+        def taint(node: str) -> dict[str, str]:
+            return {"key": UNREACHABLE, "effect": effect, "timeAdded": self.silent_since[node].isoformat()}
+
+        taints = {node: [taint(node)] if node in silent else [] for node in self.nodes}
+        asked = {node for pod in self.pods.values() if (node := pod["spec"].get("nodeName"))}
+        return judge_nodes(asked, taints, len(silent), len(self.nodes), now)
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -37,13 +55,19 @@ class Snapshot:
     def serving(self, status: PipelineModelStatus) -> set[int]:
         """Groups on record whose every stage is ready, alive and of the incarnation on record."""
         counts: dict[int, int] = {}
-        incarnation_of = {group.index: group.incarnation for group in status.groups}
+        incarnation_of = self.incarnations() | {group.index: group.incarnation for group in status.groups}
         for pod in self.pods.values():
             own = pod["metadata"]["labels"]
             group = int(own[labels.GROUP])
             if int(own[labels.INCARNATION]) == incarnation_of.get(group) and self._is_alive(pod):
                 counts[group] = counts.get(group, 0) + 1
         return {group for group, count in counts.items() if count == 2}
+
+    def incarnations(self) -> dict[int, int]:
+        """Incarnations of groups as their pods show them, for those that are not on record."""
+        own = [pod["metadata"]["labels"] for pod in self.pods.values()]
+        lives = sorted((int(each[labels.GROUP]), int(each[labels.INCARNATION])) for each in own)
+        return dict(lives)
 
     def _is_alive(self, pod: dict[str, Any]) -> bool:
         ended = any("terminated" in each["state"] for each in pod["status"]["containerStatuses"])
@@ -69,6 +93,9 @@ class SimulatedControlPlane:
         self.model = model
         self.sees_nodes = sees_nodes
         """Whether the operator may look at nodes; if not, it has to tell a lost one from its pods."""
+        self.quota = 1000
+        """Pods that the namespace has room for."""
+        self.refused: dict[str, PodRefusal] = {}
         self._lost_at: dict[str, datetime] = {}
         self.now: datetime = START
         self.status = PipelineModelStatus()
@@ -88,13 +115,17 @@ class SimulatedControlPlane:
     def run_pass(self, lag: int = 0, crash_after: int | None = None) -> tuple[Plan, Snapshot, PipelineModelStatus]:
         """One pass; with `crash_after` only that many of its writes happen. Returns what it planned and from what."""
         shown, before = self.observe(lag), self.status
+        losses = shown.losses(self.now) if self.sees_nodes else NodeLosses()
         observed = Observed(
             status=before,
             pods=tuple(shown.pods.values()),
             objects=frozenset(shown.objects),
+            refused_pods=dict(self.refused),
             applied_hashes=applied_hashes(shown.objects),
             revision_specs=revision_specs(shown.objects.values()),
-            lost_nodes=shown.lost_nodes if self.sees_nodes else frozenset(),
+            lost_nodes=losses.lost,
+            unheard_nodes=losses.unheard,
+            unheard_why=losses.why,
             sees_nodes=self.sees_nodes,
         )
         planned = plan(self.model, observed, self.now, "token", SETTING)
@@ -115,7 +146,8 @@ class SimulatedControlPlane:
     def changed(self) -> None:
         """Something is different from now on; what came long before can't be shown any more."""
         objects = {key: _frozen(each) if key[0] == "Pod" else each for key, each in self.truth.objects.items()}
-        self.history.append(Snapshot(objects, self.truth.lost_nodes))
+        known = self.truth.lost_nodes, frozenset(self.nodes), dict(self._lost_at)
+        self.history.append(Snapshot(objects, *known))
         dropped = max(0, len(self.history) - 5)
         self.history = self.history[dropped:]
         self.seen = max(0, self.seen - dropped)
@@ -139,6 +171,12 @@ class SimulatedControlPlane:
             return
         if key in self.truth.objects:
             return  # the one that is there is the same pod
+        if len(self.truth.pods) >= self.quota:
+            since = self.refused[key[1]].since if key[1] in self.refused else self.now
+            retry_at = self.now + timedelta(seconds=2)
+            self.refused[key[1]] = PodRefusal(FailureClass.QUOTA_EXCEEDED, "exceeded quota", since, retry_at)
+            return
+        self.refused.pop(key[1], None)
         own = manifest["metadata"]["labels"]
         group, incarnation = int(own[labels.GROUP]), int(own[labels.INCARNATION])
         on_record = {each.index: each.incarnation for each in self.status.groups}
@@ -156,6 +194,13 @@ class SimulatedControlPlane:
         }
         pod["status"]["conditions"] = [_scheduled("False", self.now)]
         self.truth.objects[key] = pod
+
+    def lose_status(self, group: int | None = None) -> None:
+        """Somebody restores a backup: all of the status is gone, or the entry of one group can't be read."""
+        kept = tuple(each for each in self.status.groups if each.index != group)
+        self.status = PipelineModelStatus() if group is None else self.status.model_copy(update={"groups": kept})
+        # With it goes what was known of lives that have no pods any more.
+        self.highest = self.truth.incarnations()
 
     # What the rest of the cluster does.
 

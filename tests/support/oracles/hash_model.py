@@ -18,6 +18,8 @@ from stageline_runtime.plan_bus.step_plan import blocks_of
 
 VOCAB_SIZE = 31
 MODULUS = 2_147_483_629
+CANCELLED = -2
+"""What lies where a row that ran dead elsewhere wrote nothing."""
 PADDING = -1
 """What lies in the hidden tensor's padding; no row may read it."""
 
@@ -59,6 +61,8 @@ class HashModel:
         self._stage = stage
         self._cache: list[list[int]] = [[] for _ in range(num_slots)]
         self._newest_plan = -1
+        self._verified: set[int] = set()
+        """Slots whose newest row was a verifying one: its drafts may be written over."""
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:
         """The plan itself is all this model needs."""
@@ -68,6 +72,7 @@ class HashModel:
 
     def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
         """Forget what a slot holds, but for its first tokens, which must be there."""
+        self._verified.discard(slot)
         assert len(self._cache[slot]) >= keep_tokens, (
             f"stage {self._stage}: slot {slot} can't keep {keep_tokens} tokens"
         )
@@ -105,7 +110,12 @@ class HashModel:
 
     def _run_row(self, seq: int, row: PlanRow, values: list[int]) -> list[int]:
         cache = self._cache[row.slot]
+        if row.slot in self._verified:
+            del cache[row.position :]
+            # A guess before it may have been cancelled here; then this one is wrong too, whatever lies before it.
+            cache += [CANCELLED] * (row.position - len(cache) if row.num_drafts else 0)
         assert len(cache) == row.position, f"plan {seq}, stage {self._stage}: {len(cache)} tokens lie before {row}"
+        self._verified.add(row.slot) if row.num_drafts else self._verified.discard(row.slot)
         cache += values
         value, out = self._stage, []
         for incoming in cache:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.engine.scheduling.request import Request
-from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of
 from stageline_runtime.stage.step.runner import SlotTokens
 
@@ -70,6 +70,8 @@ class SimulatedPipeline:
     results: deque[tuple[int, tuple[SampledRow, ...]]] = field(default_factory=deque)
     _cache: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     _feedback: dict[int, Tensor] = field(default_factory=dict)
+    _verified: set[int] = field(default_factory=set)
+    _newest: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokens = SlotTokens(self.num_slots)
@@ -92,17 +94,35 @@ class SimulatedPipeline:
         sampled = []
         for row in plan.rows:
             inputs, ids = ids[: row.num_tokens], ids[row.num_tokens :]
-            generation, history = self._cache[row.slot]
-            if generation == row.generation:
-                assert row.position == len(history), f"plan {plan.seq}: {row} after {len(history)} tokens"
-                history += inputs
-            if row.need_sample:
-                sampled.append(SampledRow(row.slot, row.generation, next_token(tuple(history))))
+            sampled += self._run_row(plan.seq, row, inputs)
         if plan.feedback_posted:
-            self._feedback[plan.seq] = torch.tensor([[row.generation, 1, row.token] for row in sampled])
+            self._feedback[plan.seq] = torch.tensor(
+                [[row.generation, row.num_sampled, row.num_rejected, row.token] for row in sampled]
+            )
         self.results.append((plan.seq, tuple(sampled)))
         blocks = sum(blocks_of(len(history)) for _, history in self._cache.values())
         assert self.num_blocks is None or blocks <= self.num_blocks, f"{plan}: {blocks} blocks"
+
+    def _run_row(self, seq: int, row: PlanRow, inputs: list[int]) -> list[SampledRow]:
+        generation, history = self._cache[row.slot]
+        if generation == row.generation:
+            if row.slot in self._verified:
+                del history[row.position :]
+            assert row.position == len(history), f"plan {seq}: {row} after {len(history)} tokens"
+            self._verified.add(row.slot) if row.num_drafts else self._verified.discard(row.slot)
+            history += inputs
+        if not row.need_sample:
+            return []
+        if row.num_drafts and self._newest.get(row.slot) != (row.generation, row.position, inputs[0]):
+            return [SampledRow(row.slot, row.generation, 0, num_sampled=0, num_rejected=row.num_drafts)]
+        count, end = 1, row.position + row.num_tokens
+        token = next_token(tuple(history[: end - row.num_drafts]))
+        while count <= row.num_drafts and token == inputs[count]:
+            count += 1
+            token = next_token(tuple(history[: end - row.num_drafts + count - 1]))
+        self._newest[row.slot] = (row.generation, end - row.num_drafts + count - 1, token)
+        rejected = row.num_drafts + 1 - count
+        return [SampledRow(row.slot, row.generation, token, num_sampled=count, num_rejected=rejected)]
 
     def _content(self, slot: int) -> list[int]:
         return self._cache.setdefault(slot, (0, []))[1]
@@ -111,6 +131,7 @@ class SimulatedPipeline:
         source = self._content(fill.slot if fill.copy_from is None else fill.copy_from)
         assert len(source) >= fill.cached_tokens, f"{fill} of {len(source)} tokens"
         self._cache[fill.slot] = (fill.generation, source[: fill.cached_tokens])
+        self._verified.discard(fill.slot)
         self.tokens.fill(fill)
 
     @property

@@ -22,7 +22,14 @@ def plan(seq: int, *, rows: int = 1, dummy: bool = False, feedback_posted: bool 
 
 
 def step(
-    seq: int, marks: Sequence[tuple[str, str, int]], end: int, *, kind: str = "decode", feedback_through: int = -1
+    seq: int,
+    marks: Sequence[tuple[str, str, int]],
+    end: int,
+    *,
+    kind: str = "decode",
+    feedback_through: int = -1,
+    drafts: int = 0,
+    dead: bool = False,
 ) -> TimelineStep:
     """One step from (state, operation, moment) marks."""
     return TimelineStep(
@@ -34,6 +41,8 @@ def step(
         feedback_through=feedback_through,
         marks=tuple(TimelineMark(*mark) for mark in marks),
         end_nanoseconds=end,
+        drafts=drafts,
+        dead=dead,
     )
 
 

@@ -157,6 +157,21 @@ def write_tiny_cohere2(directory: Path, **fields: Any) -> Path:
     return _write_family(directory, Cohere2Config, Cohere2ForCausalLM, **own | fields)
 
 
+def write_tiny_gpt_neox(directory: Path, **fields: Any) -> Path:
+    """Write a GPT-NeoX: parallel blocks, rotary positions of a quarter of each head; returns `directory`."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return _write_family(directory, GPTNeoXConfig, GPTNeoXForCausalLM, **{"num_key_value_heads": 4} | fields)
+
+
+def write_tiny_starcoder2(directory: Path, **fields: Any) -> Path:
+    """Write a StarCoder2: biases, layer norms, a plain feed-forward block; returns `directory`."""
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    own = {"tie_word_embeddings": True}
+    return _write_family(directory, Starcoder2Config, Starcoder2ForCausalLM, **own | fields)
+
+
 def _write_family(
     directory: Path, config_class: Any, model_class: Any, *, stacked: bool = False, seed: int = 0, **fields: Any
 ) -> Path:

@@ -98,7 +98,7 @@ def _send_info(handler: BaseHTTPRequestHandler, hub: FakeHub) -> None:
         sibling: dict[str, Any] = {
             "rfilename": str(file.relative_to(hub.directory)),
             "size": len(content),
-            "blobId": "0",
+            "blobId": hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest(),
         }
         if file.suffix == ".safetensors":
             sha256 = hashlib.sha256(content).hexdigest()

@@ -28,6 +28,7 @@ from stageline_runtime.engine.core_api import (
 )
 from stageline_runtime.engine.edge.routes import build_app
 from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.engine.text.schema_check import SchemaCheck
 
 FIRST_BYTE_ID = 4
 EOS_TOKEN_ID = 1
@@ -142,7 +143,8 @@ async def serve(
     reader = PromptReader.load(
         directory, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, eos_token_ids=[EOS_TOKEN_ID]
     )
-    app = build_app(core, reader, max_body_bytes=max_body_bytes)
+    schemas = SchemaCheck(directory, VOCAB_SIZE, [EOS_TOKEN_ID])
+    app = build_app(core, reader, schemas.check, max_body_bytes=max_body_bytes)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -157,6 +159,7 @@ async def serve(
         finally:
             server.should_exit = True
             await task
+            await schemas.close()
 
 
 async def until(condition: Callable[[], bool], what: str, within_seconds: float = 60.0) -> None:

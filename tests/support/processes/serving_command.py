@@ -46,15 +46,17 @@ class ServingCommand:
     def wait_serving(self, timeout_seconds: float = READY_SECONDS) -> None:
         """Until the gateway says that a group is ready."""
         deadline = time.monotonic() + timeout_seconds
-        while True:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"not serving within {timeout_seconds:g} s:\n{self.output()}"
-            try:
-                if httpx.get(f"{self.url}/readyz", timeout=2.0).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
+        # One client for all: each makes its TLS settings anew, which takes longer than to ask.
+        with httpx.Client(timeout=2.0, trust_env=False, verify=False) as client:
+            while True:
+                assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.output()}"
+                assert time.monotonic() < deadline, f"not serving within {timeout_seconds:g} s:\n{self.output()}"
+                try:
+                    if client.get(f"{self.url}/readyz").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.05)
 
     def stage_pids(self) -> list[int]:
         """Process ids of the stages, in no particular order."""
@@ -123,6 +125,11 @@ def descendants(pid: int) -> list[int]:
         found += children
         queue += children
     return found
+
+
+def parent_of(pid: int) -> int:
+    """Process id of the parent of a living process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def command_line(pid: int) -> list[str]:

@@ -1,0 +1,65 @@
+"""Drafts whose truth is known beforehand, in place of a request's own: right, wrong, or now this and now that."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from random import Random
+from typing import assert_never
+
+from stageline_runtime.speculation.draft_length import DraftLength
+from stageline_runtime.speculation.lookup import Lookup
+from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
+from stageline_runtime.speculation.step_cost import FREE
+
+MOST = 7
+
+
+class Drafting(StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    RANDOM = "random"
+    LOOKUP = "lookup"
+
+
+def speculation(min_match: int = 1) -> Speculation:
+    """Of a scheduler whose requests may always draft."""
+    return Speculation(MOST, min_match, FREE)
+
+
+class ScriptedDrafts(RequestDrafts):
+    def __init__(self, kind: Drafting, whole: Callable[[], tuple[int, ...]], seed: int, vocab_size: int) -> None:
+        """`whole` is prompt and output as they will be."""
+        super().__init__(speculation(), Lookup(1), DraftLength(MOST))
+        self._kind = kind
+        self._whole = whole
+        self._random = Random(seed)
+        self._seed = seed
+        self._vocab_size = vocab_size
+
+    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:  # noqa: ARG002
+        """Of any length; those past the end of the request say anything."""
+        return self.continuation(known, tokens, self._random.randint(0, MOST))
+
+    def may_chain(self, num_tokens: int) -> bool:  # noqa: ARG002
+        return True
+
+    def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
+        """As `propose`, of this length; what it says of a place is always the same."""
+        whole = self._whole()
+        assert tokens(0, known) == whole[:known], f"{tokens(0, known)} is not the beginning of {whole}"
+        right = [*whole[known : known + count]]
+        chances = [Random(self._seed * 1_000 + known + place).random() for place in range(count)]
+        right += [int(chance * self._vocab_size) for chance in chances[len(right) :]]
+        match self._kind:
+            case Drafting.RIGHT:
+                return tuple(right)
+            case Drafting.WRONG:
+                return tuple((token + 1) % self._vocab_size for token in right)
+            case Drafting.RANDOM:
+                return tuple(
+                    (token + 1) % self._vocab_size if chance < 0.15 else token
+                    for token, chance in zip(right, chances, strict=True)
+                )
+            case Drafting.LOOKUP:
+                raise AssertionError("the lookup is no script")
+            case _:
+                assert_never(self._kind)

@@ -1,0 +1,78 @@
+"""What the stand-in is told to do wrong, by the environment: `FAKE_VLLM_FAULTS=1:load:no-weights,0:step20:hang`.
+
+Each fault is RANK:MOMENT:DEED. A deed happens once where `FAKE_VLLM_FAULT_DIR` names a directory, so that a group that
+comes back after it stays.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+FAULTS = "FAKE_VLLM_FAULTS"
+ONCE_DIRECTORY = "FAKE_VLLM_FAULT_DIR"
+STEP_SECONDS = "FAKE_VLLM_STEP_SECONDS"
+"""How long each worker computes in a step. Default 0.002."""
+START_SECONDS = "FAKE_VLLM_START_SECONDS"
+"""How long loading takes. Default 0."""
+
+
+def say(words: str) -> None:
+    """Into the log, as a logger would write it."""
+    sys.stderr.write(words + "\n")
+    sys.stderr.flush()
+
+
+def seconds(name: str, default: float) -> float:
+    return float(os.environ.get(name, default))
+
+
+def fault_at(rank: int, moment: str) -> None:
+    """Do what is to happen at this moment to this node's worker, if anything."""
+    for fault in filter(None, os.environ.get(FAULTS, "").split(",")):
+        of, when, deed = fault.split(":")
+        if int(of) == rank and when == moment and _is_due(fault):
+            _do(deed)
+
+
+def _is_due(fault: str) -> bool:
+    directory = os.environ.get(ONCE_DIRECTORY)
+    if directory is None:
+        return True
+    try:
+        (Path(directory) / fault.replace(":", "-")).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _do(deed: str) -> None:
+    match deed:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "no-weights":
+            _die("ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}")
+        case "device-memory":
+            _die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+                 "of 4.00 GiB of which 512.00 MiB is free.")  # fmt: skip
+        case "no-cache":
+            _die("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
+        case "crash":
+            _die("RuntimeError: the kernel refused")
+        case _:
+            raise ValueError(f"no such deed: {deed}")
+
+
+def _die(words: str) -> None:
+    """A worker's own words first, then a good deal of noise, as a shutdown makes it."""
+    say("Traceback (most recent call last):")
+    say(f'  File "worker.py", line 1, in load_model\n{words}')
+    for number in range(60):
+        say(f"(Worker pid={os.getpid()}) WARNING shutting down, message {number}")
+    os._exit(1)

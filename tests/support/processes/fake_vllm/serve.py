@@ -1,0 +1,139 @@
+"""`vllm serve` of the stand-in: a leader with HTTP server, scheduler and worker, or a headless follower with a worker.
+
+It is a real program with real processes and sockets that computes nothing. What it does when something dies is what
+vLLM 0.32 was seen to do: a follower whose worker ends says so and ends with status 0; a leader notices the end of its
+own worker at once and that of another node's only when a step runs into `VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from processes.fake_vllm.arguments import read_arguments
+from processes.fake_vllm.faults import say
+
+STEP_TIMEOUT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+
+
+def main() -> None:
+    if sys.argv[1:2] != ["serve"]:
+        sys.exit("usage: vllm serve MODEL …")
+    given = read_arguments(sys.argv[2:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if given.headless:
+        _follow(given)
+    asyncio.run(_lead(given))
+
+
+def _follow(given: Namespace) -> NoReturn:
+    worker = _start_worker(given)
+    try:
+        worker.wait()
+    finally:
+        if worker.poll() is None:
+            worker.kill()
+    say(f"ERROR Worker proc VllmWorker-{given.node_rank} died unexpectedly, shutting down executor.")
+    sys.exit(0)
+
+
+def _start_worker(given: Namespace, connection: socket.socket | None = None) -> "subprocess.Popen[bytes]":
+    where = (given.node_rank, given.nnodes, given.master_addr or "127.0.0.1", given.master_port)
+    command = [sys.executable, "-m", "processes.fake_vllm.worker", *map(str, where)]
+    if connection is None:
+        return subprocess.Popen(command)
+    return subprocess.Popen([*command, str(connection.fileno())], pass_fds=[connection.fileno()])
+
+
+async def _lead(given: Namespace) -> None:
+    import uvicorn
+
+    from processes.fake_vllm.http_routes import Routes
+    from processes.fake_vllm.scheduling import Scheduler
+
+    config = json.loads((Path(given.model) / "config.json").read_text())
+    scheduler = Scheduler(given.max_num_seqs, config["vocab_size"], Path(given.model))
+    ours, theirs = socket.socketpair()
+    worker = _start_worker(given, theirs)
+    theirs.close()
+    engine = _Engine(scheduler, worker, ours)
+    try:
+        await engine.wait_ready()
+        routes = Routes(given, scheduler, lambda: engine.is_dead, _as_list(config.get("eos_token_id")))
+        server = uvicorn.Server(
+            uvicorn.Config(routes.app(), host=given.host, port=given.port, log_level="warning", lifespan="off")
+        )
+        serving = asyncio.create_task(server.serve())
+        await engine.run()
+        await asyncio.sleep(0.2)  # whoever waits for an answer gets an error
+        serving.cancel()
+    finally:
+        worker.kill()
+    say("ERROR EngineCore died: RuntimeError: cancelled")
+    os._exit(1)
+
+
+def _as_list(value: Any) -> list[int]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+class _Engine:
+    """Runs steps through the worker until one fails."""
+
+    def __init__(self, scheduler: Any, worker: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._connection = connection
+        self._limit = float(os.environ.get(STEP_TIMEOUT, "300"))
+        self.is_dead = False
+        self._step = 0
+
+    async def wait_ready(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        if not await self._reader.readline():
+            say("RuntimeError: Engine core initialization failed. See root cause above.")
+            os._exit(1)
+
+    async def run(self) -> None:
+        """Returns once the engine is dead."""
+        watching = asyncio.create_task(asyncio.to_thread(self._worker.wait))
+        stepping = asyncio.create_task(self._step_for_ever())
+        await asyncio.wait((watching, stepping), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            say("ERROR Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")
+        stepping.cancel()
+        self.is_dead = True
+        self._scheduler.fail_all()
+
+    async def _step_for_ever(self) -> None:
+        scheduler = self._scheduler
+        while True:
+            rows = scheduler.begin_step()
+            if not rows:
+                await scheduler.has_work.wait()
+                continue
+            try:
+                async with asyncio.timeout(self._limit):
+                    await self._run_step(rows)
+            except TimeoutError:
+                say("ERROR TimeoutError: RPC call to sample_tokens timed out.")
+                return
+            scheduler.end_step(rows)
+
+    async def _run_step(self, rows: list[Any]) -> None:
+        self._step += 1
+        prefills = [row for row in rows if row.is_prefill]
+        kind = "DECODE" if not prefills else "PREFILL" if len(prefills) == len(rows) else "MIXED"
+        tokens = sum(row.num_prompt for row in prefills) + len(rows) - len(prefills)
+        ending = sum(row.draws + 1 >= row.max_tokens for row in rows)
+        unfinished = len(self._scheduler.running) + len(self._scheduler.waiting)
+        step = {"step": self._step, "kind": kind, "rows": len(rows), "tokens": tokens, "unfinished": unfinished}
+        self._writer.write(json.dumps(step | {"left": unfinished - ending}).encode() + b"\n")
+        if not await self._reader.readline():
+            await asyncio.sleep(3600)  # the worker has ended: who waits for its process says so
