@@ -12,7 +12,9 @@ BENCH := $(PY) -m stageline_bench.runtime
 GPU_PYTHON ?= $(PY)
 # Tests wait for processes half of their time.
 WORKERS ?= $$(($$(nproc) * 2))
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Without bytecode each worker would compile every test module anew at each run; with several threads each, workers wait
+# for one another. Stages set their own number.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH_PAGE := --page docs/benchmarks.md
 export PYTHON
 
@@ -32,19 +34,36 @@ setup: ## Make the environment (.venv); does nothing when it is up to date
 up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…" for more)
 	@.venv/bin/stageline up "$(MODEL)" $(ARGS)
 
+.PHONY: images
+images: ## Build the container images with docker, podman or buildah (PARTS="runtime operator gateway"; REGISTRY=…, PUSH=1)
+	@sh scripts/images $(PARTS)
+
 ## Work on it
 
 .PHONY: test
 test: setup ## Run the tests, two files at a time on each core (ARGS="…" go to pytest; ARGS="-n 0" one by one)
-	@$(PYTEST) -m "not thorough" $(ARGS)
+	@$(PYTEST) -m "not thorough and not soak" $(ARGS)
 
 .PHONY: test-thorough
 test-thorough: setup ## Run the tests that `make test` leaves out: the rest of the kill matrix, long chaos, more models compiled
-	@$(PYTEST) -m thorough $(ARGS)
+	@$(PYTEST) -m "thorough and not soak" $(ARGS)
+
+.PHONY: test-soak
+test-soak: setup ## Run the tests that CI leaves out too: the longest chaos, every length, family and mode of a kind; before a release
+	@$(PYTEST) -m soak $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup ## Run tests/cluster on a real Kubernetes control plane; builds it once with Go (ARGS="…" go to pytest)
 	@sh scripts/test-cluster $(ARGS)
+
+.PHONY: test-vllm
+test-vllm: setup ## Serve SmolLM2 by the real vLLM over two stages and kill one; makes .vllm-venv once (ARGS=all for more)
+	@sh scripts/test-vllm $(ARGS)
+
+.PHONY: test-clients
+test-clients: setup ## Ask a real group by clients that nobody here wrote; makes .clients-venv once (ARGS="…" go to pytest)
+	@sh scripts/clients-environment
+	@STAGELINE_CLIENTS_PYTHON="$$PWD/.clients-venv/bin/python" $(PY) -m pytest -n 0 tests/clients $(ARGS)
 
 .PHONY: check
 check: check-format check-lint check-types check-layers check-generated ## Everything but the tests
@@ -80,9 +99,14 @@ bench: setup ## The pipeline against its ceiling, and its bubble with paced stag
 	@$(BENCH) pipeline $(BENCH_PAGE) $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: setup ## Stageline against vLLM on the same prompts; makes .bench-venv once (ARGS="…")
+bench-peers: setup ## Stageline against vLLM on the same prompts; makes .vllm-venv once (ARGS="--vllm-engine" for vLLM under Stageline)
 	@$(BENCH) peers $(BENCH_PAGE) $(ARGS)
-	@$(BENCH) serve $(BENCH_PAGE)
+	@$(if $(findstring --vllm-engine,$(ARGS)),,$(BENCH) serve $(BENCH_PAGE))
+
+.PHONY: bench-speculation
+bench-speculation: setup ## What drafts win and cost: real layers, then paced stages (ARGS="…" go to the former)
+	@$(BENCH) paced-speculation $(BENCH_PAGE)
+	@$(BENCH) speculation $(BENCH_PAGE) $(ARGS)
 
 .PHONY: bench-gateway
 bench-gateway: setup ## What the gateway adds to an answer, and what a core of it relays beside nginx (ARGS="…")
