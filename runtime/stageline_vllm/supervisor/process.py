@@ -44,7 +44,6 @@ from stageline_runtime.plan_bus.messages import (
 from stageline_runtime.stage.group_end import ask_to_drain, group_failure
 from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
 from stageline_runtime.stage.telemetry.health import health_served
-from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 from stageline_vllm.addresses import http_host
 from stageline_vllm.plugin_path import write_plugin_path
@@ -60,7 +59,7 @@ from stageline_vllm.supervisor.outcome import NodeEnd, failure_of, is_lost_conne
 from stageline_vllm.supervisor.package_path import link_packages
 from stageline_vllm.supervisor.step_watchdog import StepWatchdog, WorkerView
 from stageline_vllm.supervisor.vllm_command import node_environment, node_words
-from stageline_vllm.supervisor.worker_account import Workers, WorkerTimeline, account_of, refresh
+from stageline_vllm.supervisor.worker_account import FreshMetrics, Workers, WorkerTimeline, account_of
 from stageline_vllm.versions import VllmVersionError, installed_vllm, require_supported
 from stageline_vllm.worker_state import WorkerPhase
 
@@ -114,7 +113,8 @@ class Supervisor:
         """Live until the engine says to shut down (0) or something fails (the code of its class)."""
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
-            with health_served(self._contract.pod_ip, self._progress, _FreshMetrics(self)):
+            metrics = FreshMetrics(self._progress, self._contract.config.served_name)
+            with health_served(self._contract.pod_ip, self._progress, metrics):
                 self._live()
         except Exception as error:
             return self._failed(_as_failure(error))
@@ -174,7 +174,7 @@ class Supervisor:
             return
         if (status := child.poll()) is not None:
             raise self._end_of_child(bus, child, status)
-        self._refresh()
+        self._note_clock()
         self._await_ready(bus, child)
         self._watch_workers(bus, child)
 
@@ -204,10 +204,8 @@ class Supervisor:
             case None:
                 pass
 
-    def _refresh(self) -> None:
-        worker = self._workers.first()
-        if worker is not None:
-            refresh(self._progress, worker)
+    def _note_clock(self) -> None:
+        self._progress.refresh()
         if time.monotonic() - self._noted >= NOTE_SECONDS:
             self._noted = time.monotonic()
             assert isinstance(self._progress.timeline, WorkerTimeline), "made by account_of"
@@ -307,20 +305,6 @@ class Supervisor:
         if self._child is not None:
             self._child.end(grace_seconds, self._worker_pids())
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-class _FreshMetrics(StageMetrics):
-    """The page, from files read at the moment it is asked for."""
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        super().__init__(supervisor._progress, supervisor._contract.config.served_name)
-        self._supervisor = supervisor
-
-    def page(self, accept: str = "") -> tuple[bytes, str]:
-        worker = self._supervisor._workers.first()
-        if worker is not None:
-            refresh(self._supervisor._progress, worker)
-        return super().page(accept)
 
 
 def _short_temporary_directory(environ: Mapping[str, str]) -> str:

@@ -7,11 +7,13 @@ clock stands for the stage, and the last one of them to get ready decides whethe
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from stageline_api.health import StageStatus
 from stageline_runtime.plan_bus.messages import PlanMoments
-from stageline_runtime.stage.telemetry.metrics import BUBBLE_WINDOW_SECONDS
+from stageline_runtime.stage.telemetry.metrics import BUBBLE_WINDOW_SECONDS, StageMetrics
 from stageline_runtime.stage.telemetry.progress import BucketCounts, StageProgress
 from stageline_runtime.stage.telemetry.state_clock import (
     IDLE,
@@ -141,32 +143,58 @@ class _Buckets(BucketCounts):
         self._counts, self._sum = list(counts), total_nanoseconds / 1e9
 
 
-def account_of(workers: Workers, *, stage: int, stage_count: int, incarnation: int) -> StageProgress:
+@dataclass(kw_only=True)
+class WorkerProgress(StageProgress):
+    """The stage's account, from files read at the moment it is asked for."""
+
+    workers: Workers
+
+    def refresh(self) -> None:
+        """Bring what the first worker counts into the account. For any thread."""
+        worker = self.workers.first()
+        if worker is None:
+            return
+        counters, life = worker.counters, worker.life
+        self.steps = worker.clock.steps_done
+        self.memory_bytes = life.memory_bytes
+        self.num_slots = life.kv_blocks
+        self.kv_capacity_tokens = life.kv_capacity_tokens
+        self.hidden_bytes_sent = counters.hidden_bytes_sent
+        self.occupancy.tokens = counters.kv_tokens
+        for index, state in enumerate(BUSY_STATES):
+            kind = BusyKind(state.name.lower())
+            self.steps_by_kind[kind] = counters.steps[index]
+            self.tokens_by_kind[kind] = counters.tokens[index]
+            buckets = self.step_seconds_by_kind[kind]
+            assert isinstance(buckets, _Buckets), "made by account_of"
+            buckets.set(counters.step_seconds[index], counters.busy_nanoseconds[index])
+
+    def status(self) -> StageStatus:
+        self.refresh()
+        return super().status()
+
+
+class FreshMetrics(StageMetrics):
+    """The page, from files read at the moment it is asked for."""
+
+    def __init__(self, progress: WorkerProgress, model_name: str) -> None:
+        super().__init__(progress, model_name)
+        self._account = progress
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        self._account.refresh()
+        return super().page(accept)
+
+
+def account_of(workers: Workers, *, stage: int, stage_count: int, incarnation: int) -> WorkerProgress:
     clock = WorkerClockView(workers)
     buckets: dict[BusyKind, BucketCounts] = {kind: _Buckets(STEP_BOUNDS) for kind in BusyKind}
-    return StageProgress(
+    return WorkerProgress(
         stage=stage,
         stage_count=stage_count,
         incarnation=incarnation,
         clock=clock,
         timeline=WorkerTimeline(clock, StepRingReader(step_ring_path(workers.directory, 0))),
         step_seconds_by_kind=buckets,
+        workers=workers,
     )
-
-
-def refresh(progress: StageProgress, worker: WorkerState) -> None:
-    """Bring what the worker counts into the stage's account. Called before each page and each status."""
-    counters, life = worker.counters, worker.life
-    progress.steps = worker.clock.steps_done
-    progress.memory_bytes = life.memory_bytes
-    progress.num_slots = life.kv_blocks
-    progress.kv_capacity_tokens = life.kv_capacity_tokens
-    progress.hidden_bytes_sent = counters.hidden_bytes_sent
-    progress.occupancy.tokens = counters.kv_tokens
-    for index, state in enumerate(BUSY_STATES):
-        kind = BusyKind(state.name.lower())
-        progress.steps_by_kind[kind] = counters.steps[index]
-        progress.tokens_by_kind[kind] = counters.tokens[index]
-        buckets = progress.step_seconds_by_kind[kind]
-        assert isinstance(buckets, _Buckets), "made by account_of"
-        buckets.set(counters.step_seconds[index], counters.busy_nanoseconds[index])
