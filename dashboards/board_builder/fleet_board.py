@@ -8,6 +8,7 @@ from board_builder import links
 from board_builder.annotations import FIRING, firing_alerts, reformed_groups, rollouts
 from board_builder.board import board
 from board_builder.fleet_promises import latency, promises
+from board_builder.fleet_starts import starts
 from board_builder.group_phases import groups_by_phase
 from board_builder.layout import Line, Section, line, section
 from board_builder.objectives import BURN, worst_burn
@@ -53,7 +54,7 @@ def fleet_board() -> Dashboard:
             hidden("pipeline_model", "PipelineModels of these names.", operator.MODEL_INFO.name, "model", MODEL),
         ),
         (reformed_groups(*MODEL), rollouts(*PIPELINE_MODEL), firing_alerts()),
-        (_is_it_bad(), _which_stage(), latency(MODEL), promises(MODEL), _states()),
+        (_is_it_bad(), _which_stage(), latency(MODEL), promises(MODEL), _states(), starts(MODEL)),
     )
 
 

@@ -24,4 +24,9 @@ LWS_LEADER_ADDRESS: Final = "LWS_LEADER_ADDRESS"
 LWS_GROUP_SIZE: Final = "LWS_GROUP_SIZE"
 LWS_WORKER_INDEX: Final = "LWS_WORKER_INDEX"
 
+LOG_FORMAT: Final = "STAGELINE_LOG_FORMAT"
+"""`json`, `text`, or `auto` (the default): text on a terminal, JSON elsewhere."""
+LOG_LEVEL: Final = "STAGELINE_LOG_LEVEL"
+"""`debug`, `info` (the default), `warning` or `error`."""
+
 HF_TOKEN: Final = "HF_TOKEN"

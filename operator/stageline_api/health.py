@@ -20,6 +20,14 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
+class PrepareOutcome(StrEnum):
+    """What `prepare` leaves as its container's last words when all is well."""
+
+    FETCHED = "Fetched"
+    """The model was not, or not whole, in the cache."""
+    CACHED = "Cached"
+
+
 class StageStatus(BaseModel):
     """One stage's own account of itself, served at `http://<pod>:9100/status`."""
 

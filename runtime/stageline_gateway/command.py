@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from stageline_api import ports
+from stageline_api import env, ports
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
+from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure_logging
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -95,6 +96,10 @@ def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Co
     help="Refuse fields of OpenAI's and vLLM's that change nothing here; else a header of the answer names them.",
 )
 @click.option("--access-log", is_flag=True, help="Log one line per request.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="auto", show_default=True, envvar=env.LOG_FORMAT,
+              show_envvar=True, help="auto: text on a terminal, JSON elsewhere.")  # fmt: skip
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, envvar=env.LOG_LEVEL,
+              show_envvar=True, help="SIGUSR1 makes it debug in a running gateway, SIGUSR2 sets it back.")  # fmt: skip
 def gateway(
     host: str,
     port: int,
@@ -112,16 +117,18 @@ def gateway(
     drain_seconds: float,
     probe_seconds: float,
     access_log: bool,
+    log_format: str,
+    log_level: str,
     **manners: Any,
 ) -> None:
     """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespace."""
     from stageline_gateway.app import build_app
-    from stageline_gateway.server.log_format import configure_logging
     from stageline_gateway.server.serve import ShutdownTimes, Sockets, bind, bind_near, serve, url_of
     from stageline_gateway.server.tls import TlsFiles
     from stageline_gateway.settings import GatewaySettings
 
-    configure_logging(access_log)
+    configure_logging("gateway", LogSettings(log_format, log_level), hides_values=True)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO if access_log else logging.WARNING)
     if (tls_certificate is None) != (tls_key is None):
         raise click.UsageError("--tls-certificate and --tls-key go together.")
     settings = GatewaySettings(

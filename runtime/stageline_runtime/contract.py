@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from stageline_api import env, ports
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.telemetry.logs import configure_logging, identify, log_settings
 from stageline_runtime.termination import RuntimeFailure
 
 
@@ -26,6 +27,24 @@ class PodContract:
     master_addr: str
     master_port: int
     bus_token: str
+
+
+def begin(component: str, *, hides_values: bool = False) -> PodContract:
+    """Start the log of a container's process, then read the contract; raises RuntimeFailure (BadConfig)."""
+    try:
+        configure_logging(component, log_settings(), hides_values=hides_values)
+    except ValueError as error:
+        raise _bad(str(error)) from error
+    contract = read_contract()
+    identify(
+        namespace=contract.config.namespace,
+        model=contract.config.model_name,
+        group=contract.group,
+        incarnation=contract.incarnation,
+    )
+    if component != "engine":  # which works for all stages, in the pod of the first
+        identify(stage=contract.stage)
+    return contract
 
 
 def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:

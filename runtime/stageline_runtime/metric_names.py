@@ -235,6 +235,12 @@ P2P_BYTES: Final = MetricSpec(
 
 # -- stage: what it holds -------------------------------------------------------------------------------------------
 
+STAGE_STARTUP: Final = MetricSpec(
+    "stageline_stage_startup_seconds",
+    "What this life of the stage spent in each phase until it was ready: Starting, Connecting, Loading, Rendezvous, "
+    "Warming. No sample for phases that it has not left yet.",
+    (*_STAGE, "phase"),
+)
 STAGE_LAYERS: Final = MetricSpec("stageline_stage_layers", "Layers this stage holds.", _STAGE)
 STAGE_MEMORY: Final = MetricSpec(
     "stageline_stage_memory_bytes", "Bytes of weights and KV cache this stage holds.", _STAGE
@@ -262,7 +268,7 @@ STAGE_BUILD_INFO: Final = MetricSpec(
 
 STAGE_METRICS: Final = (
     STAGE_BUSY, STAGE_WAIT, STAGE_IDLE, STAGE_WALL, STAGE_BUBBLE, STAGE_STEPS, STAGE_GRAPH_STEPS, STAGE_TOKENS,
-    STAGE_STEP, P2P_BYTES, STAGE_LAYERS, STAGE_MEMORY, STAGE_KV_SLOTS, STAGE_KV_TOKENS, STAGE_KV_CAPACITY,
-    STAGE_INCARNATION, STAGE_PHASE, STAGE_BUILD_INFO,
+    STAGE_STEP, P2P_BYTES, STAGE_STARTUP, STAGE_LAYERS, STAGE_MEMORY, STAGE_KV_SLOTS, STAGE_KV_TOKENS,
+    STAGE_KV_CAPACITY, STAGE_INCARNATION, STAGE_PHASE, STAGE_BUILD_INFO,
 )  # fmt: skip
 """What each stage exposes on its health port."""

@@ -140,6 +140,26 @@ def test_every_part_is_scraped_under_the_labels_of_a_cluster(up: Monitored) -> N
     up.until(lambda: stages() == ["0", "1"], "both stages")
 
 
+def test_the_start_is_told_by_phase_and_the_phases_add_up(up: Monitored) -> None:
+    """A model in a directory of this machine is in no cache, and nothing fetches it: a warm start."""
+
+    def sums(query: str, label: str) -> dict[str, float]:
+        found = up.ask("query", query=query)["result"]
+        return {each["metric"][label]: float(each["value"][1]) for each in found}
+
+    whole = "stageline_operator_group_time_to_ready_seconds"
+    up.until(lambda: sums(f"{whole}_count", "cache").get("warm"), "a warm start")
+    assert sums(f"{whole}_count", "cache") == {"cold": 0, "warm": 1, "unknown": 0}
+    phases = sums('stageline_operator_group_startup_phase_seconds_sum{cache="warm"}', "phase")
+    assert sorted(phases) == ["prepare", "pull", "schedule", "start"]
+    assert sum(phases.values()) == pytest.approx(sums(f"{whole}_sum", "cache")["warm"], abs=0.2), phases
+    assert phases["prepare"] > 0, phases
+    assert phases["start"] > 0, phases
+    of_stage = sums('stageline_stage_startup_seconds{stage="1"}', "phase")
+    assert {"Starting", "Connecting", "Loading", "Rendezvous", "Warming"} >= set(of_stage) >= {"Loading"}, of_stage
+    assert sum(of_stage.values()) <= phases["start"] + 1, "a stage starts within the group's last phase"
+
+
 @pytest.mark.thorough
 def test_the_shipped_rules_are_loaded_and_none_fails(up: Monitored) -> None:
     files = {path.name for path in shipped.rule_paths()}

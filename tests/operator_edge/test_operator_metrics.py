@@ -17,6 +17,7 @@ from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.http_endpoints import HttpEndpoints
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.model_gauges import gauges_of
+from stageline_operator.controller.telemetry.startup import Cache, Startup, StartupPhase
 from stageline_operator.controller.telemetry.transitions import Transition
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import recorded_status
@@ -61,6 +62,9 @@ MODEL: dict[str, Any] = {
 }
 
 
+STARTUP = Startup(12.0, Cache.WARM, {StartupPhase.PREPARE: 2.0})
+
+
 def exposed() -> str:
     """Metrics of an operator that has seen one of everything."""
     metrics, cache = OperatorMetrics(), ObjectCache()
@@ -72,7 +76,7 @@ def exposed() -> str:
     metrics.reconciles.labels("done").inc()
     metrics.reconcile_errors.labels("ns", "m", "refused").inc()
     metrics.corrections.labels("pods").inc()
-    metrics.count_transition("ns", "m", Transition(("OOMKilled",), ("OOMKilled",), (12.0,), (20.0,)))
+    metrics.count_transition("ns", "m", Transition(("OOMKilled",), ("OOMKilled",), (STARTUP,), (("OOMKilled", 20.0),)))
     return metrics.registry.exposition()[0].decode()
 
 

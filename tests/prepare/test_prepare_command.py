@@ -38,7 +38,7 @@ def run(
     status, output = process.finish()
     assert "Traceback" not in process.told
     words = directory / "termination.json"
-    message = TerminationMessage.model_validate_json(words.read_text()) if words.exists() else None
+    message = TerminationMessage.model_validate_json(words.read_text()) if status and words.exists() else None
     return status, output, process.told, message
 
 

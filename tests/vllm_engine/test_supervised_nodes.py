@@ -337,4 +337,5 @@ def test_the_supervisor_needs_no_package_that_vllm_does_not_bring() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     brought = {"annotated_types", "msgspec", "prometheus_client", "pydantic", "pydantic_core", "typing_extensions"}
+    brought |= {"pythonjsonlogger"}
     assert set(done.stdout.split()) <= brought | {"typing_inspection", "yaml", "_distutils_hack"}, done.stdout

@@ -1,1 +1,1 @@
-"""The form of metrics, spans and timelines, alike for every component."""
+"""The form of metrics, spans, timelines and logs, alike for every component."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from stageline_api import env
+
 _PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTP_PROXY")
 _PASSED_ON_LOWER: Final = ("HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED_ON_PREFIXES: Final = (
     "PIP_", "SSL_CERT_", "REQUESTS_CA_", "CURL_CA_", "CUDA_", "OMP_", "MKL_", "UV_", "OTEL_", "STAGELINE_GATEWAY_",
-    "STAGELINE_VLLM_", "VLLM_CPU_",
+    "STAGELINE_VLLM_", "STAGELINE_LOG_", "VLLM_CPU_",
 )  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def machine_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 
     The interpreter's own script directory leads `PATH`, so that `stageline` is the installed one. Only settings that
     concern the machine are passed on (locale, proxies, package index, certificates, thread counts), those of the
-    gateway, and where spans are sent; the rest of the caller's environment stays out, tokens above all.
+    gateway, how to log, and where spans are sent; the rest of the caller's environment stays out, tokens above all.
     """
     environ = os.environ if environ is None else environ
     passed = {
@@ -47,4 +49,5 @@ def machine_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     }
     scripts = Path(sys.executable).parent
     path = environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+    passed.setdefault(env.LOG_FORMAT, "text")  # for a person: nothing collects the logs of one machine
     return passed | {"PATH": f"{scripts}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

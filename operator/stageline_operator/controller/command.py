@@ -4,6 +4,7 @@ What watches and writes is imported only when the command runs, so that `stageli
 """
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import click
 
-from stageline_api import ports
+from stageline_api import env, ports
+from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure_logging
 from stageline_operator.controller.settings import LeaseName, OperatorSettings
-from stageline_operator.controller.telemetry.log_format import LogFormat, configure_logging
 
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
@@ -98,9 +99,10 @@ def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable
               help="PipelineModels reconciled at the same time.")  # fmt: skip
 @click.option("--relist-seconds", type=click.FloatRange(min=5), default=300.0, show_default=True,
               help="How often everything watched is compared with a full list.")  # fmt: skip
-@click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
-              show_default=True)  # fmt: skip
+@click.option("--log-format", type=click.Choice(FORMATS), default="auto", show_default=True, envvar=env.LOG_FORMAT,
+              show_envvar=True, help="auto: text on a terminal, JSON elsewhere.")  # fmt: skip
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, envvar=env.LOG_LEVEL,
+              show_envvar=True, help="SIGUSR1 makes it debug in a running operator, SIGUSR2 sets it back.")  # fmt: skip
 def operator(
     namespaces: tuple[str, ...],
     kubeconfig: Path | None,
@@ -119,7 +121,7 @@ def operator(
     vllm_files_image: str,
     workers: int,
     relist_seconds: float,
-    log_format: LogFormat,
+    log_format: str,
     log_level: str,
 ) -> None:
     """Reconcile the PipelineModels of a cluster until told to stop.
@@ -128,7 +130,9 @@ def operator(
     """
     from stageline_kubernetes.places import own_namespace
 
-    configure_logging(log_format, log_level)
+    configure_logging("operator", LogSettings(log_format, log_level))
+    # It says on each start that it leaves signals to us, as it should, and its end is said by who starts it again.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.CRITICAL)
     lease = LeaseName(lease_namespace or own_namespace() or "default", lease_name) if leader_elect else None
     settings = OperatorSettings(
         default_image=image,

@@ -60,6 +60,11 @@ class Exchange:
     """Names of the client's fields that change nothing here."""
     span: RequestSpan = field(default_factory=RequestSpan)
 
+    @property
+    def names(self) -> dict[str, str | None]:
+        """The request's, for a line of the log."""
+        return {"request_id": self.stamp.id, "client_request_id": self.client_request_id}
+
     def count(self, event: StreamEvent, choice: int) -> None:
         """Account for an event in metrics, limits and places."""
         self.meter.see(event, choice)
@@ -109,13 +114,14 @@ class Answer(Response):
             except ApiError as error:
                 failure = error
             except Exception as error:  # a bug; the client must be told of this end too
-                logger.exception("a bug in the gateway: %s request=%s", type(error).__name__, exchange.stamp.id)
+                logger.exception("a bug in the gateway: %s", type(error).__name__, extra=exchange.names)
                 failure = gateway_failed()
             if failure is not None:
                 code = 200 if self.started else failure.status
                 await self._fail(failure, scope, receive, send)
             # While it is in flight: where none is, every answer has been counted.
             meter.metrics.requests.labels(meter.model, str(code)).inc()
+            logger.debug("answered with %d: %d tokens", code, meter.all_tokens, extra=exchange.names)
         names = {"model": meter.model, "request_id": exchange.stamp.id, "key_name": exchange.permit.caller.name}
         exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
 

@@ -233,9 +233,14 @@ class Dispatcher:
     def _judge_loss(self, error: EngineLostError, group: GroupEndpoint, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when it has lost too many."""
         logger.warning(
-            "engine lost request=%s model=%s group=%d incarnation=%d kind=%s tokens=%d: %s",
-            progress.request.request_id, group.model, group.group, group.incarnation, error.kind,
-            len(progress.token_ids), error.message,
+            "engine lost served=%s kind=%s tokens=%d: %s",
+            group.model, error.kind, len(progress.token_ids), error.message,
+            extra={
+                "group": group.group,
+                "incarnation": group.incarnation,
+                "request_id": progress.request.request_id,
+                "client_request_id": progress.request.client_request_id,
+            },
         )  # fmt: skip
         self.metrics.engine_losses.labels(group.model, error.kind).inc()
         message = f"{error.message} No other group could take the request."

@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from stageline_api.errors import UserError
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
-from stageline_gateway.server.log_format import log_loop_error
+from stageline_gateway.server.loop_errors import log_loop_error
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
 from stageline_gateway.server.tls_door import TlsDoor
 

@@ -1,13 +1,12 @@
 """Runs the engine of one group, in the container that `stageline engine` is the entry point of."""
 
 import asyncio
-import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.contract import read_contract
+from stageline_runtime.contract import begin
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
 if TYPE_CHECKING:
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
 
 def run_engine(computing_of: "Callable[[RuntimeConfig], Computing]") -> NoReturn:
     """Run to the end and exit. Configured by the pod contract alone, whose config decides what computes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        contract = read_contract()
+        contract = begin("engine", hides_values=True)
     except RuntimeFailure as failure:
         sys.exit(write_last_words(failure.message(None)))
     from stageline_runtime.engine.process import EngineProcess

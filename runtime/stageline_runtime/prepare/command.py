@@ -17,9 +17,11 @@ import click
 from stageline_api import env
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.failures import CLASS_OF_EXIT_CODE, ExitCode, FailureClass, TerminationMessage
-from stageline_api.resource.model_source import ModelSource, SourceError, parse_source
+from stageline_api.health import PrepareOutcome
+from stageline_api.resource.model_source import FileSource, ModelSource, SourceError, parse_source
 from stageline_api.runtime_config import COMPILED_SUBDIRECTORY, RuntimeConfig
 from stageline_runtime.contract import read_config
+from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 from stageline_runtime.prepare.errors import BadConfigError, storage_error
 from stageline_runtime.prepare.model_files import OWN_ENGINE, ConfigReader, check_cut, config_reader_of
 from stageline_runtime.prepare.progress import reporter_for
@@ -55,7 +57,9 @@ def _prepare_for_group(config: RuntimeConfig) -> None:
     source = _parse(config.source, "spec.model.source", ExitCode.BAD_CONFIG)
     cache_dir = Path(config.cache_dir)
     _make_room_for_compiled_code(cache_dir)
+    was_there = isinstance(source, FileSource) or entry_problem(prepared_model_dir(config.source, cache_dir)) is None
     _prepare_model(source, cache_dir, config.source, config_reader_of(config.engine_name), config)
+    _write_last_words(PrepareOutcome.CACHED if was_there else PrepareOutcome.FETCHED)
 
 
 def _make_room_for_compiled_code(cache_dir: Path) -> None:
@@ -115,15 +119,19 @@ def _class_of(error: UserError) -> FailureClass:
 
 
 def _write_termination(failure_class: FailureClass, detail: str) -> None:
-    path = os.environ.get(env.TERMINATION_PATH)
-    if not path:
-        return
     stage = os.environ.get(env.STAGE_INDEX, "")
     message = TerminationMessage(
         failure_class=failure_class, stage=int(stage) if stage.isdigit() else None, operation="prepare", detail=detail
     )
+    _write_last_words(message.model_dump_json())
+
+
+def _write_last_words(words: str) -> None:
+    path = os.environ.get(env.TERMINATION_PATH)
+    if not path:
+        return
     try:
-        Path(path).write_text(message.model_dump_json(), encoding="utf-8")
+        Path(path).write_text(words, encoding="utf-8")
     except OSError as error:
         click.echo(f"can't write the termination message to {path}: {error.strerror}", err=True)
 

@@ -1,20 +1,18 @@
 """`stageline stage`: the container entry point of one stage."""
 
-import logging
 import sys
 
 import click
 
-from stageline_runtime.contract import read_contract
+from stageline_runtime.contract import begin
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
 
 @click.command("stage")
 def stage() -> None:
     """Run one stage of a group. Configured by the pod contract's environment alone."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        contract = read_contract()
+        contract = begin("stage")
     except RuntimeFailure as failure:
         sys.exit(write_last_words(failure.message(None)))
     # torch takes a second to import; a bad configuration is told before that.

@@ -72,7 +72,7 @@ class Generation:
         except (NotAdmittedError, GrammarError) as error:
             self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
         except Exception:
-            logger.exception("request %s failed at vLLM", self.request.request_id)
+            logger.exception("a request failed at vLLM", extra={"request_id": self.request.request_id})
             self._fail("The engine failed while it generated this answer; its log says why.", GROUP_LOST)
         finally:
             self._is_over = True

@@ -4,6 +4,7 @@ The child stays in the supervisor's process group, so that a node that kills the
 """
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -13,8 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from stageline_api.telemetry.logs import pass_line_on
 from stageline_vllm.supervisor import bound_child
 from stageline_vllm.supervisor.outcome import FirstWords
+
+_vllm = logging.getLogger("stageline_vllm.said_by_vllm")
 
 LAST_LINES_SECONDS: Final = 1.0
 """How long after its end a child's last lines may take; its own children may hold the pipe open for longer."""
@@ -89,8 +93,7 @@ class VllmChild:
 
     def _read(self, log: IO[bytes]) -> None:
         for line in log:
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+            pass_line_on(_vllm, line)
             self._words.read(line.decode(errors="replace"))
 
 

@@ -1,7 +1,7 @@
 """`stageline vllm-files`: puts what the supervisor and the plugins need onto a volume, for vLLM's image as it is.
 
 Three packages and the metadata of their distribution, in pure Python. What they import beside them (pydantic, msgspec,
-prometheus-client) is in every environment that has vLLM, which needs it too.
+prometheus-client, python-json-logger) is in every environment that has vLLM, which needs it too.
 """
 
 import importlib.metadata

@@ -1,5 +1,7 @@
 """What a running group of three stages does for its requests, and what it says about itself meanwhile."""
 
+import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,10 +131,38 @@ def test_heartbeats_cross_an_idle_group(group: RunningGroup) -> None:
     assert (status["requests_running"], status["requests_waiting"]) == (0, 0), "something else than heartbeats ran"
 
 
+def test_every_process_says_in_each_line_whose_it_is(group: RunningGroup) -> None:
+    for name in group.processes:
+        lines = [json.loads(line) for line in group.log(name).splitlines()]
+        assert lines, f"{name} wrote nothing"
+        component, _, stage = name.partition("-")
+        known = {"component": component, "namespace": "default", "model": "test", "group": 0, "incarnation": 1}
+        known |= {"stage": int(stage)} if stage else {}
+        for line in lines:
+            assert {key: line[key] for key in known} == known, line
+            assert ("stage" in line) == bool(stage), line
+
+
+def test_levels_change_while_a_group_runs(group: RunningGroup) -> None:
+    group.generate(PROMPT, greedy(1), "untold")
+    for process in group.processes.values():
+        process.send_signal(signal.SIGUSR1)
+    for name in group.processes:
+        group.wait_until(lambda name=name: "log level is debug" in group.log(name), name)  # type: ignore[misc]
+    group.generate(PROMPT, greedy(1), "told")
+    group.wait_until(lambda: "request admitted" in group.log("engine"), "the request is told")
+    for process in group.processes.values():
+        process.send_signal(signal.SIGUSR2)
+    for name in group.processes:
+        group.wait_until(lambda name=name: "log level is info" in group.log(name), name)  # type: ignore[misc]
+    told = [line for line in map(json.loads, group.log("engine").splitlines()) if "request_id" in line]
+    assert [(line["level"], line["request_id"]) for line in told] == [("debug", "told")]
+
+
 def test_no_answer_is_logged_as_an_error(group: RunningGroup) -> None:
     """Runs last: nothing above may have left a warning, an error or the bus token in a log."""
     for name in group.processes:
         log = group.log(name)
         assert "Traceback" not in log, log
-        assert " ERROR " not in log, log
+        assert '"level": "error"' not in log, log
         assert group.token not in log

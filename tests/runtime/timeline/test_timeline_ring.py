@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.timeline_samples import plan
+from stageline_api.health import Phase
 from stageline_api.telemetry.timeline import TimelineStep
 from stageline_runtime.stage.telemetry.progress import BucketCounts, StageProgress
 from stageline_runtime.stage.telemetry.state_clock import (
@@ -249,3 +250,20 @@ def test_bytes_sent_follow_from_the_plans() -> None:
     assert (last.hidden_bytes_sent, last.feedback_bytes_sent) == (0, 3 * 24)
     assert last.steps_by_kind[BusyKind.DECODE] == 2
     assert [one.kind for one in last.timeline_page(-1).steps] == ["decode", "decode", ""]
+
+
+def test_each_phase_of_a_start_is_timed_and_what_comes_after_it_is_not() -> None:
+    """Messages that change within a phase, and a phase that comes twice, add up; being ready isn't part of a start."""
+    moments = iter([0, *(seconds * 10**9 for seconds in (1, 4, 10, 12, 20, 99))])
+    progress = progress_of(0, Timeline(), Hand())
+    progress.clock = StateClock(lambda: next(moments))
+    progress.entered_nanoseconds = 0
+    for phase in (Phase.LOADING, Phase.LOADING, Phase.RENDEZVOUS, Phase.LOADING, Phase.WARMING, Phase.READY):
+        progress.enter(phase, "more")
+    progress.enter(Phase.DRAINING)
+    assert progress.startup_seconds == {
+        Phase.STARTING: 1.0,
+        Phase.LOADING: (4 - 1) + (12 - 10),
+        Phase.RENDEZVOUS: 10 - 4,
+        Phase.WARMING: 20 - 12,
+    }

@@ -40,6 +40,8 @@ def run_stage(target: ScrapedTarget, name: str, group: Group, stage: int, second
         target.show(spec, value, **its)
     for phase in Phase:
         target.show(runtime.STAGE_PHASE, float(phase == group.stage_phase), phase=phase, **its)
+    for phase, spent in ((Phase.CONNECTING, 1.5), (Phase.LOADING, 20.0), (Phase.WARMING, 4.0)):
+        target.show(runtime.STAGE_STARTUP, spent, phase=phase, **its)
     target.show(runtime.STAGE_BUILD_INFO, 1, version="0.1.0", **its)
 
 

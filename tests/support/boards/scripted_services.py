@@ -7,6 +7,7 @@ from stageline_gateway.telemetry import metric_names as gateway
 from stageline_gateway.telemetry.metrics import RESUME_OUTCOMES
 from stageline_operator.controller.telemetry import metric_names as operator
 
+STARTUP_SHARES = {"schedule": 0.02, "pull": 0.08, "prepare": 0.3, "start": 0.6}
 RESOURCES = ("pipelinemodels", "pods", "services", "configmaps", "nodes")
 
 
@@ -112,5 +113,9 @@ def _count_failures(target: ScrapedTarget, model: Model, its: dict[str, str]) ->
     for failure_class, count in model.failures.items():
         target.count(operator.GROUP_FAILURES_TOTAL, count, failure_class=failure_class, **its)
         target.count(operator.GROUP_RESTARTS_TOTAL, count, failure_class=failure_class, **its)
-    target.observe(operator.RECOVERY, [(seconds, 1) for seconds in model.recovered_seconds])
-    target.observe(operator.TIME_TO_READY, [(seconds * 0.9, 1) for seconds in model.recovered_seconds])
+    recovered = [(seconds, 1) for seconds in model.recovered_seconds]
+    target.observe(operator.RECOVERY, recovered, failure_class=next(iter(model.failures), "Internal"))
+    target.observe(operator.TIME_TO_READY, [(seconds * 0.9, 1) for seconds, _ in recovered], cache="warm")
+    for phase, share in STARTUP_SHARES.items():
+        spread = [(seconds * 0.9 * share, 1) for seconds, _ in recovered]
+        target.observe(operator.STARTUP_PHASE, spread, phase=phase, cache="warm")

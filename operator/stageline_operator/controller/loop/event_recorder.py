@@ -51,13 +51,14 @@ class EventRecorder:
         """Queue one Event about `model`; it is dropped when the model has used up its burst."""
         metadata = model["metadata"]
         key = ModelKey(metadata["namespace"], metadata["name"])
-        _log.info("%s/%s: %s: %s", key.namespace, key.name, event.reason, event.message)
+        about = {"namespace": key.namespace, "model": key.name}
+        _log.info("%s: %s", event.reason, event.message, extra=about)
         if not self._is_allowed(key):
             return
         try:
             self._waiting.put_nowait(event_manifest(model, event, self._instance, datetime.now(UTC)))
         except asyncio.QueueFull:
-            _log.warning("dropped an Event of %s/%s: too many wait to be posted", key.namespace, key.name)
+            _log.warning("dropped an Event: too many wait to be posted", extra=about)
 
     async def run(self) -> None:
         """Post until cancelled."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from stageline_api.telemetry.logs import lines_about
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.object_writes import NameTakenError, StaleError
 from stageline_operator.controller.client.resources import ModelKey
@@ -67,7 +68,8 @@ class Workers:
             self._began[key] = time.monotonic()
             self._idle.clear()
             try:
-                outcome = await self._one_pass(key)
+                with lines_about({"namespace": key.namespace, "model": key.name}):
+                    outcome = await self._one_pass(key)
             finally:
                 seconds = time.monotonic() - self._began.pop(key)
                 if not self._began:
@@ -77,7 +79,6 @@ class Workers:
 
     async def _one_pass(self, key: ModelKey) -> str:
         """Returns the outcome for the metrics; raises only when cancelled."""
-        where = f"{key.namespace}/{key.name}"
         try:
             again_after_seconds = await self._reconcile(key)
         except asyncio.CancelledError:
@@ -85,11 +86,11 @@ class Workers:
             raise
         except NotLeadingError as error:
             self._queue.finish(key)
-            _log.info("%s: %s", where, error)
+            _log.info("%s", error)
             return "stale"
         except StaleError as error:
             self._queue.fail(key)
-            _log.info("%s: observing again: %s", where, error)
+            _log.info("observing again: %s", error)
             return "stale"
         except NameTakenError as error:
             self._tell(key, NAME_TAKEN, str(error))
@@ -97,14 +98,14 @@ class Workers:
         except ApiError as error:
             if error.is_namespace_ending:
                 self._queue.finish(key, _NAMESPACE_ENDING_SECONDS)
-                _log.debug("%s: %s", where, error)
+                _log.debug("%s", error)
                 return "done"
             if not error.is_passing:
                 self._tell(key, WRITE_REFUSED, str(error))
             kind = "unavailable" if error.is_passing else "refused"
             return self._failed(key, kind, error, error.retry_after_seconds)
         except Exception as error:
-            _log.exception("%s: a pass failed unexpectedly", where)
+            _log.exception("a pass failed unexpectedly")
             return self._failed(key, "unexpected", error, None)
         self._queue.finish(key, again_after_seconds)
         return "done"
@@ -112,7 +113,7 @@ class Workers:
     def _failed(self, key: ModelKey, kind: str, error: Exception, retry_after_seconds: float | None) -> str:
         seconds = self._queue.fail(key, retry_after_seconds)
         self._metrics.reconcile_errors.labels(key.namespace, key.name, kind).inc()
-        _log.warning("%s/%s: trying again in %.1f s: %s", key.namespace, key.name, seconds, error)
+        _log.warning("trying again in %.1f s: %s", seconds, error)
         return "error"
 
     def _tell(self, key: ModelKey, reason: str, message: str) -> None:

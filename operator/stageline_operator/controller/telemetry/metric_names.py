@@ -64,14 +64,20 @@ GROUP_RESTARTS_TOTAL: Final = MetricSpec(
 )
 TIME_TO_READY: Final = MetricSpec(
     "stageline_operator_group_time_to_ready_seconds",
-    "From the creation of an incarnation's first pod to its group being ready.",
-    (),
+    "From the creation of an incarnation's first pod to its group being ready; cold if a pod had to fetch the model.",
+    ("cache",),
+    buckets.LIFECYCLE,
+)
+STARTUP_PHASE: Final = MetricSpec(
+    "stageline_operator_group_startup_phase_seconds",
+    "The phases of that time, each until the group's last pod has ended it: schedule, pull, prepare, start.",
+    ("phase", "cache"),
     buckets.LIFECYCLE,
 )
 RECOVERY: Final = MetricSpec(
     "stageline_operator_group_recovery_seconds",
-    "From the failure of a group to its next incarnation being ready, back-off included.",
-    (),
+    "From the failure of a group to its next incarnation being ready, back-off included, by class of the failure.",
+    ("failure_class",),
     buckets.LIFECYCLE,
 )
 MODEL_INFO: Final = MetricSpec(
@@ -136,8 +142,8 @@ BUILD_INFO: Final = MetricSpec("stageline_operator_build_info", "Always 1; the v
 ALL_METRICS: Final = (
     RECONCILE_TOTAL, RECONCILE_ERRORS_TOTAL, RECONCILE_DURATION, QUEUE_DEPTH, WATCH_AGE, RELIST_CORRECTIONS_TOTAL,
     API_REQUESTS_TOTAL, LEADER, GATEWAY_EXPECTED, MODELS, GROUPS, GROUP_FAILURES_TOTAL, GROUP_RESTARTS_TOTAL,
-    TIME_TO_READY, RECOVERY, MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS, MODEL_UPDATED_REPLICAS,
-    MODEL_GENERATION,
+    TIME_TO_READY, STARTUP_PHASE, RECOVERY, MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS,
+    MODEL_UPDATED_REPLICAS, MODEL_GENERATION,
     MODEL_OBSERVED_GENERATION, MODEL_CONDITION, GROUP_PHASE, GROUP_INCARNATION, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE,
     STAGE_NOT_READY, LONGEST_PASS, BUILD_INFO,
 )  # fmt: skip

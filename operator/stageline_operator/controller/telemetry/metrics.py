@@ -9,11 +9,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stageline_api.conditions import ConditionType
+from stageline_api.failures import FailureClass
 from stageline_api.resource import pipeline_model
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_api.telemetry.metric_spec import MetricKind
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.model_gauges import Reading, gauges_of
+from stageline_operator.controller.telemetry.startup import Cache, StartupPhase
 from stageline_operator.controller.telemetry.transitions import Transition
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import recorded_status
@@ -36,7 +38,19 @@ class OperatorMetrics:
         self._failures = registry.counter(names.GROUP_FAILURES_TOTAL)
         self._restarts = registry.counter(names.GROUP_RESTARTS_TOTAL)
         self._time_to_ready = registry.histogram(names.TIME_TO_READY)
+        self._startup_phase = registry.histogram(names.STARTUP_PHASE)
         self._recovery = registry.histogram(names.RECOVERY)
+
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """Starts and recoveries are rare: of a series that began with its first sample no rate would show that one."""
+        for cache in Cache:
+            self._time_to_ready.labels(cache)
+            for phase in StartupPhase:
+                self._startup_phase.labels(phase, cache)
+        for failure_class in FailureClass:
+            self._recovery.labels(failure_class)
 
     def count_call(self, verb: str, plural: str, status: int) -> None:
         """Count a request to the API server; status 0 means that no answer came."""
@@ -47,10 +61,12 @@ class OperatorMetrics:
             self._failures.labels(namespace, model, failure_class).inc()
         for failure_class in transition.restarts:
             self._restarts.labels(namespace, model, failure_class).inc()
-        for seconds in transition.time_to_ready_seconds:
-            self._time_to_ready.observe(seconds)
-        for seconds in transition.recovery_seconds:
-            self._recovery.observe(seconds)
+        for startup in transition.startups:
+            self._time_to_ready.labels(startup.cache).observe(startup.seconds)
+            for phase, seconds in startup.phases.items():
+                self._startup_phase.labels(phase, startup.cache).observe(seconds)
+        for failure_class, seconds in transition.recoveries:
+            self._recovery.labels(failure_class).observe(seconds)
 
     def expose(self, cache: ObjectCache, readings: Readings) -> None:
         """Add the gauges, which are computed at each scrape."""

@@ -1,5 +1,6 @@
 """What changed between two statuses, as numbers: failures, restarts, times to ready and to recover. Pure."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,6 +8,7 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_operator.controller.telemetry.startup import Startup, startup_of
 from stageline_operator.planner.types import GroupPhase
 
 
@@ -16,27 +18,32 @@ class Transition:
 
     failures: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
-    time_to_ready_seconds: tuple[float, ...] = ()
-    recovery_seconds: tuple[float, ...] = ()
+    startups: tuple[Startup, ...] = ()
+    recoveries: tuple[tuple[str, float], ...] = ()
+    """Class of the failure, and seconds from it."""
 
 
 def transition_between(
     before: PipelineModelStatus, after: PipelineModelStatus, pods: Iterable[Mapping[str, Any]], now: datetime
 ) -> Transition:
-    """Compare two statuses; the creation times of `pods`, those of the model, say how long a group took."""
+    """Compare two statuses; `pods`, those of the model, say how long a group took."""
     known = {group.index: group for group in before.groups}
-    made = _first_creation(pods)
+    lives = _by_life(pods)
     restarted = [group for group in after.groups if _is_next_life(known.get(group.index), group)]
     became_ready = [group for group in after.groups if _became_ready(known.get(group.index), group)]
     failures_of_restarted = [_failure_before(after, group) for group in restarted]
-    starts = [made.get((group.index, group.incarnation)) for group in became_ready]
+    startups = [startup_of(lives[group.index, group.incarnation], now) for group in became_ready]
     failures = [_failure_before(after, group) for group in became_ready]
     new = [failure for failure in after.last_failures if failure not in before.last_failures]
     return Transition(
         failures=tuple(str(failure.failure_class) for failure in new),
         restarts=tuple(str(each.failure_class) for each in failures_of_restarted if each is not None),
-        time_to_ready_seconds=tuple((now - start).total_seconds() for start in starts if start is not None),
-        recovery_seconds=tuple((now - failure.time).total_seconds() for failure in failures if failure is not None),
+        startups=tuple(each for each in startups if each is not None),
+        recoveries=tuple(
+            (str(failure.failure_class), (now - failure.time).total_seconds())
+            for failure in failures
+            if failure is not None
+        ),
     )
 
 
@@ -56,14 +63,10 @@ def _failure_before(status: PipelineModelStatus, group: GroupStatus) -> FailureR
     return next((each for each in own if each.incarnation == group.incarnation - 1), None)
 
 
-def _first_creation(pods: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], datetime]:
-    """When the first pod of each (group, incarnation) was made."""
-    first: dict[tuple[int, int], datetime] = {}
+def _by_life(pods: Iterable[Mapping[str, Any]]) -> Mapping[tuple[int, int], list[Mapping[str, Any]]]:
+    """The pods of each (group, incarnation); none for one that has none."""
+    lives: defaultdict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for pod in pods:
-        own, created = pod["metadata"]["labels"], pod["metadata"].get("creationTimestamp")
-        if created is None:
-            continue
-        life = (int(own[labels.GROUP]), int(own[labels.INCARNATION]))
-        moment = datetime.fromisoformat(created)
-        first[life] = min(moment, first.get(life, moment))
-    return first
+        own = pod["metadata"]["labels"]
+        lives[int(own[labels.GROUP]), int(own[labels.INCARNATION])].append(pod)
+    return lives

@@ -53,7 +53,8 @@ class EventStream(Response):
         try:
             self._take(event)
         except Exception:
-            logger.exception("request %s: the core's event could not be answered", self._request.request_id)
+            about = {"request_id": self._request.request_id}
+            logger.exception("the core's event could not be answered", extra=about)
             self._abort()
             self._fail("The engine failed while it generated this answer; its log says why.")
 

@@ -247,14 +247,11 @@ class _Generation:
 
 def _log_context(request: GenerateRequest) -> None:
     """Tie the engine's id of a request to the client's names for it, if it gave any."""
-    names = {
-        "client_id": request.client_request_id,
-        "traceparent": request.traceparent,
-        "tracestate": request.tracestate,
-    }
-    given = " ".join(f"{key}={value!r}" for key, value in names.items() if value is not None)
-    if given:
-        logger.info("request %r admitted: %s", request.request_id, given)
+    traced = {"traceparent": request.traceparent, "tracestate": request.tracestate}
+    given = "".join(f" {key}={value!r}" for key, value in traced.items() if value is not None)
+    named = given or request.client_request_id is not None
+    about = {"request_id": request.request_id, "client_request_id": request.client_request_id}
+    logger.log(logging.INFO if named else logging.DEBUG, "request admitted%s", given, extra=about)
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:

@@ -69,7 +69,8 @@ class OtelSpanSender:
             try:
                 self._make(trace)
             except Exception:
-                logger.exception("the spans of request %r could not be made", trace.request.request_id)
+                about = {"request_id": trace.request.request_id}
+                logger.exception("the spans of a request could not be made", extra=about)
 
     def _make(self, trace: RequestTrace) -> None:
         span: Any = trace.span

@@ -38,6 +38,8 @@ class _StageCollector(Collector):
         yield from self._holdings()
         phase = self._progress.phase
         yield self._by_label(names.STAGE_PHASE, ((one.value, float(one is phase)) for one in Phase))
+        started = self._progress.startup_seconds.items()
+        yield self._by_label(names.STAGE_STARTUP, ((one.value, seconds) for one, seconds in started))
         yield self._by_label(names.STAGE_BUILD_INFO, [(self._version, 1)])
 
     def _state_seconds(self) -> Iterator[Metric]:

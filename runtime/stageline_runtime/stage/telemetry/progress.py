@@ -5,8 +5,9 @@ or new, not half. Counting a step takes no lock: prometheus_client's own histogr
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from stageline_api.health import Phase, StageStatus
 from stageline_api.runtime_config import LayerRange
@@ -14,6 +15,9 @@ from stageline_api.telemetry import metric_buckets
 from stageline_api.telemetry.timeline import TimelinePage
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, StepRecord, Timeline
+
+STARTUP_PHASES: Final = (Phase.STARTING, Phase.CONNECTING, Phase.LOADING, Phase.RENDEZVOUS, Phase.WARMING)
+"""Those before a stage is ready."""
 
 
 class BucketCounts:
@@ -97,7 +101,21 @@ class StageProgress:
     feedback_bytes_sent: int = 0
     steps: int = 0
 
+    startup_seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """What was spent in each phase that was left before it was ready."""
+    entered_nanoseconds: int = field(init=False)
+    """When this phase began, by the clock."""
+
+    def __post_init__(self) -> None:
+        self.entered_nanoseconds = self.clock.now_nanoseconds()
+
     def enter(self, phase: Phase, message: str = "") -> None:
+        if phase is not self.phase:
+            now = self.clock.now_nanoseconds()
+            if self.phase in STARTUP_PHASES:
+                spent = self.startup_seconds.get(self.phase, 0.0) + (now - self.entered_nanoseconds) / 1e9
+                self.startup_seconds = {**self.startup_seconds, self.phase: spent}
+            self.entered_nanoseconds = now
         self.phase = phase
         self.message = message
 

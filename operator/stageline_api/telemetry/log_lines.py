@@ -1,0 +1,92 @@
+"""How a log line looks: one JSON object for collectors, or a line of text for people. Both say the same.
+
+JSON has `time`, `level`, `component`, `logger` and `message`, then what is known of CONTEXT_FIELDS and, after an
+unexpected error, `exception`. No other field is ever written, whatever a library attaches to its records.
+"""
+
+import logging
+import traceback
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType, TracebackType
+from typing import Any, Final
+
+from pythonjsonlogger.json import JsonFormatter
+
+CONTEXT_FIELDS: Final = (
+    "namespace", "model", "group", "incarnation", "stage", "request_id", "client_request_id",
+)  # fmt: skip
+"""Who writes, or of whom. `model` is the PipelineModel's name; `request_id` is Stageline's own, the same in gateway and
+engine, and `client_request_id` what the client called it in `X-Request-Id`."""
+
+Fields = Mapping[str, str | int]
+ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+around: Final[ContextVar[Fields]] = ContextVar("around", default=MappingProxyType({}))
+"""What the lines of the task at hand are about."""
+
+
+class JsonLines(JsonFormatter):
+    """`identity` goes into every line; `hides_values` leaves the texts of errors out, which quote what they met."""
+
+    def __init__(self, identity: Fields, *, hides_values: bool) -> None:
+        super().__init__(json_ensure_ascii=False)
+        self._identity = identity
+        self._hides_values = hides_values
+
+    def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
+        """The fields of one line, in the order in which a person would read them."""
+        log_data["time"] = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        log_data["level"] = record.levelname.lower()
+        log_data["component"] = self._identity["component"]
+        log_data["logger"] = record.name
+        log_data["message"] = record.getMessage()
+        log_data.update(fields_of(record, self._identity))
+        if exception := message_dict.get("exc_info"):
+            log_data["exception"] = exception
+
+    def formatException(self, ei: ErrorInfo) -> str:  # noqa: N802 - logging's name
+        return without_texts(ei) if self._hides_values else logging.Formatter.formatException(self, ei)
+
+
+class TextLines(logging.Formatter):
+    """For people. What a line is about stands at its end; who writes is said by the file that it is in."""
+
+    def __init__(self, *, hides_values: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+        self._hides_values = hides_values
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        about = "".join(f" {name}={value!r}" for name, value in fields_of(record, {}).items())
+        return super().formatMessage(record) + about
+
+    def formatException(self, ei: ErrorInfo) -> str:  # noqa: N802 - logging's name
+        return without_texts(ei) if self._hides_values else super().formatException(ei)
+
+
+def fields_of(record: logging.LogRecord, identity: Fields) -> dict[str, str | int]:
+    """What is known of one line: by the line itself, else by the task around it, else by its process."""
+    known = {**identity, **around.get(), **record.__dict__}
+    return {name: known[name] for name in CONTEXT_FIELDS if known.get(name) is not None}
+
+
+def without_texts(ei: ErrorInfo) -> str:
+    """A traceback of types and places alone: an error's text can quote what it met, a line of a prompt for instance."""
+    return "" if ei[1] is None else "\n".join(_without_texts(ei[1], set()))
+
+
+def _without_texts(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """The earliest error first, as in Python's own tracebacks."""
+    seen.add(id(error))
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None and id(earlier) not in seen:
+        yield from _without_texts(earlier, seen)
+        yield "which led to"
+    yield f"{type(error).__module__}.{type(error).__qualname__} (its text is left out)"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        yield f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+    for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        if id(one) not in seen:
+            yield "one of them"
+            yield from _without_texts(one, seen)
