@@ -5,7 +5,7 @@ import torch
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.cuda import choose_accelerator
-from stageline_runtime.engine.group.welcome import choose_graphs, choose_transport, memory_owner
+from stageline_runtime.engine.group.welcome import choose_graphs, choose_transport, memory_owner, tells_promptly
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind
 from stageline_runtime.termination import RuntimeFailure
@@ -51,6 +51,13 @@ def hellos(*devices: str) -> list[Hello]:
 )
 def test_tensors_cross_as_the_devices_allow(devices: tuple[str, ...], kind: TransportKind) -> None:
     assert choose_transport(hellos(*devices)) is kind
+
+
+@pytest.mark.parametrize(
+    ("devices", "promptly"), [(("", ""), True), (("a", "b"), True), (("a", "a"), False), (("a", ""), False)]
+)
+def test_tokens_are_told_late_only_where_tensors_are_staged(devices: tuple[str, ...], promptly: bool) -> None:
+    assert tells_promptly(hellos(*devices)) is promptly
 
 
 @pytest.mark.parametrize(

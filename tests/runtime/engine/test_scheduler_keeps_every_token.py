@@ -74,8 +74,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def schedule(self) -> None:
+        before = self.scheduler.num_preemptions
         plan = self.scheduler.schedule()
         if plan is not None:
+            if self.scheduler.num_preemptions == before:
+                self.check_nobody_waits_behind(plan)
             self.check(plan)
             self.pipeline.send(plan)
 
@@ -107,6 +110,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert token.stopped == (token.token in self.requests[token.request_id].stop_token_ids)
             if token.finished:
                 self.live.remove(token.request_id)
+
+    def check_nobody_waits_behind(self, plan: StepPlan) -> None:
+        """Two requests or more and no more than stages: what a plan begins to wait for lies P - 1 plans back."""
+        stages, running = self.ledger.num_cohorts, self.scheduler.num_running
+        between = plan.seq - plan.feedback_through - 1
+        finished = plan.seq - self.scheduler.num_plans_in_flight
+        if 1 < running <= stages and plan.feedback_through > max(self.feedback_through, finished):
+            assert between >= stages - 1, f"{plan} of {running} requests over {stages} stages"
 
     def check(self, plan: StepPlan) -> None:
         assert plan.seq == self.next_seq

@@ -131,23 +131,24 @@ def test_a_burst_spreads_evenly() -> None:
 
 
 def test_requests_change_over_when_ends_leave_the_cohorts_uneven() -> None:
-    """Four requests in two cohorts; both of cohort 0 end. One of cohort 1 joins it, once its newest token is known."""
-    scheduler = make_scheduler(num_cohorts=2, slots=2, budget=64)
-    for name in "abcd":
+    """Six requests in two cohorts; all of cohort 0 end. One of cohort 1 joins it, once its newest token is known."""
+    scheduler = make_scheduler(num_cohorts=2, slots=3, budget=64)
+    for name in "abcdef":
         scheduler.add(make_request(name, (1,), 9))
     plans = [planned(scheduler), planned(scheduler)]
-    assert [row.slot for plan in plans for row in plan.rows] == [0, 1, 2, 3]
-    assert scheduler.abort("a")
-    assert scheduler.abort("c")
-    assert scheduler.cohort_sizes() == (0, 2)
+    assert [row.slot for plan in plans for row in plan.rows] == [0, 1, 2, 3, 4, 5]
+    for name in "ace":
+        assert scheduler.abort(name)
+    assert scheduler.cohort_sizes() == (0, 3)
     third = planned(scheduler)
-    assert scheduler.cohort_sizes() == (1, 1)
-    assert (third.cohort, third.rows) == (1, (decode(2, 1, 1),)), "cohort 0's newcomer has a token in flight"
+    assert scheduler.cohort_sizes() == (1, 2)
+    rows = (decode(3, 1, 1), decode(4, 1, 1))
+    assert (third.cohort, third.rows) == (1, rows), "cohort 0's newcomer has a token in flight"
     assert scheduler.schedule() is None
-    scheduler.complete(0, [SampledRow(0, 1, 50), SampledRow(1, 1, 51)])
-    scheduler.complete(1, [SampledRow(2, 1, 52), SampledRow(3, 1, 53)])
+    scheduler.complete(0, [SampledRow(slot, 1, 50 + slot) for slot in (0, 1, 2)])
+    scheduler.complete(1, [SampledRow(slot, 1, 50 + slot) for slot in (3, 4, 5)])
     fourth = planned(scheduler)
-    assert (fourth.cohort, fourth.rows) == (0, (decode(3, 1, 1),)), "it keeps its slot"
+    assert (fourth.cohort, fourth.rows) == (0, (decode(5, 1, 1),)), "it keeps its slot"
     assert feedback(fourth) == (1, True)
 
 

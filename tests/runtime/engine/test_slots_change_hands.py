@@ -236,18 +236,25 @@ def test_chunks_of_a_long_prompt_do_not_wait_for_their_cohorts_turn() -> None:
     assert [row.need_sample for row in third.rows] == [True]
     scheduler.add(make_request("c", tuple(range(60, 90)), 9))
     fourth = planned(scheduler)
-    assert (fourth.cohort, spans(fourth)) == (1, [(2, 1, 1)]), "c's first chunk waits for its turn"
+    assert (fourth.cohort, spans(fourth)) == (1, [(2, 1, 1), (3, 0, 19)]), (
+        "nor do first chunks, once all stages have plans"
+    )
 
 
 def test_after_a_last_chunk_in_anothers_turn_the_first_token_must_be_known() -> None:
     scheduler = make_scheduler(num_cohorts=2, budget=20)
-    scheduler.add(make_request("a", tuple(range(30)), 9))
-    scheduler.add(make_request("b", (1,), 9))
-    first, second = planned(scheduler), planned(scheduler)
-    assert [row.need_sample for row in second.rows] == [True, True]
-    third = planned(scheduler)
-    assert (third.cohort, spans(third)) == (1, [(2, 1, 1)])
+    for name, prompt in {"a": tuple(range(30)), "b": (1,), "c": (2,)}.items():
+        scheduler.add(make_request(name, prompt, 9))
+    plans = [planned(scheduler) for _ in range(5)]
+    assert [(plan.cohort, spans(plan)) for plan in plans] == [
+        (0, [(0, 0, 20)]),
+        (1, [(0, 20, 10), (2, 0, 1)]),
+        (0, [(1, 0, 1)]),
+        (1, [(2, 1, 1)]),
+        (0, [(1, 1, 1)]),
+    ]
+    assert [row.need_sample for row in plans[1].rows] == [True, True]
     assert scheduler.schedule() is None
-    finish(scheduler, first)
-    finish(scheduler, second)
-    assert spans(planned(scheduler)) == [(0, 30, 1)]
+    finish(scheduler, plans[0])
+    finish(scheduler, plans[1])
+    assert [spans(planned(scheduler)) for _ in range(2)] == [[(2, 2, 1)], [(0, 30, 1)]]

@@ -1,12 +1,14 @@
 """The real scheduler over stages that take a given time: how fast requests get their tokens, worked out.
 
-Moments are computed, nothing waits. A stage takes `step_seconds`, and `token_seconds` for each padded token; what
-crosses between processes takes no time. A plan that is cancelled before a stage begins it takes none there.
+Moments are computed, nothing waits. A stage takes `step_seconds`, and `token_seconds` for each padded token. Feedback
+and hidden tensors cross between processes in no time; from the end of a plan to the plans that the engine makes of it
+`engine_seconds` pass. A plan that is cancelled before a stage begins it takes none there.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 
 from oracles.simulated_pipeline import make_request
@@ -21,11 +23,35 @@ PROMPT = (5,) * 16
 
 
 @dataclass(slots=True)
+class Answer:
+    """One request's tokens as they reach the engine."""
+
+    arrived: float
+    moments: list[float] = field(default_factory=list)
+
+    @property
+    def first_token_seconds(self) -> float:
+        return self.moments[0] - self.arrived
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Between the first token and the last."""
+        return (len(self.moments) - 1) / (self.moments[-1] - self.moments[0])
+
+
+@dataclass(slots=True)
 class TimedPipeline:
     num_stages: int
     step_seconds: float
     token_seconds: float
     speculation: Speculation | None = None
+    engine_seconds: float = 0.0
+    slots_per_cohort: int = 2
+    max_step_tokens: int = 64
+    plans: list[StepPlan] = field(default_factory=list)
+    """All that were made, in order."""
+    _scheduler: Scheduler = field(init=False)
+    _answers: list[Answer] = field(default_factory=list)
     _now: float = 0.0
     _num_events: int = 0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -36,38 +62,50 @@ class TimedPipeline:
     _newest_positions: dict[tuple[int, int], int] = field(default_factory=dict)
     """By slot and generation."""
     _cancelled: set[int] = field(default_factory=set)
-    _arrivals: dict[str, list[float]] = field(default_factory=dict)
-    """Of each request's tokens at the engine."""
 
     def tokens_per_second(self, num_tokens: int, num_requests: int = 1) -> float:
         """Of requests that begin together, each between its first token and its last, on the average."""
+        answers = self.run([(0.0, num_tokens)] * num_requests)
+        return sum(answer.tokens_per_second for answer in answers) / num_requests
+
+    def run(self, arrivals: list[tuple[float, int]]) -> list[Answer]:
+        """Serve requests to their ends: `(moment, number of tokens)` of each."""
         self._free_at = [0.0] * self.num_stages
-        ledger = SlotLedger(self.num_stages, 2, len(PROMPT) + num_tokens)
-        scheduler = Scheduler(ledger, max_step_tokens=64, max_waiting=num_requests, speculation=self.speculation)
-        for number in range(num_requests):
-            scheduler.add(make_request(f"r{number}", PROMPT, num_tokens))
-        self._pump(scheduler)
+        ledger = SlotLedger(self.num_stages, self.slots_per_cohort, len(PROMPT) + max(count for _, count in arrivals))
+        self._scheduler = Scheduler(
+            ledger, max_step_tokens=self.max_step_tokens, max_waiting=len(arrivals), speculation=self.speculation
+        )
+        self._answers = [Answer(moment) for moment, _ in arrivals]
+        for number, (moment, num_tokens) in enumerate(arrivals):
+            self._at(moment, partial(self._scheduler.add, make_request(str(number), PROMPT, num_tokens)))
+        for moment, _ in arrivals:
+            self._at(moment, self._pump)
         while self._events:
             self._now, _, act = heappop(self._events)
             act()
-        came = self._arrivals.values()
-        assert [len(moments) for moments in came] == [num_tokens] * num_requests, self._arrivals
-        return sum((num_tokens - 1) / (moments[-1] - moments[0]) for moments in came) / num_requests
+        came = [len(answer.moments) for answer in self._answers]
+        assert came == [num_tokens for _, num_tokens in arrivals], came
+        return self._answers
 
     def _at(self, moment: float, act: Callable[[], None]) -> None:
         self._num_events += 1
         heappush(self._events, (moment, self._num_events, act))
 
-    def _pump(self, scheduler: Scheduler) -> None:
+    def _pump(self) -> None:
+        scheduler = self._scheduler
         while scheduler.num_plans_in_flight <= self.num_stages and (plan := scheduler.schedule()) is not None:
+            self.plans.append(plan)
             self._held_up.append(plan)
+        self._begin()
+
+    def _begin(self) -> None:
         while self._held_up and self._has_inputs(self._held_up[0]):
-            self._reach(scheduler, 0, self._held_up.popleft())
+            self._reach(0, self._held_up.popleft())
 
     def _has_inputs(self, plan: StepPlan) -> bool:
         return all(row.token_ids for row in plan.rows) or plan.feedback_through <= self._sampled_through
 
-    def _reach(self, scheduler: Scheduler, stage: int, plan: StepPlan) -> None:
+    def _reach(self, stage: int, plan: StepPlan) -> None:
         """The plan's input is at a stage, which begins it once it is done with those before."""
         begin = max(self._now, self._free_at[stage])
         seconds = self.step_seconds + self.token_seconds * plan.padded_tokens
@@ -76,18 +114,23 @@ class TimedPipeline:
         def run() -> None:
             took = 0.0 if plan.seq in self._cancelled else seconds
             is_last = stage == self.num_stages - 1
-            next_one = self._finish if is_last else lambda of, done: self._reach(of, stage + 1, done)
-            self._at(self._now + took, lambda: next_one(scheduler, plan))
+            next_one = self._finish if is_last else partial(self._reach, stage + 1)
+            self._at(self._now + took, partial(next_one, plan))
 
         self._at(begin, run)
 
-    def _finish(self, scheduler: Scheduler, plan: StepPlan) -> None:
+    def _finish(self, plan: StepPlan) -> None:
         self._sampled_through = plan.seq
-        tokens = scheduler.complete(plan.seq, [self._sample(row) for row in plan.sampled_rows])
-        self._cancelled.update(scheduler.take_cancelled())
-        for token in tokens:
-            self._arrivals.setdefault(token.request_id, []).append(self._now)
-        self._pump(scheduler)
+        rows = [self._sample(row) for row in plan.sampled_rows]
+        self._begin()
+        self._at(self._now + self.engine_seconds, partial(self._account, plan, rows))
+
+    def _account(self, plan: StepPlan, rows: list[SampledRow]) -> None:
+        """The engine has the plan's tokens."""
+        for token in self._scheduler.complete(plan.seq, rows):
+            self._answers[int(token.request_id)].moments.append(self._now)
+        self._cancelled.update(self._scheduler.take_cancelled())
+        self._pump()
 
     def _sample(self, row: PlanRow) -> SampledRow:
         place = (row.slot, row.generation)

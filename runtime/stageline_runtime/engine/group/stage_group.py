@@ -17,7 +17,13 @@ from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.strangers import Strangers
-from stageline_runtime.engine.group.welcome import choose_graphs, refusal_of, welcome_stages, welcome_supervisors
+from stageline_runtime.engine.group.welcome import (
+    choose_graphs,
+    refusal_of,
+    tells_promptly,
+    welcome_stages,
+    welcome_supervisors,
+)
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
@@ -163,6 +169,11 @@ class StageGroup:
         """The most that the group's plans may ask for; known once all stages have said hello."""
         return choose_graphs(self._contract.config.graphs, self._hellos.values(), self.model)
 
+    @property
+    def tells_promptly(self) -> bool:
+        """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
+        return tells_promptly(self._hellos.values())
+
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
         self._closing = True
@@ -270,6 +281,7 @@ async def form_scheduler(group: StageGroup, config: RuntimeConfig, max_waiting: 
         max_waiting=max_waiting,
         graphs=group.graphs,
         speculation=None if config.speculative is None else _speculation(config.speculative),
+        holds_back=group.tells_promptly,
     )
 
 

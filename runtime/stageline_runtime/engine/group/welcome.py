@@ -185,6 +185,14 @@ def choose_transport(hellos: Iterable[Hello]) -> TransportKind:
     return TransportKind.STAGED
 
 
+def tells_promptly(hellos: Iterable[Hello]) -> bool:
+    """Whether a plan's tokens are told as soon as it is done.
+
+    The last stage's thread waits for what the staged transport brings, and tells a device's tokens only after that.
+    """
+    return choose_transport(hellos) is not TransportKind.STAGED
+
+
 def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:
     """The most a group captures. `asked` is `spec.engine.graphs`, `auto` what the word `auto` means for the group.
 

@@ -2,11 +2,13 @@
 
 First a decode row for each member of the plan's cohort whose newest token is sampled or about to be (they are cheap and
 someone waits), the most senior first, or a verifying row where its newest token is known and drafts of the next ones
-may pay; then prefill chunks within the token budget: of the cohort's own members, and
-then further chunks of long prompts that others have begun, which need no feedback and so no turn. A request's first row
-fills its slot: what is known of its beginning is kept there or copied from another slot, and only the rest is computed.
+may pay; then prefill chunks within the token budget: of the cohort's own members, and then of the prompts of others,
+which need no feedback and so no turn: further chunks of those begun always; a first chunk where its own cohort's plan
+is not made at once anyway, at most one a plan, so that prompts that come together don't crowd one. A request's first
+row fills its slot: what is known of its beginning is kept there or copied from another slot, and the rest is computed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stageline_runtime.engine.scheduling.request import Guess, Request
@@ -81,23 +83,55 @@ class SelectedRows:
         self.budget -= row.num_tokens
 
 
-def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int) -> SelectedRows:
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """What the plans in flight mean for the next one."""
+
+    awaits_through: int
+    """The newest plan whose feedback a decode row may wait for at the first stage."""
+    begins_for_others: bool
+    """Whether a first chunk of another cohort's request may run in it."""
+
+    def allows_decode(self, request: Request) -> bool:
+        return request.can_decode and request.last_sample_seq <= self.awaits_through
+
+
+def occasion_of(
+    seq: int, unfinished: Sequence[int], num_stages: int, num_running: int, *, holds_back: bool = True
+) -> Occasion:
+    """The occasion for plan `seq` behind those `unfinished`, in the order in which they were made.
+
+    A plan that waits for feedback at the first stage keeps all behind it waiting. A request alone keeps nobody waiting,
+    and with more of them than stages, feedback is back when it is the plan's turn. In between a decode is held back
+    until its token is known, or until the plans made since keep the first stage busy for as long: unless tokens are
+    told so late that it would lose by it (`holds_back` False).
+
+    With more requests than stages a newcomer shares its cohort, whose turn may be far off. Once every stage has a plan
+    to run, the next ones are made one by one, and its first chunk need not wait for that turn.
+    """
+    is_full = len(unfinished) >= num_stages
+    through = seq - 1
+    if holds_back and unfinished and 1 < num_running <= num_stages:
+        through = unfinished[-num_stages] if is_full else unfinished[0] - 1
+    return Occasion(through, is_full and num_running > num_stages)
+
+
+def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int, occasion: Occasion) -> SelectedRows:
     """Choose rows of at most `budget` tokens for plan `seq`, whose turn is `cohort`'s; there may be none."""
     plan = SelectedRows(seq, budget)
     members = slots.cohorts.members(cohort)
     for request in members:
         speculates = request.drafts is not None and plan.budget > 0 and _speculate(slots, request, plan, len(members))
-        if plan.budget and not speculates and request.can_decode and slots.grow(request, request.decode_position + 1):
+        decodes = plan.budget > 0 and not speculates and occasion.allows_decode(request)
+        if decodes and slots.grow(request, request.decode_position + 1):
             plan.add_decode(request)
     for request in members:
         # A member may just have lost its slot to one before it.
         if plan.budget and request.request_id in slots.running and request.prefill_pending:
-            if not request.fill_sent:
-                _fill(slots, request, plan)
-            plan.add_chunk(request)
-    for request in _long_prompts_of_others(slots, cohort) if plan.budget else ():
-        if plan.budget:
-            plan.add_chunk(request)
+            _begin_or_go_on(slots, request, plan)
+    for request in _prompts_of_others(slots, cohort) if plan.budget else ():
+        if plan.budget and (request.fill_sent or (plan.rows and occasion.begins_for_others and not plan.fills)):
+            _begin_or_go_on(slots, request, plan)
             request.out_of_turn = True
     return plan
 
@@ -132,13 +166,16 @@ def _speculate(slots: SlotAssignment, request: Request, plan: SelectedRows, num_
     return True
 
 
-def _long_prompts_of_others(slots: SlotAssignment, cohort: int) -> list[Request]:
-    begun = [
-        request
-        for request in slots.running.values()
-        if request.cohort != cohort and request.fill_sent and request.prefill_pending
-    ]
-    return sorted(begun, key=lambda request: request.seniority)
+def _prompts_of_others(slots: SlotAssignment, cohort: int) -> list[Request]:
+    pending = [each for each in slots.running.values() if each.cohort != cohort and each.prefill_pending]
+    return sorted(pending, key=lambda request: (not request.fill_sent, request.seniority))
+
+
+def _begin_or_go_on(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
+    """The request's next chunk, before its first one the slot's fill."""
+    if not request.fill_sent:
+        _fill(slots, request, plan)
+    plan.add_chunk(request)
 
 
 def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stageline_runtime.engine.scheduling.request import Guess, Request
-from stageline_runtime.engine.scheduling.row_selection import FirstRow, SelectedRows, select_chained, select_rows
+from stageline_runtime.engine.scheduling.row_selection import (
+    FirstRow,
+    SelectedRows,
+    occasion_of,
+    select_chained,
+    select_rows,
+)
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, SampledRow, StepPlan, TokenLogprobs
@@ -44,13 +50,15 @@ class Scheduler:
         max_waiting: int,
         graphs: GraphMode = GraphMode.OFF,
         speculation: Speculation | None = None,
+        holds_back: bool = True,
     ) -> None:
-        """`speculation` None: no plan ever carries a draft."""
+        """`speculation` None: no plan ever carries a draft. `holds_back`: see `occasion_of`."""
         self.ledger = ledger
         self.max_step_tokens = max_step_tokens
         self.max_waiting = max_waiting
         self.speculation = speculation
         self._graphs = graphs
+        self._holds_back = holds_back
         self._slots = SlotAssignment(ledger)
         self._arrivals = 0
         self._next_seq = 0
@@ -124,8 +132,15 @@ class Scheduler:
         cohorts = self._slots.cohorts
         self._slots.admit()
         cohorts.even_out()
+        occasion = occasion_of(
+            self._next_seq,
+            self._unfinished,
+            self.ledger.num_cohorts,
+            self.num_running,
+            holds_back=self._holds_back,
+        )
         for cohort in cohorts.turns():
-            rows = select_rows(self._slots, cohort, self._next_seq, self.max_step_tokens)
+            rows = select_rows(self._slots, cohort, self._next_seq, self.max_step_tokens, occasion)
             if rows.rows:
                 cohorts.took_turn(cohort)
                 return self._plan_of(cohort, rows)

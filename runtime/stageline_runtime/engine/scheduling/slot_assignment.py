@@ -23,10 +23,10 @@ from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 class Cohorts:
     """Which requests step together. Invariant: a running request is in exactly one cohort, the one it names.
 
-    There are as many cohorts as stages; one plan carries decode rows of one cohort. A request joins the lightest one;
-    when ends leave them uneven, requests change over, so that no plan carries more than `ceil(running / cohorts)`
-    decode rows (an uneven pipeline waits for its largest cohort). Cohorts take turns; one with nothing to run is passed
-    over.
+    There are as many cohorts as stages; one plan carries decode rows of one cohort. A request joins the lightest one,
+    of equals the one whose turn comes first; when ends leave them uneven, requests change over, so that no plan carries
+    more than `ceil(running / cohorts)` decode rows (an uneven pipeline waits for its largest cohort). Cohorts take
+    turns; one with nothing to run is passed over.
     """
 
     def __init__(self, num_cohorts: int) -> None:
@@ -42,7 +42,7 @@ class Cohorts:
         return sorted(self._members[cohort], key=lambda request: request.seniority)
 
     def lightest(self) -> int:
-        return self._members.index(min(self._members, key=len))
+        return min(self.turns(), key=self.sizes.__getitem__)
 
     def join(self, request: Request, cohort: int) -> None:
         request.cohort = cohort
