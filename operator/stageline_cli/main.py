@@ -113,10 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(arguments))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; a traceback is printed only with STAGELINE_DEBUG=1."""
+def run(arguments: Sequence[str] | None = None, group: LazyGroup | None = None) -> int:
+    """Run the command line, `stageline` or another `group` of commands, and return its exit status.
+
+    A traceback is printed only with STAGELINE_DEBUG=1.
+    """
+    chosen = group or cli
     try:
-        outcome = cli.main(args=arguments, prog_name="stageline", standalone_mode=False)
+        outcome = chosen.main(args=arguments, prog_name=chosen.name, standalone_mode=False)
     except UserError as error:
         return _say(error.message, error.exit_code)
     except click.ClickException as error:

@@ -222,6 +222,16 @@ SPEC_CASES = {
         "'-', '_' and '.', with a letter or digit at both ends, or $(MODEL), $(GROUP), $(INCARNATION), $(STAGE), "
         "$(STAGES)",
     ),
+    "pull-secret-name": (
+        "template: {imagePullSecrets: [{name: My_Secret}]}",
+        'spec.template.imagePullSecrets[0].name: "My_Secret" is not allowed: must be the name of a Kubernetes object: '
+        'lower-case letters, digits, "." and "-"',
+    ),
+    "pull-secret-twice": (
+        "template: {imagePullSecrets: [{name: a}, {name: b}, {name: a}]}",
+        'spec.template.imagePullSecrets: [{"name": "a"}, {"name": "b"}, {"name": "a"}] is not allowed: '
+        "a given more than once",
+    ),
     "volume-without-a-source": (
         "template: {volumes: [{name: a, mountPath: /a}]}",
         "spec.template.volumes[0]: give exactly one of claimName, hostPath, configMapName, secretName and "

@@ -13,6 +13,7 @@ from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
 RESTRICTED: dict[str, dict[str, Any]] = {
     "downloaded": {"model": {"source": SOURCE}},
     "claim": {"model": {"source": "pvc://models/tiny", "cache": {"claimName": "cache"}}},
+    "private registry": {"template": {"imagePullSecrets": [{"name": "ours"}]}},
     "devices": {"template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "network": {"interface": "eth1"}},
 }
 LEAVING: dict[str, tuple[dict[str, Any], str]] = {

@@ -22,6 +22,7 @@ def test_a_plain_pod_is_honoured() -> None:
     [
         pytest.param(pod(hostNetwork=True), "spec.hostNetwork", id="host-network"),
         pytest.param(pod(priorityClassName="high"), "spec.priorityClassName", id="priority"),
+        pytest.param(pod(imagePullSecrets=[{"name": "a"}]), "spec.imagePullSecrets", id="image-pull-secrets"),
         pytest.param(pod(restartPolicy="OnFailure"), "spec.restartPolicy", id="restart-policy"),
         pytest.param(pod(automountServiceAccountToken=True), "spec.automountServiceAccountToken", id="token"),
         pytest.param(pod(securityContext={"sysctls": []}), "spec.securityContext.sysctls", id="sysctls"),

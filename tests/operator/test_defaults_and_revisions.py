@@ -91,6 +91,7 @@ FIRST: dict[str, Any] = {
     "parallelism.pipeline": 1,
     "parallelism.tensor": 1,
     "stages": [],
+    "template.imagePullSecrets": [],
     "template.resources.requests": {},
     "template.resources.limits": {},
     "template.env": [],

@@ -263,6 +263,14 @@ def test_schedulers_get_their_names_labels_and_annotations() -> None:
     assert pod["metadata"]["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "2"}
 
 
+def test_nodes_pull_with_the_secrets_that_the_template_names_and_groups_are_replaced_for_them() -> None:
+    bare, named = pipeline_model(), pipeline_model(template={"imagePullSecrets": [{"name": "ours"}, {"name": "hub"}]})
+    for stage in range(2):
+        assert stage_pod(named, stage)["spec"]["imagePullSecrets"] == [{"name": "ours"}, {"name": "hub"}]
+        assert "imagePullSecrets" not in stage_pod(bare, stage)["spec"]
+    assert revision_of(named) != revision_of(bare)
+
+
 def test_the_network_gives_stages_an_interface_a_device_and_the_right_to_pin_memory() -> None:
     network = {"interface": "eth1", "rdmaResource": "rdma/hca", "env": [{"name": "NCCL_DEBUG", "value": "WARN"}]}
     pod = stage_pod(pipeline_model(network=network), 0)

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from stageline_api import env as contract
 from stageline_api.resource.base import Quantity, ShortText, SpecBase, cel, cel_extra, check_pattern
 from stageline_api.resource.layer_ranges import LAYERS_PATTERN, parse_layer_range
+from stageline_api.resource.scheduling import ClassName
 from stageline_api.runtime_config import LayerRange
 
 ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -103,6 +104,25 @@ class EnvVar(SpecBase):
     value: str = Field(
         default="", max_length=32_768, description="Its value, as it is. Default empty. Not a place for secrets."
     )
+
+
+class ImagePullSecret(SpecBase):
+    """A Secret by name, as in a pod's own `imagePullSecrets`."""
+
+    name: ClassName = Field(
+        description=(
+            "Name of a Secret of type `kubernetes.io/dockerconfigjson` in the model's namespace, each once. Required."
+        )
+    )
+
+
+def unique_pull_secrets(secrets: tuple[ImagePullSecret, ...]) -> tuple[ImagePullSecret, ...]:
+    """Return the Secrets, or raise ValueError naming those given twice."""
+    names = [secret.name for secret in secrets]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} given more than once")
+    return secrets
 
 
 class StageSpec(SpecBase):

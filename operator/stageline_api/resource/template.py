@@ -14,7 +14,7 @@ from stageline_api.resource.base import (
     check_absolute_path,
     check_pattern,
 )
-from stageline_api.resource.pod import EnvVars, ResourcesSpec, TolerationSpec
+from stageline_api.resource.pod import EnvVars, ImagePullSecret, ResourcesSpec, TolerationSpec, unique_pull_secrets
 from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels
 
 VOLUME_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -151,6 +151,14 @@ class TemplateSpec(SpecBase):
         min_length=1,
         max_length=512,
         description="Container image of the stages. Default: the image that the operator was installed with.",
+    )
+    image_pull_secrets: Annotated[
+        tuple[ImagePullSecret, ...], Field(strict=False), AfterValidator(unique_pull_secrets)
+    ] = Field(
+        default=(),
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        description="Secrets with which nodes pull the images of stage pods, each by its `name`. Default: none.",
     )
     resources: ResourcesSpec = Field(
         default=ResourcesSpec(),

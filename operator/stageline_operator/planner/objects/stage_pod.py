@@ -75,6 +75,7 @@ def build_stage_pod(
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
             "securityContext": _pod_security(model),
+            **_pull_secrets(model),
             **pod_placement(model, life, stage, host.gpu_runtime_class),
             "initContainers": _init_containers(model, stage, default_image, host, files_image),
             "containers": _containers(model, life, stage, default_image, tracing_env, host, bare_image),
@@ -196,6 +197,11 @@ def _pod_security(model: PipelineModel) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value != []} | {
         "seccompProfile": {"type": "RuntimeDefault"}
     }
+
+
+def _pull_secrets(model: PipelineModel) -> dict[str, Any]:
+    named = [{"name": each.name} for each in model.spec.template.image_pull_secrets]
+    return {"imagePullSecrets": named} if named else {}
 
 
 def _port(name: str, number: int) -> dict[str, Any]:
