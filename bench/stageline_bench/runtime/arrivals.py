@@ -65,7 +65,13 @@ async def play(url: str, model: str, load: ArrivalLoad, vocab_size: int) -> list
             return await _stream(http, _body(model, prompt, load.output_tokens))
 
         both = zip(load.arrival_seconds(), load.prompts(vocab_size), strict=True)
-        return await asyncio.gather(*(one(moment, prompt) for moment, prompt in both))
+        # Not `gather`: at an error the others must be over before the client closes, or their connections stay open.
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(moment, prompt)) for moment, prompt in both]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
 
 def _body(model: str, prompt: list[int], output_tokens: int) -> dict[str, Any]:
