@@ -23,6 +23,8 @@ from stageline_api.engine_http import (
     TopLogprob,
 )
 from stageline_gateway.admission.request_body import FEW, MOST_OBJECTS, check_shape, parse_object, shape_of
+from stageline_gateway.endpoints.anthropic_messages import prepare_message
+from stageline_gateway.endpoints.responses import prepare_response
 from stageline_gateway.endpoints.tokenizing import parse_detokenize
 from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, shown
 from stageline_gateway.openai_api.validation import parse_chat, parse_completion
@@ -46,6 +48,8 @@ def filled(head: bytes, item: bytes, tail: bytes, numbered: bool = False) -> byt
 
 PROMPT = b'{"model":"%s","prompt":' % MODEL.encode()
 CHAT = b'{"model":"%s","messages":[' % MODEL.encode()
+RESPONSE = b'{"model":"%s",' % MODEL.encode()
+ASKED = RESPONSE + b'"max_tokens":1,'
 HOSTILE: Final[dict[str, tuple[str, bytes]]] = {
     "numbers for messages": ("/v1/chat/completions", filled(CHAT, b"1", b"]}")),
     "empty messages": ("/v1/chat/completions", filled(CHAT, b"{}", b"]}")),
@@ -61,6 +65,31 @@ HOSTILE: Final[dict[str, tuple[str, bytes]]] = {
     "biases": ("/v1/completions", filled(PROMPT + b'"x","logit_bias":{', b'"%d":999', b"}}", numbered=True)),
     "stops": ("/v1/completions", filled(PROMPT + b'"x","stop":[', b"11111", b"]}")),
     "tokens": ("/detokenize", filled(b'{"model":"%s","tokens":[' % MODEL.encode(), b'"aaa"', b"]}")),
+    "items of nothing": ("/v1/responses", filled(RESPONSE + b'"input":[', b"{}", b"]}")),
+    "numbers for items": ("/v1/responses", filled(RESPONSE + b'"input":[', b"1", b"]}")),
+    "parts of an item": (
+        "/v1/responses",
+        filled(RESPONSE + b'"input":[{"role":"user","content":[', b'{"type":"input_text","text":1}', b"]}]}"),
+    ),
+    "tools of nothing": ("/v1/responses", filled(RESPONSE + b'"input":"x","tools":[', b"{}", b"]}")),
+    "unknown fields of a response": (
+        "/v1/responses",
+        filled(RESPONSE + b'"input":"x",', b'"%d":1', b"}", numbered=True),
+    ),
+    "blocks of nothing": (
+        "/v1/messages",
+        filled(ASKED + b'"messages":[{"role":"user","content":[', b"{}", b"]}]}"),
+    ),
+    "turns of nothing": ("/v1/messages", filled(ASKED + b'"messages":[', b"{}", b"]}")),
+    "system of nothing": ("/v1/messages", filled(ASKED + b'"messages":[],"system":[', b"1", b"]}")),
+    "tools without names": (
+        "/v1/messages",
+        filled(ASKED + b'"messages":[{"role":"user","content":"x"}],"tools":[', b"{}", b"]}"),
+    ),
+    "stop sequences": (
+        "/v1/messages",
+        filled(ASKED + b'"messages":[{"role":"user","content":"x"}],"stop_sequences":[', b"1", b"]}"),
+    ),
     "lists in lists": ("/v1/completions", filled(PROMPT, b"[" * 50 + b"]" * 50, b"}")),
 }
 
@@ -97,6 +126,8 @@ def _checked(path: str, body: bytes) -> object:
         "/v1/chat/completions": lambda fields: parse_chat(fields, {}),
         "/v1/completions": lambda fields: parse_completion(fields, {}),
         "/detokenize": parse_detokenize,
+        "/v1/responses": lambda fields: prepare_response(fields, strict=True),
+        "/v1/messages": lambda fields: prepare_message(fields, strict=True),
     }[path]
     return parse(parse_object(body))
 
@@ -255,3 +286,22 @@ def test_copies_of_a_prompt_for_many_choices_are_counted_before_they_are_made(
     assert gateway.http.post("/v1/completions", content=fitting, headers=JSON).status_code == 200
     held = gateway.admin.get("/status").json()["bodies"]
     assert 800_000 < held["most_bytes"] < 8 * BODY_BYTES, held
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_large_request_that_the_answer_repeats_hardly_costs_the_loop(
+    gateway: RunningGateway, engine: ScriptedEngine, streams: bool
+) -> None:
+    """A response repeats its instructions: three times in a stream, six bytes for each of its characters: 37 MB.
+
+    Writing them takes most of that; encoding takes a sixth, with the interpreter locked, so a thread would not help.
+    """
+    body = to_json({"model": MODEL, "instructions": "é" * (BODY_BYTES // 2 - 512), "input": "x", "stream": streams})
+    gateway.http.get("/healthz")
+    before = gateway.loop_seconds()
+    answer = gateway.http.post("/v1/responses", content=body, headers=JSON)
+    spent = gateway.loop_seconds() - before
+    assert answer.status_code == 200, answer.text[:300]
+    assert len(engine.requests) == 1
+    assert answer.content.count(b"\\u00e9") == (3 if streams else 1) * (BODY_BYTES // 2 - 512)
+    assert spent < LOOP_SECONDS * SLOW_MACHINE, f"{spent:.3f} s of the loop"
