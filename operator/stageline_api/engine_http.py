@@ -253,6 +253,8 @@ class Finished(_Frozen):
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens that were in the KV cache from an earlier request and were not computed again."""
+    stop_string: str | None = None
+    """Which of the request's stop strings ended the output; None when none did."""
 
 
 class Failed(_Frozen):

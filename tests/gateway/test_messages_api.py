@@ -114,6 +114,17 @@ def test_results_of_calls_go_back_to_the_model(gateway: RunningGateway, engine: 
     assert engine.requests[0].sampling.stop == ("END",)
 
 
+def test_the_stop_sequence_that_ended_an_answer_is_named(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    end = Finished(reason=FinishReason.STOP, prompt_tokens=9, completion_tokens=1, stop_string="END")
+    engine.script = lambda _: [Say(Admitted(prompt_tokens=9)), Say(Delta(text="So ", token_ids=(1,))), Say(end)]
+    asked = {"stop_sequences": ["STOP", "END"]}
+    message = gateway.http.post("/v1/messages", json=ASK | asked).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+    events = streamed(gateway, **asked)
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    assert events[0]["message"]["stop_sequence"] is None
+
+
 def test_a_result_that_is_an_error_says_so_to_the_model(gateway: RunningGateway, engine: ScriptedEngine) -> None:
     call = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
     results = [

@@ -1,7 +1,6 @@
 """A chat's answer as Anthropic's `/v1/messages` writes it: a message of content blocks, whole or as its events. Pure.
 
-Blocks come one after the other, each closed before the next begins: thoughts, text, calls. Which of several stop
-sequences ended an answer isn't known here, so `stop_sequence` is always null and its reason `end_turn`.
+Blocks come one after the other, each closed before the next begins: thoughts, text, calls.
 """
 
 import json
@@ -74,6 +73,7 @@ class MessagesDialect(Dialect):
         self._blocks: list[_Block] = []
         self._is_open = False
         self._reason: str | None = None
+        self._stop_sequence: str | None = None
         self._usage: dict[str, Any] = {}
 
     def begin(self, prompt_tokens: int) -> list[Event]:
@@ -94,16 +94,18 @@ class MessagesDialect(Dialect):
                 events += self._add(function["arguments"])
         return events
 
-    def end(self, reason: str, counts: dict[str, Any]) -> list[Event]:
+    def end(self, reason: str, counts: dict[str, Any], stop_string: str | None) -> list[Event]:
         cached = counts["prompt_tokens_details"]["cached_tokens"]
         self._reason = _REASONS[reason]
+        if reason == "stop" and stop_string is not None:
+            self._reason, self._stop_sequence = "stop_sequence", stop_string
         self._usage = {
             "input_tokens": counts["prompt_tokens"] - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts["completion_tokens"],
         }
-        ended = {"stop_reason": self._reason, "stop_sequence": None}
+        ended = {"stop_reason": self._reason, "stop_sequence": self._stop_sequence}
         last: list[Event] = [{"type": "message_delta", "delta": ended, "usage": self._usage}, {"type": "message_stop"}]
         return self._close() + last
 
@@ -118,7 +120,7 @@ class MessagesDialect(Dialect):
             "model": self._stamp.model,
             "content": [block.written() for block in self._blocks],
             "stop_reason": self._reason,
-            "stop_sequence": None,
+            "stop_sequence": self._stop_sequence,
             "usage": self._usage,
         }
 

@@ -57,11 +57,12 @@ class TranslatedAnswer(Answer):
                 case Finished() if self._streams:
                     events = self._taken(shape.held_back())
                     reason = shape.closing(event.reason)["finish_reason"]
-                    await self._write(events + self._dialect.end(reason, self._counts(event)), send, more=False)
+                    events += self._dialect.end(reason, self._counts(event), event.stop_string)
+                    await self._write(events, send, more=False)
                 case Finished():
                     choice_at_once, _, _ = kept.written(event.reason)
                     self._dialect.take(choice_at_once["message"])
-                    self._dialect.end(choice_at_once["finish_reason"], self._counts(event))
+                    self._dialect.end(choice_at_once["finish_reason"], self._counts(event), event.stop_string)
 
         await exchange.run(take)
         if not self._streams:

@@ -24,8 +24,9 @@ class Dialect(ABC):
         """More of the answer: `reasoning_content`, then `content`, then `tool_calls`."""
 
     @abstractmethod
-    def end(self, reason: str, counts: dict[str, Any]) -> list[Event]:
-        """The answer's end: OpenAI's finish reason and token counts, those spent on thoughts among them."""
+    def end(self, reason: str, counts: dict[str, Any], stop_string: str | None) -> list[Event]:
+        """The answer's end: OpenAI's finish reason and token counts, those spent on thoughts among them, and which of
+        the request's stop strings ended it."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> list[Event]:

@@ -82,7 +82,7 @@ class ResponsesDialect(Dialect):
                 events += self._add(function["arguments"])
         return events
 
-    def end(self, reason: str, counts: dict[str, Any]) -> list[Event]:
+    def end(self, reason: str, counts: dict[str, Any], stop_string: str | None) -> list[Event]:  # noqa: ARG002
         is_cut = reason == "length"
         self._status = "incomplete" if is_cut else "completed"
         self._usage = {

@@ -49,16 +49,20 @@ def ids_in(events: list[Any]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("said", "sampling", "reason"),
+    ("said", "sampling", "reason", "stop_string"),
     [
-        pytest.param("héllo 😀 日本!", {}, FinishReason.STOP, id="split-characters"),
-        pytest.param("héllo 😀", {"max_tokens": 11}, FinishReason.LENGTH, id="length"),
-        pytest.param("abc END of", {"stop": ["END"]}, FinishReason.STOP, id="stop-string"),
-        pytest.param("xEEN ENDE😀END", {"stop": ["END!", "E😀"]}, FinishReason.STOP, id="held-back-often"),
-        pytest.param("some EN", {"stop": ["END"], "max_tokens": 7}, FinishReason.LENGTH, id="held-back-at-the-end"),
+        pytest.param("héllo 😀 日本!", {}, FinishReason.STOP, None, id="split-characters"),
+        pytest.param("héllo 😀", {"max_tokens": 11}, FinishReason.LENGTH, None, id="length"),
+        pytest.param("abc END of", {"stop": ["END"]}, FinishReason.STOP, "END", id="stop-string"),
+        pytest.param("xEEN ENDE😀END", {"stop": ["END!", "E😀"]}, FinishReason.STOP, "E😀", id="held-back-often"),
+        pytest.param(
+            "some EN", {"stop": ["END"], "max_tokens": 7}, FinishReason.LENGTH, None, id="held-back-at-the-end"
+        ),
     ],
 )
-def test_cut_after_every_token(tmp_path: Path, said: str, sampling: dict[str, Any], reason: FinishReason) -> None:
+def test_cut_after_every_token(
+    tmp_path: Path, said: str, sampling: dict[str, Any], reason: FinishReason, stop_string: str | None
+) -> None:
     token_ids = ids_of(said) + ((EOS_TOKEN_ID,) if reason is FinishReason.STOP else ())
     core = goes_on(token_ids, reason)
 
@@ -66,6 +70,7 @@ def test_cut_after_every_token(tmp_path: Path, said: str, sampling: dict[str, An
         async with serve(core, tmp_path) as client:
             whole = await collect(client, sampling=sampling)
             text, ids = text_of(whole), ids_in(whole)
+            assert (whole[-1].reason, whole[-1].stop_string) == (reason, stop_string)
             for cut in range(len(ids) + 1):
                 relayed = released_after(core.submitted[0], tmp_path, ids[:cut])
                 # No count: what the engine sent with these ids. With one: more of it was seen, or nothing at all.

@@ -9,13 +9,13 @@ from stageline_runtime.engine.text.detokenizer import StopStrings
 few_letters = st.text(alphabet="ab😀\n", max_size=5)
 
 
-def plain_search(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text before the stop string that is complete first; of several ending there, before the longest."""
-    ends = [(text.find(stop) + len(stop), -len(stop)) for stop in stops if stop in text]
+def plain_search(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The text before the stop string that is complete first, and it; of several ending there, the longest."""
+    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if not ends:
-        return text, False
-    end, negative_length = min(ends)
-    return text[: end + negative_length], True
+        return text, None
+    end, negative_length, stop = min(ends)
+    return text[: end + negative_length], stop
 
 
 @settings(max_examples=500, deadline=None)
@@ -23,14 +23,15 @@ def plain_search(text: str, stops: list[str]) -> tuple[str, bool]:
 def test_any_pieces_give_what_a_search_of_the_whole_text_gives(pieces: list[str], stops: list[str]) -> None:
     scanner = StopStrings(stops)
     released, matched = "", False
-    expected, expected_match = plain_search("".join(pieces), stops)
+    expected, expected_stop = plain_search("".join(pieces), stops)
     for piece in pieces:
         match = scanner.push(piece)
         released, matched = released + match.text, match.matched
         assert expected.startswith(released), f"{released!r} shows more than {expected!r}"
     if not matched:
         released += scanner.flush()
-    assert (released, matched) == (expected, expected_match)
+    assert (released, scanner.found) == (expected, expected_stop)
+    assert matched == (expected_stop is not None)
 
 
 @settings(max_examples=300, deadline=None)

@@ -106,6 +106,7 @@ class EventStream(Response):
                 prompt_tokens=len(self._request.prompt_token_ids),
                 completion_tokens=self._output.completion_tokens,
                 cached_tokens=self._cached_tokens,
+                stop_string=self._output.stop_string,
             )
         )
 

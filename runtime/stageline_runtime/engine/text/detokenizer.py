@@ -102,20 +102,22 @@ class StopStrings:
         assert all(stops), f"a stop string must not be empty: {stops!r}"
         self._automata = [_Automaton(stop) for stop in stops]
         self._held = ""
-        self._matched = False
+        self.found: str | None = None
+        """The stop string that ended the output; the longest where several end at one character."""
 
     def push(self, text: str) -> StopMatch:
         """Scan the next piece; returns the text that can't be part of a stop string any more."""
-        if self._matched:
+        if self.found is not None:
             return StopMatch("", True)
         if not self._automata:
             return StopMatch(text, False)
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            complete = max((automaton.step(character) for automaton in self._automata), default=0)
+            # A list, because each of them must read the character.
+            complete = [automaton.stop for automaton in self._automata if automaton.step(character)]
             if complete:
-                self._matched, self._held = True, ""
-                return StopMatch(pending[: end - complete], True)
+                self.found, self._held = max(complete, key=len), ""
+                return StopMatch(pending[: end - len(self.found)], True)
         keep = max(automaton.matched for automaton in self._automata)
         self._held = pending[len(pending) - keep :]
         return StopMatch(pending[: len(pending) - keep], False)
@@ -129,24 +131,24 @@ class StopStrings:
 class _Automaton:
     """Knows after each character how long a prefix of `stop` the text ends with."""
 
-    __slots__ = ("_borders", "_stop", "matched")
+    __slots__ = ("_borders", "matched", "stop")
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         self._borders = _border_lengths(stop)
         self.matched = 0
         """Length of the longest proper prefix of `stop` that ends the text so far."""
 
-    def step(self, character: str) -> int:
-        """Read a character; returns the length of the stop string when it is complete, else 0."""
-        while self.matched and self._stop[self.matched] != character:
+    def step(self, character: str) -> bool:
+        """Read a character; returns whether it completes the stop string."""
+        while self.matched and self.stop[self.matched] != character:
             self.matched = self._borders[self.matched - 1]
-        if self._stop[self.matched] == character:
+        if self.stop[self.matched] == character:
             self.matched += 1
-        if self.matched < len(self._stop):
-            return 0
+        if self.matched < len(self.stop):
+            return False
         self.matched = 0
-        return len(self._stop)
+        return True
 
 
 def _border_lengths(pattern: str) -> list[int]:

@@ -42,6 +42,11 @@ class OutputText:
         self._relayed_ahead = 0
         """Characters that the client has of text still to be released."""
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._stops.found
+
     def resume(self, token_ids: Sequence[int], relayed_characters: int | None) -> Piece:
         """Take ids generated before; returns the text of them that the client lacks, and how many of the ids count.
 
