@@ -73,7 +73,7 @@ def test_adapters_of_a_model_are_names_of_its_groups() -> None:
         (
             pod()
             | {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes fit"}]}},
-            "waiting for a node: 0/3 nodes fit",
+            "waiting for a node",
         ),
         (pod() | {"status": None}, "starting"),
     ],

@@ -93,9 +93,9 @@ def _condition(status: Manifest, kind: str) -> Manifest:
 def _why_not(status: Manifest, draining: bool) -> str:
     if draining:
         return "draining"
-    scheduled = _condition(status, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return f"waiting for a node: {scheduled.get('message', '')}".rstrip(": ")
+    if _condition(status, "PodScheduled").get("status") == "False":
+        # Clients read this: not the scheduler's own words, which tell of the cluster's nodes.
+        return "waiting for a node"
     return (
         "starting" if status.get("phase") in ("Pending", "Running", None) else f"its pod has {status['phase'].lower()}"
     )
