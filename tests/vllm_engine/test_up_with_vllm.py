@@ -19,17 +19,25 @@ def example_of(directory: Path, model_dir: Path) -> Path:
     """The example as it is, over a model that is here."""
     manifest = yaml.safe_load((ROOT / "examples/smollm2_vllm.yaml").read_text())
     manifest["spec"]["model"]["source"] = f"file://{model_dir}"
-    # In a pod the interpreter's own environment has vLLM; here the stand-in is found by a path.
-    manifest["spec"]["template"]["env"] = [{"name": "PYTHONPATH", "value": fake_vllm_path()}]
     file = directory / "model.yaml"
     file.write_text(yaml.safe_dump(manifest))
+    return file
+
+
+def interpreter_with_vllm(directory: Path) -> Path:
+    """A Python that finds the stand-in. Not by a variable of the pod: there `/tmp`, where a checkout may lie, is the
+    container's own."""
+    file = directory / "python-with-vllm"
+    path = f'"{fake_vllm_path()}${{PYTHONPATH:+:$PYTHONPATH}}"'
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec "{sys.executable}" "$@"\n')
+    file.chmod(0o755)
     return file
 
 
 def test_the_example_answers_and_ends_clean(tmp_path: Path, smollm2_dir: Path) -> None:
     file = example_of(tmp_path, smollm2_dir)
     options = ["--state-dir", str(tmp_path / "state"), "--port", str(free_port()), "--max-tokens", "5", "--plain"]
-    environment = os.environ | {"STAGELINE_VLLM_PYTHON": sys.executable}
+    environment = os.environ | {"STAGELINE_VLLM_PYTHON": str(interpreter_with_vllm(tmp_path))}
     done = subprocess.run(
         [*COMMAND, str(file), "--once", "The capital of France is", *options],
         env=environment, capture_output=True, text=True, check=False, timeout=START_SECONDS,
