@@ -1,6 +1,6 @@
 """Runs `stageline` with a recorder of its calls: `python call_recorder.py RECORDS ARGUMENTS…`, e.g. `… engine`.
 
-SIGUSR1 begins a record and SIGUSR2 ends it. The n-th record becomes the file `RECORDS-n.json`; `RECORDS-n.began` says
+A real-time signal begins a record and the next one ends it, which no component takes for itself. The n-th record becomes the file `RECORDS-n.json`; `RECORDS-n.began` says
 that it has begun. Between records the main thread has no profile function; other threads must have one from their start
 (Python 3.11 can't give them one later), which does nothing then.
 
@@ -24,8 +24,8 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[3]
 PROJECT_FOLDERS: Final = ("operator", "runtime")
 _PROJECT: Final = tuple(f"{ROOT / folder}{os.sep}" for folder in PROJECT_FOLDERS)
-_BEGIN: Final = signal.SIGUSR1
-_END: Final = signal.SIGUSR2
+_BEGIN: Final = signal.SIGRTMIN + 4
+_END: Final = signal.SIGRTMIN + 5
 
 
 @dataclass(frozen=True, slots=True)
