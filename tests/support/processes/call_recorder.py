@@ -1,8 +1,9 @@
 """Runs `stageline` with a recorder of its calls: `python call_recorder.py RECORDS ARGUMENTS…`, e.g. `… engine`.
 
-A real-time signal begins a record and the next one ends it, which no component takes for itself. The n-th record becomes the file `RECORDS-n.json`; `RECORDS-n.began` says
-that it has begun. Between records the main thread has no profile function; other threads must have one from their start
-(Python 3.11 can't give them one later), which does nothing then.
+One real-time signal begins a record and the next one ends it; no component takes these for itself. The n-th record
+becomes the file `RECORDS-n.json`; `RECORDS-n.began` says that it has begun. Between records the main thread has no
+profile function; other threads must have one from their start (Python 3.11 can't give them one later), which does
+nothing then.
 
 A record holds each distinct chain of calls among the project's own functions, and when it was first called on the
 monotonic clock, which all processes of a machine share. Importing a module is not a call of its functions, and is not
