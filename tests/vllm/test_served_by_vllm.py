@@ -16,6 +16,7 @@ import pytest
 
 import stageline_api
 import stageline_vllm
+from processes.repository_files import ROOT
 from processes.vllm_served import NOTICED_SECONDS, Served, served_by_vllm, vllm_python
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 from stageline_runtime.metric_names import STAGE_METRICS
@@ -75,6 +76,32 @@ def test_every_name_inside_vllm_that_we_use_is_there_and_looks_as_we_know_it(tmp
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+ARGUMENTS = """
+import json, logging
+logging.disable(logging.CRITICAL)
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+actions = make_arg_parser(FlexibleArgumentParser())._actions
+print(json.dumps([name for action in actions for name in action.option_strings]))
+"""
+
+
+def test_every_argument_of_vllm_was_looked_at(tmp_path: Path) -> None:
+    """One that a new version brings is passed on until somebody decides: here is where it shows."""
+    interpreter = vllm_python()
+    path = write_plugin_path(tmp_path / "path", installed_vllm(interpreter))
+    done = subprocess.run(
+        [str(interpreter), "-c", ARGUMENTS],
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((ROOT / "tests/vllm_engine/recorded/serve_arguments.json").read_text())
+    assert set(json.loads(done.stdout.splitlines()[-1])) == {*record["refused"], *record["passed"]}
 
 
 def test_the_capital_of_france_is_paris(served: Served) -> None:
