@@ -6,7 +6,9 @@ The tests of this file share the start and run in order; the last one ends it. `
 import itertools
 import json
 import os
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +33,7 @@ STATES = (
 )
 PROMPT = (504, 3575, 282, 4649, 314)
 """`The capital of France is`."""
+EXPRESSION = r" (London|Paris|Rome), [0-9]{4}\."
 NUMBERS = itertools.count()
 
 
@@ -126,12 +129,23 @@ def test_an_answer_goes_on_from_its_tokens_as_it_would_have(served: Served, samp
     assert whole.token_ids[6:] == rest.token_ids
 
 
+def test_a_guided_answer_matches_its_expression_and_goes_on_from_its_tokens(served: Served) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=32, regex=EXPRESSION)
+    whole = generated(served, sampling)
+    assert re.fullmatch(EXPRESSION, whole.text), whole
+    rest = generated(served, sampling, whole.token_ids[:3])
+    assert whole.token_ids[3:] == rest.token_ids, whole
+
+
 def test_each_stages_seconds_sum_to_wall_and_its_series_are_those_of_any_stage(served: Served) -> None:
     for stage in (0, 1):
+        began, earlier = time.monotonic(), served.samples(stage)
         samples = served.samples(stage)
+        (before,) = earlier["stageline_stage_wall_seconds_total"].values()
         spent = sum(sum(samples[name].values()) for name in STATES)
         (wall,) = samples["stageline_stage_wall_seconds_total"].values()
         assert spent == pytest.approx(wall, abs=1e-3)
+        assert 0 < wall - before <= time.monotonic() - began, "wall time is no other clock's"
         steps = samples["stageline_stage_steps_total"]
         assert sum(steps.values()) > 16, steps
         page = served.stage_page(stage, "metrics")

@@ -91,5 +91,6 @@ def test_a_stopped_worker_is_found_by_the_watchdog_and_named(tmp_path: Path) -> 
             seconds = served.wait("failed", lambda: bool(served.failures()), timeout_seconds=STEP_SECONDS * 4)
         finally:
             os.kill(worker, signal.SIGCONT)
-        assert served.failures()[0]["failureClass"] == "StepTimeout", served.failures()
+        failure = served.failures()[0]
+        assert (failure["failureClass"], failure["stage"]) == ("StepTimeout", 1), served.failures()
         assert seconds <= STEP_SECONDS + 10, (seconds, served.failures())
