@@ -115,7 +115,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_SCHEMA_CHARACTERS = 65536
 MAX_REGEX_CHARACTERS = 32768
 REGEX_MARK = "regex:"
-"""No JSON begins so."""
+"""Begins a guide that is a regular expression; one without it is a JSON schema, as no JSON text begins with it."""
 
 
 class SamplingParams(_Frozen):

@@ -89,7 +89,7 @@ def test_sigterm_lets_streams_finish(tmp_path: Path, engine: ScriptedEngine) -> 
         assert process.wait(60) == 0
 
 
-def test_sigterm_tells_load_balancers_before_it_closes_the_door(tmp_path: Path, engine: ScriptedEngine) -> None:
+def test_sigterm_tells_load_balancers_before_the_listeners_close(tmp_path: Path, engine: ScriptedEngine) -> None:
     with gateway_process(tmp_path, engine, "--withdraw-seconds", "600") as (process, url):
         admin = re.search(r"admin on (http://\S+)", (tmp_path / "gateway.log").read_text())
         assert admin
@@ -104,7 +104,7 @@ def test_sigterm_tells_load_balancers_before_it_closes_the_door(tmp_path: Path, 
         assert answered.status_code == 200, "who was sent here meanwhile is answered"
 
 
-def test_the_door_closes_when_load_balancers_have_had_their_time(tmp_path: Path, engine: ScriptedEngine) -> None:
+def test_the_listeners_close_when_load_balancers_have_had_their_time(tmp_path: Path, engine: ScriptedEngine) -> None:
     with gateway_process(tmp_path, engine, "--withdraw-seconds", "0.5") as (process, url):
         process.send_signal(signal.SIGTERM)
         address = httpx.URL(url)

@@ -13,7 +13,7 @@ import trustme
 
 from processes.gateway_harness import RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import ScriptedEngine
-from stageline_gateway.server import http_protocol, tls_door
+from stageline_gateway.server import http_protocol, tls_listener
 from stageline_gateway.server.http_protocol import MOST_SENT_AHEAD, GatewayProtocol
 from stageline_gateway.server.tls import TlsFiles
 from stageline_gateway.settings import GatewaySettings
@@ -114,22 +114,24 @@ def secure(tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPat
         yield gateway
 
 
-def doors(gateway: RunningGateway) -> int:
-    assert gateway.servers.door is not None
-    return len(gateway.servers.door.open)
+def accepted_connections(gateway: RunningGateway) -> int:
+    assert gateway.servers.tls_listener is not None
+    return len(gateway.servers.tls_listener.open)
 
 
 def test_silent_connections_count_before_their_handshake(
     secure: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_door, "HANDSHAKE_TIMEOUT_SECONDS", 600)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_TIMEOUT_SECONDS", 600)
     secure.http.close()
-    eventually(lambda: doors(secure) == 0, lambda: f"{doors(secure)} are open")
+    eventually(lambda: accepted_connections(secure) == 0, lambda: f"{accepted_connections(secure)} are open")
     with ExitStack() as stack:
         silent = [stack.enter_context(connect(secure)) for _ in range(SILENT)]
-        eventually(lambda: sum(map(was_dropped, silent)) == SILENT - LIMIT, lambda: f"{doors(secure)} are open")
-        assert doors(secure) == LIMIT
-    eventually(lambda: doors(secure) == 0, lambda: f"{doors(secure)} are open")
+        eventually(
+            lambda: sum(map(was_dropped, silent)) == SILENT - LIMIT, lambda: f"{accepted_connections(secure)} are open"
+        )
+        assert accepted_connections(secure) == LIMIT
+    eventually(lambda: accepted_connections(secure) == 0, lambda: f"{accepted_connections(secure)} are open")
 
 
 def was_dropped(raw: socket.socket) -> bool:
@@ -143,11 +145,11 @@ def was_dropped(raw: socket.socket) -> bool:
 
 
 def test_a_handshake_that_never_ends_is_given_up(secure: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_door, "HANDSHAKE_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_TIMEOUT_SECONDS", 0.2)
     with connect(secure) as silent, connect(secure) as talks_plainly:
         talks_plainly.sendall(b"GET / HTTP/1.1\r\n\r\n")
         eventually(lambda: was_dropped(silent) and was_dropped(talks_plainly), "they are still open")
-    monkeypatch.setattr(tls_door, "HANDSHAKE_TIMEOUT_SECONDS", 600)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_TIMEOUT_SECONDS", 600)
     assert secure.http.get("/healthz").status_code == 200
     secure.http.close()
-    eventually(lambda: doors(secure) == 0, lambda: f"{doors(secure)} are open")
+    eventually(lambda: accepted_connections(secure) == 0, lambda: f"{accepted_connections(secure)} are open")

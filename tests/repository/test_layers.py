@@ -1,7 +1,10 @@
-"""The layers: who may import whom, and which processes must start without torch."""
+"""The layers: who may import whom, how much rooms need of each other, and what starts without torch."""
 
+import ast
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,8 @@ heavy = sorted({"torch", "transformers", "safetensors"} & sys.modules.keys())
 print(len(names))
 sys.exit(f"{sys.argv[1]} loads {heavy}" if heavy else 0)
 """
+Crossing = tuple[str, str, str]
+"""The room of a file, the room it imports from, and which file imports which module."""
 
 
 def test_imports_respect_the_layers() -> None:
@@ -48,3 +53,79 @@ def test_package_loads_without_torch(package: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout) > 0, f"{package} has no modules"
+
+
+@pytest.mark.parametrize(
+    ("package", "most"),
+    [("runtime/stageline_gateway", 84), ("runtime/stageline_runtime/engine", 12)],
+)
+def test_rooms_need_no_more_of_each_other(package: str, most: int) -> None:
+    """A limit on imports between rooms, counted as pairs of a file and a module, also in a direction that is allowed.
+
+    The gateway had 58 when its rooms were made. `/v1/responses` and `/v1/messages` came since and are most of what was
+    added: endpoints, fields and events of their own. The limit is the 84 that it had then, so that it can't grow.
+    """
+    crossings = crossings_of(ROOT / package)
+    assert crossings, f"{package} has no rooms, or its imports are not understood"
+    assert len(crossings) <= most, (
+        f"{len(crossings)} imports of {package} cross rooms, {most} at most:\n{listed_by_pair(crossings)}"
+    )
+
+
+def test_a_crossing_is_a_file_and_a_module_of_another_room(tmp_path: Path) -> None:
+    for file, text in {
+        "house/__init__.py": "",
+        "house/settings.py": "",
+        "house/app.py": "from house.attic.box import Box",
+        "house/attic/__init__.py": "",
+        "house/attic/box.py": "from house.cellar import wine\nfrom house.cellar.wine import Wine",
+        "house/attic/chest.py": "import house.cellar.coal\nfrom house import settings\nfrom house.attic.box import Box",
+        "house/cellar/__init__.py": "",
+        "house/cellar/coal.py": "",
+        "house/cellar/wine.py": "def pour():\n    from house.attic.box import Box",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert sorted(crossings_of(tmp_path / "house", under=tmp_path)) == [
+        ("attic", "cellar", "attic/box.py: house.cellar.wine"),
+        ("attic", "cellar", "attic/chest.py: house.cellar.coal"),
+        ("cellar", "attic", "cellar/wine.py: house.attic.box"),
+    ]
+
+
+def listed_by_pair(crossings: set[Crossing]) -> str:
+    """Each pair of rooms with its crossings, those with most first."""
+    lines = []
+    for (room, other), count in Counter(crossing[:2] for crossing in crossings).most_common():
+        lines.append(f"{count:4}  {room} -> {other}")
+        lines += sorted(f"      {what}" for *pair, what in crossings if pair == [room, other])
+    return "\n".join(lines)
+
+
+def crossings_of(package: Path, under: Path = ROOT / "runtime") -> set[Crossing]:
+    """Imports between the rooms of `package`. Files at its root (`app`; `errors`, `settings`) don't count."""
+    dotted = ".".join(package.relative_to(under).parts)
+    rooms = {init.parent.name for init in package.glob("*/__init__.py")}
+    room_of = {
+        f"{dotted}.{'.'.join(file.relative_to(package).with_suffix('').parts)}": room
+        for room in rooms
+        for file in (package / room).rglob("*.py")
+    }
+    return {
+        (room, room_of[name], f"{file.relative_to(package)}: {name}")
+        for room in rooms
+        for file in (package / room).rglob("*.py")
+        for name in imported_names(file)
+        if room_of.get(name, room) != room
+    }
+
+
+def imported_names(file: Path) -> Iterator[str]:
+    """Dotted names of what a file imports, anywhere in it: modules, and what is taken from them."""
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports by a relative name"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

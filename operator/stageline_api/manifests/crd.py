@@ -54,7 +54,7 @@ class _PlainDumper(yaml.SafeDumper):
     """Writes equal values out each time: an anchor in a CRD helps nobody."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Always."""
+        """True for every value: PyYAML then writes no anchors and aliases."""
         del data
         return True
 

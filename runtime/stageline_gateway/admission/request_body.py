@@ -103,7 +103,7 @@ class BodyMemory:
 
     limit_bytes: int = 128 * 1024 * 1024
     body_limit_bytes: int = 4 * 1024 * 1024
-    """Of one body."""
+    """The largest that the body of one request may be."""
     timeout_seconds: float = 30.0
     """From the end of a request's headers to the end of its body."""
     retry_after_seconds: float = 2.0

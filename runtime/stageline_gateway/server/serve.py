@@ -27,7 +27,7 @@ from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
 from stageline_gateway.server.loop_errors import log_loop_error
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
-from stageline_gateway.server.tls_door import TlsDoor
+from stageline_gateway.server.tls_listener import TlsListener
 
 logger = logging.getLogger(__name__)
 
@@ -107,18 +107,18 @@ class GatewayServers:
         for each in (config, self._admin.config):
             cast(BoundedConfig, each).send_timeout_seconds = app.state.send_timeout_seconds
         config.hosts = app.state.hosts
-        self.door: TlsDoor | None = None
+        self.tls_listener: TlsListener | None = None
         """Of the public port, where it speaks TLS: the server knows nothing of that."""
         if sockets.tls is not None:
-            self.door = TlsDoor(new_context(sockets.tls), sockets.connection_limit)
+            self.tls_listener = TlsListener(new_context(sockets.tls), sockets.connection_limit)
 
     async def run(self) -> None:
         background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]
         public = [self._sockets.public]
-        if self._sockets.tls is not None and self.door is not None:
-            keep_up = partial(watch, self._sockets.tls, self.door.context, self._metrics)
+        if self._sockets.tls is not None and self.tls_listener is not None:
+            keep_up = partial(watch, self._sockets.tls, self.tls_listener.context, self._metrics)
             background.append(asyncio.create_task(run_forever("TLS files", keep_up)))
-            background.append(asyncio.create_task(self._accept(self.door, public.pop())))
+            background.append(asyncio.create_task(self._accept(self.tls_listener, public.pop())))
         try:
             await self.public.serve(sockets=public)
         finally:
@@ -127,13 +127,13 @@ class GatewayServers:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
 
-    async def _accept(self, door: TlsDoor, listener: socket.socket) -> None:
+    async def _accept(self, tls_listener: TlsListener, listening: socket.socket) -> None:
         while not self.public.started:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(_START_POLL_SECONDS)
         new_protocol = partial(
             GatewayProtocol, self.public.config, self.public.server_state, self.public.lifespan.state
         )
-        await door.accept(listener, new_protocol, lambda: self.public.should_exit)
+        await tls_listener.accept(listening, new_protocol, lambda: self.public.should_exit)
 
     def stop(self) -> None:
         """Stop listening; `run` returns once open answers have ended."""

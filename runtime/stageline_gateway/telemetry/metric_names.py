@@ -118,8 +118,8 @@ GROUPS: Final = MetricSpec(
 )
 ENDPOINTS_STALE: Final = MetricSpec(
     "stageline_gateway_endpoints_stale",
-    "1 while what discovery reads (endpoints file, Kubernetes API) can't be had and an older version is in force, "
-    "else 0.",
+    "1 while what discovery reads (endpoints file, Kubernetes API) is unavailable and an older version is in "
+    "force, else 0.",
 )
 DISCOVERY_AGE: Final = MetricSpec(
     "stageline_gateway_discovery_age_seconds",

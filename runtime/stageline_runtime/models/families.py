@@ -1,5 +1,9 @@
 """Which code runs a model: the own decoder for its families, Hugging Face's layers (on the CPU alone) for all others.
 
+A module of its own, above `cpu`, `device` and `coverage`: the choice needs all three, and the two latter are built on
+`cpu`, which therefore can't make it. Whatever loads a stage chooses here: `stage.load_stage`, the bench's check of a
+GPU's parts, the tests' pipelines in one process.
+
 What a stage doesn't need is not imported: transformers on a stage of the own decoder, Triton on a CPU stage.
 """
 

@@ -24,7 +24,7 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
-from stageline_runtime.models.families import build_any_stage_model
+from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.protocol import (
     CapturesGraphs,
     CaptureSizes,
@@ -247,8 +247,6 @@ class StageLoader:
             return self._build_model
         if self._accelerator is None:
             return build_any_stage_model
-        from stageline_runtime.models.families import device_builder  # a CPU stage needs none of it
-
         return device_builder(self._accelerator)
 
     def _join(self, welcome: Welcome, hidden_size: int, dtype: torch.dtype) -> Transport:

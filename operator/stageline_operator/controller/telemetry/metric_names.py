@@ -45,7 +45,7 @@ API_REQUESTS_TOTAL: Final = MetricSpec(
 LEADER: Final = MetricSpec("stageline_operator_leader", "1 while this replica leads, else 0.")
 GATEWAY_EXPECTED: Final = MetricSpec(
     "stageline_operator_gateway_expected",
-    "1 for each namespace for whose models the operator was told of a gateway (--gateway-url).",
+    "1 for each namespace for whose models a gateway is configured (--gateway-url).",
     ("namespace",),
 )
 MODELS: Final = MetricSpec(

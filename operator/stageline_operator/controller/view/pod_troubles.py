@@ -30,7 +30,7 @@ _TROUBLES: Final = frozenset(
     }
 )
 _PROGRESS: Final = frozenset({"Created", "Pulled", "Pulling", "Started", "SuccessfulAttachVolume"})
-"""What is over once one of these follows it."""
+"""Reasons of Events that end a trouble: a pod whose newest Event has one of them is getting its containers."""
 _POLL_SECONDS: Final = 2.0
 _AT_ONCE: Final = 8
 _PATIENCE_SECONDS: Final = 10.0

@@ -36,7 +36,7 @@ class RunningWatches:
             self._broken_since[path] = now
 
     def all_broke(self, now: float) -> None:
-        """Nobody watches."""
+        """kopf has ended, and every watch with it."""
         for path in self._broken_since:
             self.broke(path, now)
 

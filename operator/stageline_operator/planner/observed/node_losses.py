@@ -23,7 +23,8 @@ FEW_NODES: Final = 2
 GIVEN_UP_SECONDS: Final = 10.0
 """Kubelets renew their leases every 10 s, so those that are cut off together lapse within as long."""
 LOOK_AGAIN_SECONDS: Final = 5.0
-"""How soon to look again while a node is unheard of: what other nodes do wakes nobody."""
+"""How soon to reconcile again while a node is unheard of: whether it counts as lost depends on the other nodes too, and
+their changes start no reconcile of this model."""
 
 Taints = Sequence[Mapping[str, Any]]
 

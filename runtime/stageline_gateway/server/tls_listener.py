@@ -1,4 +1,4 @@
-"""Where TLS connections come in: each counts, and its handshake is bounded, from when it is accepted.
+"""Accepts TLS connections: each counts, and its handshake is bounded, from when it is accepted.
 
 The server's own TLS tells of a connection only after its handshake, so that silent ones would count nowhere and stay a
 minute. Here one too many is dropped at once, and one that does not finish its handshake in time soon after.
@@ -18,7 +18,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.1
 """For the end of the server; and after an accept that failed, for want of file descriptors for instance."""
 
 
-class TlsDoor:
+class TlsListener:
     """Accepts for one listening socket. `open` holds the connections there are, secure or not yet."""
 
     def __init__(self, context: ssl.SSLContext, limit: int) -> None:
@@ -28,24 +28,24 @@ class TlsDoor:
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def accept(
-        self, listener: socket.socket, new_protocol: Callable[[], GatewayProtocol], is_over: Callable[[], bool]
+        self, listening: socket.socket, new_protocol: Callable[[], GatewayProtocol], is_over: Callable[[], bool]
     ) -> None:
         """Let clients in until `is_over`; what is open then goes on."""
-        listener.setblocking(False)
-        accepting = asyncio.create_task(self._accept(listener, new_protocol))
+        listening.setblocking(False)
+        accepting = asyncio.create_task(self._accept(listening, new_protocol))
         try:
             while not is_over() and not accepting.done():
                 await asyncio.wait([accepting], timeout=_LOOK_AGAIN_SECONDS)
         finally:
             accepting.cancel()
             await asyncio.gather(accepting, return_exceptions=True)
-            listener.close()
+            listening.close()
 
-    async def _accept(self, listener: socket.socket, new_protocol: Callable[[], GatewayProtocol]) -> None:
+    async def _accept(self, listening: socket.socket, new_protocol: Callable[[], GatewayProtocol]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(listener)
+                client, _ = await loop.sock_accept(listening)
             except OSError:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
                 continue
