@@ -51,6 +51,25 @@ def test_an_engine_that_gave_up_is_told_from_a_worker_that_was_killed() -> None:
     assert not killed.engine_died, "that is what it died of"
 
 
+def test_an_error_whose_words_name_a_log_level_is_no_line_of_that_level() -> None:
+    """torch's own words of a lost NCCL peer."""
+    prefix = "(Worker_PP1 pid=81) ERROR 11-22 14:00:08 [multiproc_executor.py:750] "
+    error = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:4, remote process exited "
+    words = first_words(f"host:81:90 [0] NCCL INFO Bootstrap\n{prefix}{error}(run with NCCL_DEBUG=INFO for details)")
+    assert words.first.startswith("DistBackendError: NCCL error in: "), words.first
+    assert is_lost_connection(NodeEnd(status=1, words=words.first, phase=READY))
+
+
+def test_a_refused_setting_is_kept_with_its_reason() -> None:
+    words = first_words(
+        "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "(APIServer pid=1)   Value error, User-specified max_model_len (9999) is greater than 2048. [type=x]\n"
+        "(APIServer pid=1)     For further information visit https://errors.pydantic.dev"
+    )
+    assert words.first.startswith("ValidationError: 1 validation error for ModelConfig: Value error, User-specified")
+    assert "For further" not in words.first
+
+
 def test_who_only_says_that_another_failed_names_nothing() -> None:
     words = first_words("ERROR Worker proc VllmWorker-0 died unexpectedly\nERROR EngineDeadError: see above")
     assert (words.first, words.worker_died) == ("", True)

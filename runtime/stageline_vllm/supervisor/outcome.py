@@ -48,7 +48,12 @@ _BAD_CONFIG: Final = re.compile(
     r"ValidationError|ArgumentError|unrecognized arguments|is not supported for|does not support|divisible",
     re.IGNORECASE,
 )
-_NOISE: Final = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
+_REASON_FOLLOWS: Final = re.compile(r"\d+ validation errors? for \w+$")
+"""pydantic says in the next line what is wrong."""
+_PREFIX: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:ERROR \S+ \S+ \[[^\]]*\]\s*)?")
+"""Who writes, and the level, time and place of a log line."""
+_NOISE: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:DEBUG|INFO|WARNING)\b|NCCL (?:INFO|TRACE|WARN)\b")
+"""Lines of a level, which stands behind the names of processes. An error may have `NCCL_DEBUG=INFO` in its words."""
 
 
 class FirstWords:
@@ -72,6 +77,9 @@ class FirstWords:
         self.last = text[:LONGEST_WORDS]
         self.worker_died = self.worker_died or _WORKER_DIED in text
         self.engine_died = self.engine_died or (not self.worker_died and any(each in text for each in _ENGINE_DIED))
+        if _REASON_FOLLOWS.search(self.first):
+            self.first = f"{self.first}: {_PREFIX.sub('', text)}"[:LONGEST_WORDS]
+            return
         words = failure_words(text)
         if words is not None and not self.first and not any(each in text for each in _CONSEQUENCES):
             self.first = words[:LONGEST_WORDS]
