@@ -15,7 +15,6 @@ from cluster.model_in_cluster import READY_SECONDS, ModelInCluster
 from cluster.operator_process import VLLM_IMAGE
 from processes.gateway_process import GatewayProcess
 from processes.serving_command import command_line, descendants, kill
-from processes.vllm_group import fake_vllm_path
 
 SOON_SECONDS = 150.0
 WORKER_MODULE = "processes.fake_vllm.worker"
@@ -26,10 +25,9 @@ OWN = SIZES | {"name": "stageline"}
 
 @pytest.fixture(scope="module")
 def shared_spec() -> dict[str, Any]:
-    """The interpreter of a real image has vLLM; here the stand-in is found by a path."""
+    """The interpreter of a real image has vLLM; here the nodes name one that finds the stand-in."""
     return {
         "engine": VLLM,
-        "template": {"env": [{"name": "PYTHONPATH", "value": fake_vllm_path()}]},
         "restart": {"backoffSeconds": 1, "windowSeconds": 5},
         "timeouts": {"resumeWindowSeconds": round(READY_SECONDS), "drainSeconds": 120},
     }

@@ -9,7 +9,7 @@ import yaml
 
 from processes.free_ports import free_port
 from processes.repository_files import ROOT
-from processes.vllm_group import fake_vllm_path
+from processes.vllm_group import interpreter_with_vllm
 
 COMMAND = (sys.executable, "-m", "stageline_cli.main", "up")
 START_SECONDS = 400
@@ -21,16 +21,6 @@ def example_of(directory: Path, model_dir: Path) -> Path:
     manifest["spec"]["model"]["source"] = f"file://{model_dir}"
     file = directory / "model.yaml"
     file.write_text(yaml.safe_dump(manifest))
-    return file
-
-
-def interpreter_with_vllm(directory: Path) -> Path:
-    """A Python that finds the stand-in. Not by a variable of the pod: there `/tmp`, where a checkout may lie, is the
-    container's own."""
-    file = directory / "python-with-vllm"
-    path = f'"{fake_vllm_path()}${{PYTHONPATH:+:$PYTHONPATH}}"'
-    file.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec "{sys.executable}" "$@"\n')
-    file.chmod(0o755)
     return file
 
 

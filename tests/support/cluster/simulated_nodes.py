@@ -17,8 +17,10 @@ from cluster.node_pods import IMAGE
 from cluster.under_test import Cluster
 from processes.ended_process import end_process
 from processes.serving_command import alive, command_line, descendants
+from processes.vllm_group import interpreter_with_vllm
 from stageline_local.node import child_exec
 from stageline_local.session.local_overrides import LOCAL_IMAGE
+from stageline_vllm.supervisor.process import INTERPRETER_VARIABLE
 
 NODE_READY_SECONDS: Final = 150.0
 _SUPPORT: Final = Path(__file__).parents[1]
@@ -65,6 +67,7 @@ class SimulatedNode:
         options += [f"--image={image}" for image in (LOCAL_IMAGE, IMAGE)]
         options += ["--kubeconfig", str(self.plane.kubeconfig("stageline-node")), "--state-dir", str(self.directory)]
         options += ["--node", self.name, "--label", f"topology.kubernetes.io/zone=zone-{self.name}"]
+        with_vllm = interpreter_with_vllm(self.directory)
         wrapper = (sys.executable, "-I", "-S", child_exec.__file__, str(os.getpid()))
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
@@ -73,7 +76,7 @@ class SimulatedNode:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
-                env={**os.environ, "PYTHONPATH": str(_SUPPORT)},
+                env={**os.environ, "PYTHONPATH": str(_SUPPORT), INTERPRETER_VARIABLE: str(with_vllm)},
             )
 
     @property

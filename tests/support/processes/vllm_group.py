@@ -53,6 +53,16 @@ def fake_vllm_path(version_site: Path = FAKE_SITE) -> str:
     return os.pathsep.join([str(ROOT / "tests/support"), str(version_site)])
 
 
+def interpreter_with_vllm(directory: Path) -> Path:
+    """A Python that finds the stand-in. Not by a variable of the pod: there `/tmp`, where a checkout may lie, is the
+    container's own."""
+    file = directory / "python-with-vllm"
+    path = f'"{fake_vllm_path()}${{PYTHONPATH:+:$PYTHONPATH}}"'
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec "{sys.executable}" "$@"\n')
+    file.chmod(0o755)
+    return file
+
+
 @dataclass
 class SupervisedGroup:
     """Supervisors by stage, and what the engine's end sees of them."""
