@@ -94,7 +94,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(tmp_path: Path, tokens_p
     _, text, token_ids, last = parts(generate(core, tmp_path, body(stop=["never", "\nUser:"])))
     assert text == "one"
     assert token_ids == ids_of("one\nUser:")
-    assert last == Finished(reason=FinishReason.STOP, prompt_tokens=5, completion_tokens=9)
+    assert last == Finished(reason=FinishReason.STOP, prompt_tokens=5, completion_tokens=9, stop_string="\nUser:")
     assert (core.aborted, core.abort_reasons) == (["r1"], [FinishReason.STOP]), (
         "it ended as it should, in the counters too"
     )
