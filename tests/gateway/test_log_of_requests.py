@@ -13,11 +13,12 @@ import httpx
 
 from processes.gateway_harness import MODEL, eventually, group, write_endpoints
 from processes.scripted_engine import ScriptedEngine, answer
+from stageline_gateway.telemetry.metric_names import IN_FLIGHT
 
 
 @contextmanager
-def gateway(directory: Path, engine_url: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
-    """A gateway's process, its URL and its log."""
+def gateway(directory: Path, engine_url: str) -> Iterator[tuple[subprocess.Popen[bytes], str, str, Path]]:
+    """A gateway's process, its URL, its admin port's URL and its log."""
     endpoints, log = directory / "endpoints.json", directory / "gateway.log"
     write_endpoints(endpoints, group(engine_url))
     command = [sys.executable, "-m", "stageline_gateway", "--port", "0", "--endpoints", str(endpoints)]
@@ -26,7 +27,8 @@ def gateway(directory: Path, engine_url: str) -> Iterator[tuple[subprocess.Popen
     try:
         eventually(lambda: "listening on" in log.read_text() or process.poll() is not None, log.read_text)
         first = next(line for line in lines_of(log.read_text()) if "listening on" in line["message"])
-        yield process, first["message"].split()[3], log
+        _, _, _, url, _, _, admin_url, *_ = first["message"].split()
+        yield process, url, admin_url, log
     finally:
         process.kill()
         process.wait(60)
@@ -49,8 +51,14 @@ def test_a_gateway_tells_each_request_by_both_its_names_once_it_is_asked_for_det
         assert answered.status_code == 200, answered.text
         return str(answered.json()["id"])
 
-    with gateway(tmp_path, engine.url) as (process, url, log):
+    def is_idle(admin_url: str) -> bool:
+        """A request's line is written while it is in flight still, and after the client has its answer."""
+        page = httpx.get(f"{admin_url}/metrics", trust_env=False, timeout=60).text
+        return f'{IN_FLIGHT.name}{{model_name="{MODEL}"}} 0.0' in page
+
+    with gateway(tmp_path, engine.url) as (process, url, admin_url, log):
         ask(url, "before")
+        eventually(lambda: is_idle(admin_url), log.read_text)
         process.send_signal(signal.SIGUSR1)
         eventually(lambda: "level is debug" in log.read_text(), log.read_text)
         own_name = ask(url, "during")
