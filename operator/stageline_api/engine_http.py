@@ -114,8 +114,14 @@ MAX_STOP_CHARACTERS = 256
 """Of one stop string: each character of an answer is compared with it, and text is held back for as long as it."""
 MAX_SCHEMA_CHARACTERS = 65536
 MAX_REGEX_CHARACTERS = 32768
+MAX_GRAMMAR_CHARACTERS = 32768
 REGEX_MARK = "regex:"
-"""Begins a guide that is a regular expression; one without it is a JSON schema, as no JSON text begins with it."""
+"""Begins a guide that is a regular expression; one without a mark is a JSON schema, as no JSON text begins with one."""
+GRAMMAR_MARK = "grammar:"
+"""Begins a guide that is a grammar."""
+MAX_ALLOWED_TOKENS = 16384
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 128
 
 
 class SamplingParams(_Frozen):
@@ -145,7 +151,18 @@ class SamplingParams(_Frozen):
     json_schema: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
     """A JSON schema, written as JSON, that the answer's text satisfies; refusals name it `response_format`."""
     regex: str | None = Field(default=None, min_length=1, max_length=MAX_REGEX_CHARACTERS)
-    """A regular expression that the whole of the answer's text matches; not together with `json_schema`."""
+    """A regular expression that the whole of the answer's text matches."""
+    grammar: str | None = Field(default=None, min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)
+    """A context-free grammar, as Lark or GBNF writes it, that the whole of the answer's text follows. An answer has one
+    of `json_schema`, `regex` and `grammar` at most."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Before so many tokens are generated, neither a stop token nor a stop string ends the answer."""
+    allowed_token_ids: tuple[int, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
+    """All that may be generated; empty: everything."""
+    bad_words: tuple[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)], ...] = Field(
+        default=(), max_length=MAX_BAD_WORDS, fail_fast=True
+    )
+    """Texts that, as the tokenizer writes them at a beginning or after a blank, are never generated."""
     stop: tuple[str, ...] = Field(default=(), max_length=16, fail_fast=True)
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64, fail_fast=True)
     ignore_eos: bool = False
@@ -154,14 +171,22 @@ class SamplingParams(_Frozen):
     @classmethod
     def _is_no_expression(cls, value: str | None) -> str | None:
         # Both go their way as one text, and expressions have a bound of their own.
-        if value is not None and value.startswith(REGEX_MARK):
-            raise ValueError(f"a JSON schema can't begin with {REGEX_MARK!r}")
+        for mark in (REGEX_MARK, GRAMMAR_MARK):
+            if value is not None and value.startswith(mark):
+                raise ValueError(f"a JSON schema can't begin with {mark!r}")
         return value
 
     @property
+    def has_exclusions(self) -> bool:
+        """Whether tokens are kept out of the answer by name."""
+        return self.min_tokens > 0 or bool(self.allowed_token_ids) or bool(self.bad_words)
+
+    @property
     def guide(self) -> str | None:
-        """What the answer is held to, as one text: a JSON schema, or an expression after `REGEX_MARK`."""
-        return self.json_schema if self.regex is None else REGEX_MARK + self.regex
+        """What the answer is held to, as one text: a JSON schema, or what comes after one of the marks."""
+        if self.regex is not None:
+            return REGEX_MARK + self.regex
+        return self.json_schema if self.grammar is None else GRAMMAR_MARK + self.grammar
 
 
 LOWEST_PRIORITY = 1000

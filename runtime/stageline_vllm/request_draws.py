@@ -12,7 +12,7 @@ import msgspec
 from stageline_runtime.plan_bus.messages import RequestSampling
 
 KEY: Final = "stageline_draws"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,7 +33,12 @@ class DrawsError(ValueError):
 
 def needs_draws(sampling: RequestSampling) -> bool:
     """Whether vLLM's plain argmax would not give the token that this request asks for."""
-    return sampling.temperature > 0.0 or sampling.depends_on_history or bool(sampling.logit_bias)
+    return (
+        sampling.temperature > 0.0
+        or sampling.depends_on_history
+        or sampling.has_exclusions
+        or bool(sampling.logit_bias)
+    )
 
 
 def as_extra_args(draws: RequestDraws) -> dict[str, Any]:

@@ -41,6 +41,35 @@ def test_guides_reach_the_engine(
     assert (sampling.json_schema and json.loads(sampling.json_schema), sampling.regex) == (schema, regex)
 
 
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "extra", [{"guided_grammar": "root ::= [ab]"}, {"structured_outputs": {"grammar": "root ::= [ab]"}}]
+)
+def test_grammars_reach_the_engine(
+    gateway: RunningGateway, engine: ScriptedEngine, path: str, extra: dict[str, Any]
+) -> None:
+    assert gateway.http.post(path, json=BODIES[path] | extra).status_code == 200
+    assert engine.requests[0].sampling == SamplingParams(
+        grammar="root ::= [ab]",
+        seed=engine.requests[0].sampling.seed,
+        max_tokens=engine.requests[0].sampling.max_tokens,
+    )
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_the_answer_must_not_hold_reaches_the_engine(
+    gateway: RunningGateway, engine: ScriptedEngine, path: str
+) -> None:
+    extra = {"min_tokens": 3, "bad_words": ["never"], "allowed_token_ids": [4, 5], "max_tokens": 9}
+    assert gateway.http.post(path, json=BODIES[path] | extra).status_code == 200
+    sampling = engine.requests[0].sampling
+    assert (sampling.min_tokens, sampling.bad_words, sampling.allowed_token_ids) == (3, ("never",), (4, 5))
+    nothing = {"min_tokens": 0, "bad_words": None, "allowed_token_ids": None}
+    assert gateway.http.post(path, json=BODIES[path] | nothing).status_code == 200
+    sampling = engine.requests[1].sampling
+    assert (sampling.min_tokens, sampling.bad_words, sampling.allowed_token_ids) == (0, (), ())
+
+
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
@@ -57,14 +86,22 @@ def test_guides_reach_the_engine(
         ({"structured_outputs": {"json": "regex:(a|b)*"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "5"}}, "structured_outputs.json"),
         ({"guided_json": "{"}, "structured_outputs.json"),
-        ({"structured_outputs": {"grammar": "root ::= 1"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "x" * 32769}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
-        ({"guided_grammar": "x"}, "guided_grammar"),
-        ({"min_tokens": 3}, "min_tokens"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"guided_grammar": "x", "guided_regex": "a"}, "guided_grammar"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": "3"}, "min_tokens"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": ["x" * 129]}, "bad_words[0]"),
+        ({"bad_words": ["x"] * 65}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["1"]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [1] * 16385}, "allowed_token_ids"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],

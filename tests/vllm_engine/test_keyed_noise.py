@@ -44,6 +44,10 @@ SAMPLINGS = {
     "greedy with a bias": RequestSampling(temperature=0.0, logit_bias=((3, 4.0), (8, -100.0))),
     "bias": RequestSampling(temperature=1.0, seed=9, logit_bias=((3, 2.5), (8, -100.0))),
     "a grammar": RequestSampling(temperature=1.7, seed=10, json_schema=SCHEMA),
+    "a least length": RequestSampling(temperature=1.0, seed=13, min_tokens=6, end_token_ids=(2, *range(10, 60))),
+    "exclusions": RequestSampling(
+        temperature=0.0, allowed_token_ids=tuple(range(3, 12)), bad_words=((4,), *((first, 5) for first in range(12)))
+    ),
     "all of it": RequestSampling(
         temperature=1.2, top_p=0.95, seed=12, presence_penalty=0.4, logit_bias=((2, 1.0),), json_schema=SCHEMA
     ),
@@ -231,7 +235,7 @@ def test_hidden_ids_of_the_output_end_the_step_and_not_the_truth(processor: Keye
     [
         ("temperature", 0.5, "temperature is 0.5"),
         ("presence_penalty", 0.1, "presence_penalty is 0.1"),
-        ("extra_args", {"stageline_draws": [VERSION + 1]}, "version 2"),
+        ("extra_args", {"stageline_draws": [VERSION + 1]}, f"version {VERSION + 1}"),
         ("extra_args", {"stageline_draws": {"seed": 1}}, "version None"),
         ("extra_args", {"stageline_draws": [VERSION, "x", [], []]}, "stageline_draws: "),
     ],

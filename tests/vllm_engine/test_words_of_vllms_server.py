@@ -114,6 +114,9 @@ def test_plain_greedy_requests_are_vllms_own() -> None:
         {"presence_penalty": 0.1},
         {"logit_bias": ((3, -100.0),)},
         {"json_schema": "{}"},
+        {"min_tokens": 3, "end_token_ids": (2, 7)},
+        {"allowed_token_ids": (1, 2)},
+        {"bad_words": ((4,),)},
     ],
 )
 def test_all_else_is_told_to_the_logits_processor_and_not_to_vllm(changed: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, assert_never
 
 from pydantic import Field
 
-from stageline_api.engine_http import MAX_REGEX_CHARACTERS
+from stageline_api.engine_http import MAX_GRAMMAR_CHARACTERS, MAX_REGEX_CHARACTERS
 from stageline_gateway.openai_api.chat_types import Strict
 
 MAX_GUIDED_CHOICES: Final = 1024
@@ -51,6 +51,7 @@ class StructuredOutputs(Strict):
     json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
     regex: Annotated[str, Field(min_length=1, max_length=MAX_REGEX_CHARACTERS)] | None = None
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
     choice: Annotated[list[Choice], Field(fail_fast=True, min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
 
     @property

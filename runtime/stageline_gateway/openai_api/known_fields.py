@@ -62,10 +62,6 @@ _COMMON: Final[dict[str, Known]] = {
     "return_token_ids": _refused(False),
     "truncate_prompt_tokens": _refused(why="A prompt is answered whole or not at all."),
     "logits_processors": _refused([]),
-    "min_tokens": _refused(0, why="The end of an answer is the model's to choose, or nobody's ('ignore_eos')."),
-    "bad_words": _refused([], why="Single tokens can be kept out by 'logit_bias'."),
-    "allowed_token_ids": _refused(why="Hold the answer to 'structured_outputs' instead."),
-    "guided_grammar": _refused(why="Grammars are JSON schemas, 'regex' and 'choice' here."),
     "guided_decoding_backend": _ignored("auto"),
     "guided_whitespace_pattern": _ignored(),
     "cache_salt": _refused(why="The cache of prompts is shared by everyone whom this gateway serves."),
@@ -114,7 +110,7 @@ MESSAGE_IGNORED: Final = frozenset(
 PART_IGNORED: Final = frozenset({"cache_control"})
 """Of a part of a message's content."""
 GUIDED: Final[Mapping[str, str]] = MappingProxyType(
-    {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice"}
+    {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 )
 """vLLM's older names of what `structured_outputs` holds."""
 GUIDE_IGNORED: Final = frozenset(

@@ -1,7 +1,8 @@
 """The request bodies of OpenAI's API that this gateway understands, checked strictly.
 
 Types are never coerced ("5" is not a number) and an unknown field is refused, so nothing a client asks for is lost
-without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`.
+without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
+`min_tokens`, `allowed_token_ids`, `bad_words`.
 """
 
 import json
@@ -12,6 +13,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from stageline_api.engine_http import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_STOP_CHARACTERS,
     MAX_TEMPLATE_ARGUMENTS,
     MAX_TOP_LOGPROBS,
@@ -143,6 +147,7 @@ Stop = Annotated[
         text_or_list, custom_error_type="stop_type", custom_error_message="must be a string or a list of strings"
     ),
 ]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 CompletionPrompt = Annotated[
     Annotated[str, Tag("#text")]
@@ -180,6 +185,11 @@ class _Request(Strict):
     stop: Stop = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] = Field(default_factory=list)
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ALLOWED_TOKENS)] = (
+        Field(default_factory=list)
+    )
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -214,6 +224,11 @@ class _Request(Strict):
     def regex_text(self) -> str | None:
         """The expression that the answer's text matches."""
         return None if self.structured_outputs is None else self.structured_outputs.regex_text
+
+    @property
+    def grammar_text(self) -> str | None:
+        """The grammar that the answer's text follows."""
+        return None if self.structured_outputs is None else self.structured_outputs.grammar
 
     @property
     def limit_name(self) -> str:

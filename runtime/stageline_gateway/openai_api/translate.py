@@ -42,6 +42,10 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         top_logprobs=request.asked_top_logprobs,
         json_schema=request.schema_text,
         regex=request.regex_text,
+        grammar=request.grammar_text,
+        min_tokens=request.min_tokens,
+        allowed_token_ids=tuple(request.allowed_token_ids),
+        bad_words=tuple(request.bad_words),
     )
 
 

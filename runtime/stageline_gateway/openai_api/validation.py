@@ -199,7 +199,9 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
     if guide is not None:
         named = [name for name, value in guide.model_dump(by_alias=True).items() if value is not None]
         if len(named) != 1:
-            message = f"'structured_outputs' must have exactly one of json, json_object, regex, choice; got {named}."
+            message = (
+                f"'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar; got {named}."
+            )
             raise bad_value("structured_outputs", message)
         if isinstance(request, ChatRequest):
             _check_alone(request)

@@ -1,4 +1,4 @@
-"""JSON schemas and regular expressions compiled to token grammars of one model's tokenizer, in engine and last stage.
+"""JSON schemas, regular expressions and grammars compiled for one model's tokenizer, in engine and last stage.
 
 The library's fuel limits, set here, bound most of what compiling may cost, the same in engine and stage; what they
 don't bound is found out by the engine, in a process that can be killed (`check_process`). Compiled grammars are kept by
@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
-from stageline_api.engine_http import REGEX_MARK
+from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK
 
 MAX_KEPT = 64
 SHOWN_CHARACTERS = 200
@@ -46,7 +47,7 @@ class JsonGrammars:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, schema: str) -> LLMatcher:
-        """A matcher at its beginning for the schema in `schema`, or for the expression after a `REGEX_MARK` there.
+        """A matcher at its beginning for the schema in `schema`, or for what comes after a mark there.
 
         Raises:
             GrammarError: the schema is wrong, uses what isn't supported, or is too large; or no token ends an answer.
@@ -79,6 +80,8 @@ class JsonGrammars:
         try:
             if schema.startswith(REGEX_MARK):
                 grammar = LLMatcher.grammar_from_regex(schema.removeprefix(REGEX_MARK))
+            elif schema.startswith(GRAMMAR_MARK):
+                grammar = LLMatcher.grammar_from_lark(_as_lark(schema.removeprefix(GRAMMAR_MARK)))
             else:
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
         except ValueError as error:
@@ -98,6 +101,13 @@ class JsonGrammars:
             except ValueError as error:
                 raise GrammarError("this model's tokenizer can't be guided") from error
         return self._tokenizer
+
+
+def _as_lark(grammar: str) -> str:
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the converter of GBNF raises whatever it meets
+        raise GrammarError(f"it is neither Lark nor GBNF: {_first_line(str(error))}") from error
 
 
 def _key(schema: str) -> str:

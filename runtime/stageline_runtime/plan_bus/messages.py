@@ -16,7 +16,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class TransportKind(enum.StrEnum):

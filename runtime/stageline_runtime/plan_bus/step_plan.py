@@ -41,9 +41,16 @@ class RequestSampling(Message, frozen=True):
     """How many tokens to list with each sampled one; None asks for no log probabilities."""
     json_schema: str | None = None
     """What the output is held to, as `SamplingParams.guide` writes it: a JSON schema, or, after a mark, a regular
-    expression. Checked by the engine."""
+    expression or a grammar. Checked by the engine."""
     num_prompt_tokens: int = 0
     """The border between prompt and output: input tokens at this position and after count as generated."""
+    min_tokens: int = 0
+    """None of `end_token_ids` is drawn before so many tokens are generated."""
+    end_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    """All that may be drawn; empty: everything."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output never holds."""
 
     @property
     def has_penalties(self) -> bool:
@@ -53,7 +60,16 @@ class RequestSampling(Message, frozen=True):
     @property
     def depends_on_history(self) -> bool:
         """Whether the last stage samples by more than the newest hidden state."""
-        return self.has_penalties or self.json_schema is not None
+        return self.has_penalties or self.has_long_bad_words or self.json_schema is not None
+
+    @property
+    def has_long_bad_words(self) -> bool:
+        """Whether a banned word has several tokens, so that those before decide about the next."""
+        return any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def has_exclusions(self) -> bool:
+        return self.min_tokens > 0 or bool(self.allowed_token_ids) or bool(self.bad_words)
 
 
 class SlotTrim(Message, frozen=True):

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
-from stageline_runtime.sampling.adjustments import Placing, SeenTokens, stay
+from stageline_runtime.sampling.adjustments import Placing, stay
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.sampler import sample
-from stageline_runtime.stage.step.sampling_state import SlotSampling
+from stageline_runtime.stage.step.sampling_state import SlotSampling, slot_sampling
 from stageline_vllm.request_draws import RequestDraws, read_draws
 
 MOST_KEPT: Final = 4096
@@ -88,7 +88,7 @@ class KeyedDraws:
         guide = None
         if sampling.json_schema is not None:
             guide = self._guide_maker(draws.eos_token_ids).start(sampling.json_schema)
-        return SlotSampling(0, sampling, SeenTokens() if sampling.has_penalties else None, guide)
+        return slot_sampling(0, sampling, guide)
 
     def _guide_maker(self, eos_token_ids: tuple[int, ...]) -> GuideMaker:
         maker = self._guides.get(eos_token_ids)
@@ -124,7 +124,7 @@ class _Row:
         """
         if self.slot.needs_history:
             self._follow()
-        self.slot.change(logits, place)
+        self.slot.change(logits, self.position, place)
         if self.slot.failure is not None:
             logits.fill_(float("-inf"))
             logits[self._eos_token_ids[0] if self._eos_token_ids else 0] = 0.0

@@ -89,6 +89,15 @@ def test_half_a_character_at_the_limit_becomes_a_replacement(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 4, 100])
+def test_a_stop_string_in_an_answer_that_is_still_too_short_is_text(tmp_path: Path, tokens_per_event: int) -> None:
+    core = ScriptedCore(says("stop, or stop here", tokens_per_event=tokens_per_event))
+    _, text, token_ids, last = parts(generate(core, tmp_path, body(stop=["stop"], min_tokens=6, max_tokens=40)))
+    assert text == "stop, or "
+    assert token_ids == ids_of("stop, or stop")
+    assert last == Finished(reason=FinishReason.STOP, prompt_tokens=5, completion_tokens=13, stop_string="stop")
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 4, 100])
 def test_a_stop_string_ends_the_answer_and_is_not_shown(tmp_path: Path, tokens_per_event: int) -> None:
     core = ScriptedCore(says("one\nUser: two", tokens_per_event=tokens_per_event))
     _, text, token_ids, last = parts(generate(core, tmp_path, body(stop=["never", "\nUser:"])))

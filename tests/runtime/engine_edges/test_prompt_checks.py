@@ -148,3 +148,48 @@ def test_the_sampler_is_told_everything_that_was_asked_of_it(reader: PromptReade
     expected = RequestSampling(**asked, logit_bias=((7, 2.0),), num_top_logprobs=4, num_prompt_tokens=3)
     assert admitted.sampling == expected
     assert admitted.stop == ("x",)
+
+
+def test_the_sampler_is_told_in_ids_what_the_answer_must_not_hold(reader: PromptReader) -> None:
+    prompt, allowed = TokenPrompt(token_ids=(7,)), (9, 30, 31, 9)
+    given = {"min_tokens": 3, "stop_token_ids": (9,), "bad_words": ("a", " bc", "a"), "allowed_token_ids": allowed}
+    admitted = reader.read(request(prompt, **given))
+    assert admitted.sampling == RequestSampling(
+        temperature=1.0,
+        num_prompt_tokens=1,
+        min_tokens=3,
+        end_token_ids=(1, 3, 9),
+        allowed_token_ids=(9, 30, 31),
+        bad_words=tuple(reader.tokenizer.encode(text, add_special_tokens=False) for text in ("a", " a", "bc", " bc")),
+    )
+    assert reader.read(request(prompt, min_tokens=3, ignore_eos=True)).sampling.end_token_ids == ()
+    assert reader.read(request(prompt, stop_token_ids=(9,))).sampling.end_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "words"),
+    [
+        ({"min_tokens": 11, "max_tokens": 10}, "min_tokens", "min_tokens is 11, but max_tokens, or what"),
+        ({"min_tokens": 3, "json_schema": "{}"}, "min_tokens", "can't be combined with a guide"),
+        ({"bad_words": ("a",), "regex": "a"}, "bad_words", "can't be combined with a guide"),
+        ({"allowed_token_ids": (4,), "grammar": 'start: "a"'}, "allowed_token_ids", "can't be combined with a guide"),
+        ({"allowed_token_ids": (10**9,)}, "allowed_token_ids", "1000000000 is not in this model's vocabulary"),
+        ({"bad_words": (" ",)}, "bad_words", "bad_words has ' '"),
+        ({"min_tokens": 1, "allowed_token_ids": (1, 3)}, "allowed_token_ids", "may leave no token"),
+        ({"regex": "a", "grammar": "b"}, "regex", "not several"),
+        ({"json_schema": "{}", "grammar": "b"}, "grammar", "not several"),
+    ],
+)
+def test_exclusions_that_can_not_be_kept_to_are_refused(
+    reader: PromptReader, asked: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(PromptError) as refused:
+        reader.read(request(TokenPrompt(token_ids=(7,)), **asked))
+    assert refused.value.param == param
+    assert words in refused.value.message
+
+
+def test_a_banned_word_that_ends_every_allowed_token_is_refused(reader: PromptReader) -> None:
+    [letter] = reader.tokenizer.encode("a", add_special_tokens=False)
+    with pytest.raises(PromptError, match="bad_words and allowed_token_ids may leave no token"):
+        reader.read(request(TokenPrompt(token_ids=(7,)), bad_words=("a",), allowed_token_ids=(letter,)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
-from stageline_api.engine_http import REGEX_MARK, ErrorCode
+from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK, ErrorCode
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.guided_requests import GuidedRequests
 from stageline_runtime.engine.text import schema_check
@@ -54,15 +54,27 @@ def test_a_schema_that_is_dear_to_compile_is_given_up_and_the_next_one_served(tm
 
 
 HOSTILE_EXPRESSIONS = ["(a|b)*a(a|b){20}", "((a{0,1000}){0,1000}){0,1000}", "(.*a){2000}", "(a|b)*a(a|b){5000}", "("]
+HOSTILE_GRAMMARS = [
+    "root ::= " + "(" * 20000,
+    "start: " + "(" * 20000,
+    "start: " + '("a"' * 4000 + ")" * 4000,
+    "start: " + " ".join(["start"] * 5000),
+    "start: a{0,100000}\na: b{0,100000}\nb: /x{0,1000}/",
+    "start: %regex {" + '{"substring_chars": "a"}' * 100 + "}",
+]
+"""For the converter, the parser and the lexer: nested, ambiguous, and counted."""
 
 
-def test_a_hostile_expression_is_compiled_or_refused_and_the_next_one_served(tmp_path: Path) -> None:
+def test_a_hostile_expression_or_grammar_is_compiled_or_refused_and_the_next_one_served(tmp_path: Path) -> None:
     async def run() -> None:
         async with checking(tmp_path) as check:
             began = time.thread_time()
-            for expression in HOSTILE_EXPRESSIONS:
+            for text in (
+                *(REGEX_MARK + each for each in HOSTILE_EXPRESSIONS),
+                *(GRAMMAR_MARK + each for each in HOSTILE_GRAMMARS),
+            ):
                 with suppress(PromptError):
-                    await check.check(REGEX_MARK + expression)
+                    await check.check(text)
             await check.check(CHEAP)
             spent = time.thread_time() - began
             assert spent < 1.0, f"{spent} s of the loop's CPU"

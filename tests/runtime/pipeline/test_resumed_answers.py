@@ -22,6 +22,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "repetition": {"temperature": 0.0, "repetition_penalty": 1.6, "logit_bias": LETTERS},
     "seeded": {"temperature": 1.1, "seed": 5, "frequency_penalty": 0.9, "presence_penalty": 0.4, "top_logprobs": 0},
     "nucleus": {"temperature": 1.3, "seed": 6, "choice": 1, "top_p": 0.8, "top_k": 50, "logit_bias": LETTERS},
+    "exclusions": {
+        "temperature": 1.0,
+        "seed": 8,
+        "allowed_token_ids": tuple(range(3 + 64, 3 + 90)),
+        "bad_words": ("AB", "CC", "K"),
+        "stop_token_ids": (70, 71, 72),
+        "min_tokens": 20,
+        "ignore_eos": False,
+    },
     "schema": {
         "temperature": 1.2,
         "seed": 7,

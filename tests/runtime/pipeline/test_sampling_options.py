@@ -20,6 +20,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "repetition_penalty": 0.8, "logit_bias": {17: 4.0, 40: -100.0}},
     {"temperature": 1.5},
     {"temperature": 0.9, "top_p": 0.8, "top_k": 30, "min_p": 0.01, "frequency_penalty": 0.7, "choice": 2},
+    {"temperature": 1.2, "min_tokens": 20, "ignore_eos": False, "stop_token_ids": tuple(range(3, 67))},
+    {"temperature": 0.0, "bad_words": ("q", "AB"), "allowed_token_ids": tuple(range(3, 67))},
     {"temperature": 1.3, "json_schema": '{"type":"integer"}', "ignore_eos": False, "repetition_penalty": 1.2},
 ]
 
@@ -60,7 +62,9 @@ def test_options_mean_the_same_at_any_stage_count(tiny_llama: Path, tmp_path: Pa
         ) as group:
             outputs.append(group.generate_all(prompts, samplings))
     assert outputs[0] == outputs[1]
-    for index in (0, 7):
+    for index in range(0, len(prompts), len(OPTIONS)):
         assert outputs[0][index] == penalised_tokens(tiny_llama, prompts[index], 20), (index, samplings[index])
-    assert all(40 not in outputs[0][index] for index in (3, 10)), "a bias of -100 bans a token"
+    assert 40 not in outputs[0][3], "a bias of -100 bans a token"
+    assert len(outputs[0][6]) == 20, "no end before the least length"
+    assert set(outputs[0][7]) <= set(range(3, 67)), outputs[0][7]
     assert len({tuple(tokens) for tokens in outputs[0]}) == len(prompts)

@@ -1,5 +1,6 @@
 """Guided decoding: random choices among admitted tokens always give JSON of the schema, then end of sequence."""
 
+import ast
 import json
 import random
 import re
@@ -15,7 +16,7 @@ from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
-from stageline_api.engine_http import REGEX_MARK
+from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
@@ -138,6 +139,42 @@ def test_a_long_string_is_no_such_expression(grammars: JsonGrammars, model_dir: 
             guide.mask(torch.zeros(VOCAB_SIZE + 3))
         guide.take((letter,))
     assert guide.failure is None
+
+
+SUMS = {
+    "lark": 'start: term ("+" term)*\nterm: NUMBER | "(" start ")"\nNUMBER: /[0-9]{1,3}/',
+    "gbnf": 'root ::= term ("+" term)*\nterm ::= num | "(" root ")"\nnum ::= [0-9] [0-9]?',
+}
+
+
+@pytest.mark.parametrize("grammar", SUMS.values(), ids=SUMS.keys())
+def test_a_grammar_admits_what_an_expression_can_not_say(grammars: JsonGrammars, model_dir: Path, grammar: str) -> None:
+    """Brackets that are closed as often as they are opened."""
+    tokenizer, chooser = EngineTokenizer.load(model_dir), random.Random(2)
+    guide, text = guide_of(grammars.matcher(GRAMMAR_MARK + grammar)), ""
+    while True:
+        # One that closes or ends is taken where it may stand, so that the walk ends.
+        admitted_now = admitted(guide)
+        ends = [token for token in admitted_now if token == EOS_TOKEN_ID or tokenizer.decode([token])[:1] == ")"]
+        token = chooser.choice(ends if ends and len(text) > 30 else admitted_now)
+        guide.take((token,))
+        if token == EOS_TOKEN_ID:
+            break
+        text += tokenizer.decode([token])
+        assert len(text) < 2000, text
+    assert "(" in text
+    value = ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval")
+    assert all(isinstance(node, ast.Expression | ast.BinOp | ast.Add | ast.Constant) for node in ast.walk(value)), text
+
+
+@pytest.mark.parametrize("grammar", ["", "no grammar", 'root ::= "\\', "root ::= (", "start: missing", "(" * 30000])
+def test_a_grammar_that_is_none_is_refused_in_one_line(grammars: JsonGrammars, grammar: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        grammars.matcher(GRAMMAR_MARK + grammar)
+    message = str(refused.value)
+    assert message
+    assert "\n" not in message
+    assert len(message) < 300
 
 
 def test_an_expression_that_is_none_is_named(grammars: JsonGrammars) -> None:

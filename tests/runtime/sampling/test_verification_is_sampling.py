@@ -26,6 +26,14 @@ PARAMETERS = {
     "penalties-and-logprobs": RequestSampling(
         temperature=0.0, presence_penalty=2.0, num_top_logprobs=1, num_prompt_tokens=len(PROMPT)
     ),
+    "least-length": RequestSampling(
+        temperature=1.0, seed=9, min_tokens=4, end_token_ids=(0, 1, 2, 3, 4), num_prompt_tokens=len(PROMPT)
+    ),
+    "some-tokens": RequestSampling(temperature=1.0, seed=10, allowed_token_ids=(1, 4, 5, 11), bad_words=((4,),)),
+    "banned-words": RequestSampling(
+        temperature=1.0, seed=11, bad_words=(*((first, 5) for first in range(12)), (6, 7, 8)),
+        num_prompt_tokens=len(PROMPT),
+    ),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from stageline_api.engine_http import ErrorCode, FinishReason, TokenLogprob
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.errors import PromptError
-from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer, StopStrings
+from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer, StopMatch, StopStrings
 from stageline_runtime.engine.text.token_bytes import describe
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.plan_bus.messages import TokenLogprobs
@@ -37,6 +37,7 @@ class OutputText:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(request.stop)
         self._hidden_token_ids = request.stop_token_ids
+        self._min_tokens = request.sampling.min_tokens
         self.completion_tokens = 0
         """Tokens sampled so far: stop tokens count, and so do all tokens that a stop string lies in."""
         self._relayed_ahead = 0
@@ -68,7 +69,9 @@ class OutputText:
                 continue
             if logprobs:
                 described.append(describe(index, logprobs[count - 1], self._token_bytes))
-            match = self._stops.push(self._detokenizer.push((index,)))
+            text = self._detokenizer.push((index,))
+            # No stop string ends an output that is still too short, nor begins there.
+            match = self._stops.push(text) if self.completion_tokens > self._min_tokens else StopMatch(text, False)
             texts.append(match.text)
             if match.matched:
                 return Piece(self._unseen("".join(texts)), tuple(token_ids[:count]), True, tuple(described))

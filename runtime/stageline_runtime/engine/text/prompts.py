@@ -30,6 +30,7 @@ from stageline_runtime.engine.text.chat_template import (
     no_chat_template,
     no_tool_format,
 )
+from stageline_runtime.engine.text.exclusions import with_exclusions
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
 from stageline_runtime.plan_bus.messages import RequestSampling
 
@@ -92,13 +93,13 @@ class PromptReader:
             check_unicode(stop, "stop")
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.logit_bias, "logit_bias")
+        self._check_ids(sampling.allowed_token_ids, "allowed_token_ids")
         if sampling.guide is not None and sampling.ignore_eos:
             message = "ignore_eos can't be combined with response_format: the end of the JSON has to end the answer."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="ignore_eos")
-        if sampling.json_schema is not None and sampling.regex is not None:
-            raise PromptError(
-                ErrorCode.INVALID_VALUE, "An answer has a JSON schema or a regex, not both.", param="regex"
-            )
+        if sum(guide is not None for guide in (sampling.json_schema, sampling.regex, sampling.grammar)) > 1:
+            message = "An answer has a JSON schema, a regex or a grammar, not several of them."
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="regex" if sampling.regex else "grammar")
         self._check_ids(request.generated_token_ids, "generated_token_ids")
         token_ids = self.render_prompt(request.prompt)
         stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -121,7 +122,11 @@ class PromptReader:
             began_nanoseconds=began,
         )
         _check_generated(admitted)
-        return admitted
+        return (
+            with_exclusions(admitted, sampling, self.tokenizer, self.vocab_size)
+            if sampling.has_exclusions
+            else admitted
+        )
 
     def render_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of `prompt`: at least one, each within the vocabulary, leaving room for at least one more.

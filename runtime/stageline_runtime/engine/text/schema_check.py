@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from stageline_api.engine_http import REGEX_MARK, ErrorCode
+from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK, ErrorCode
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 
 CPU_LIMIT_SECONDS: Final = 1.0
@@ -30,6 +30,7 @@ START_LIMIT_SECONDS: Final = 120.0
 """Until the child has read the tokenizer."""
 MOST_WAITING: Final = 64
 MOST_REMEMBERED: Final = 1024
+_MARKED: Final = {REGEX_MARK: "regular expression", GRAMMAR_MARK: "grammar"}
 _POLL_SECONDS: Final = 0.05
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -66,7 +67,7 @@ class SchemaCheck:
         self._known.move_to_end(key)
         fault = self._known[key]
         if fault is not None:
-            what = "regular expression" if schema.startswith(REGEX_MARK) else "JSON schema"
+            what = next((name for mark, name in _MARKED.items() if schema.startswith(mark)), "JSON schema")
             message = f"The {what} can't guide an answer: {fault}."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="response_format")
 

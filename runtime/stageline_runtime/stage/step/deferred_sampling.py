@@ -38,10 +38,11 @@ class DeferredSampling(SamplingState):
                 earlier.rows()
         place = self._accelerator.place
         logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
-        for index, slot in enumerate(slots):
+        sampling, positions = draws_of(slots, rows)
+        for index, (slot, position) in enumerate(zip(slots, positions, strict=True)):
             if slot is not None:
-                slot.change(logits[index], place)
-        tokens = sample_on_device(logits, *draws_of(slots, rows), place)
+                slot.change(logits[index], position, place)
+        tokens = sample_on_device(logits, sampling, positions, place)
         pending = DeferredRows(self._accelerator, rows, slots, tokens, logprobs)
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history:

@@ -24,6 +24,7 @@ from stageline_runtime.plan_bus.messages import (
     TokenLogprobs,
 )
 from stageline_runtime.sampling.adjustments import Placing, SeenTokens, adjust, stay
+from stageline_runtime.sampling.exclusions import Tail, exclude
 from stageline_runtime.sampling.logprobs import RawLogprobs
 from stageline_runtime.sampling.sampler import sample
 
@@ -38,6 +39,7 @@ class SlotSampling:
     sampling: RequestSampling
     seen: SeenTokens | None
     guide: Guide | None
+    tail: Tail | None = None
     newest: tuple[int, int] = (-1, -1)
     """Position and token of the last draw: what a verifying row has to begin with."""
 
@@ -47,23 +49,29 @@ class SlotSampling:
         if self.seen is not None:
             self.seen.add_prompt(token_ids[:border])
             self.seen.add_output(token_ids[border:])
+        if self.tail is not None:
+            self.tail.add(token_ids[border:])
         if self.guide is not None and token_ids[border:]:
             self.guide.take(token_ids[border:])
 
     @property
     def needs_history(self) -> bool:
         """Whether what it has said changes what it says next."""
-        return self.seen is not None or self.guide is not None
+        return self.seen is not None or self.guide is not None or self.tail is not None
 
-    def change(self, logits: Tensor, place: Placing = stay) -> None:
-        """Bias, penalise and mask the request's logits `[vocab_size]` in place."""
+    def change(self, logits: Tensor, position: int, place: Placing = stay) -> None:
+        """Bias, penalise and mask the request's logits `[vocab_size]` in place; the token to draw is at `position`."""
         adjust(logits, self.sampling, self.seen, place)
         if self.guide is not None:
             self.guide.mask(logits, place)
+        if self.sampling.has_exclusions:
+            exclude(logits, self.sampling, position, self.tail, place)
 
     def take_output(self, token: int) -> None:
         if self.seen is not None:
             self.seen.add_output((token,))
+        if self.tail is not None:
+            self.tail.add((token,))
         if self.guide is not None:
             self.guide.take((token,))
 
@@ -71,8 +79,9 @@ class SlotSampling:
         """What a verifying row of a request with history keeps, drawn one by one from `[num_draws, vocab_size]`."""
         tokens: list[int] = []
         for index, expected in enumerate((*row.token_ids[1:], None)):
-            self.change(logits[index])
-            token = int(sample(logits[index : index + 1], [self.sampling], [row.position + index + 1]))
+            position = row.position + index + 1
+            self.change(logits[index], position)
+            token = int(sample(logits[index : index + 1], [self.sampling], [position]))
             self.take_output(token)
             tokens.append(token)
             if token != expected or self.failure is not None:
@@ -82,6 +91,17 @@ class SlotSampling:
     @property
     def failure(self) -> str | None:
         return None if self.guide is None else self.guide.failure
+
+
+def slot_sampling(generation: int, sampling: RequestSampling, guide: Guide | None) -> SlotSampling:
+    """A request that has said nothing yet, with the kinds of history that it needs."""
+    return SlotSampling(
+        generation,
+        sampling,
+        seen=SeenTokens() if sampling.has_penalties else None,
+        guide=guide,
+        tail=Tail(sampling.bad_words) if sampling.has_long_bad_words else None,
+    )
 
 
 class SamplingState:
@@ -129,12 +149,11 @@ class SamplingState:
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
-        seen = SeenTokens() if sampling.has_penalties else None
         guide = None
         if sampling.json_schema is not None:
             assert self._guides is not None, "a stage without grammars was given a schema"
             guide = self._guides.start(sampling.json_schema)
-        slot = self._by_slot[fill.slot] = SlotSampling(fill.generation, sampling, seen, guide)
+        slot = self._by_slot[fill.slot] = slot_sampling(fill.generation, sampling, guide)
         slot.take_inputs(0, fill.cached_token_ids)
 
     def live(self, row: PlanRow) -> SlotSampling | None:
@@ -154,13 +173,14 @@ def _draw(
 
     A verifying row that runs dead keeps none.
     """
+    sampling, positions = draws_of(slots, rows)
     first = 0
     for row, slot in zip(rows, slots, strict=True):
         if slot is not None and not _is_drawn_in_turn(row, slot):
             for index in range(first, first + row.num_draws):
-                slot.change(logits[index])
+                slot.change(logits[index], positions[index])
         first += row.num_draws
-    drawn = sample(logits, *draws_of(slots, rows))
+    drawn = sample(logits, sampling, positions)
     all_tokens: list[int] = drawn.tolist()
     kept: list[list[int]] = []
     first, drawn_in_turn = 0, False
