@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stageline_api.resource.vllm_environment import OUTSIDE_VLLMS_LIST, OWNED_VARIABLES
+
 
 @dataclass(frozen=True, slots=True)
 class Seam:
@@ -114,8 +116,8 @@ SEAMS: Final = (
     ),
     Seam(
         "vllm.envs:environment_variables",
-        "environment of a node",
-        fields=("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_PP_LAYER_PARTITION"),
+        "environment of a node, and what a person may not set of it",
+        fields=tuple(sorted(OWNED_VARIABLES.keys() - OUTSIDE_VLLMS_LIST)),
     ),
     Seam(
         "vllm.entrypoints.scale_out.token_in_token_out.protocol:GenerateRequest",

@@ -22,6 +22,7 @@ from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.speculative import ON_DEVICES
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
+from stageline_api.resource.vllm_environment import OWNED_LIST, OWNED_RULE, variable_problem
 from stageline_api.runtime_config import LayerRange
 
 LONGEST_NAME: Final = 40
@@ -76,9 +77,12 @@ SHORT_NAME: Final = "plm"
 _GRACE_AFTER_DRAIN_SECONDS: Final = 15
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
-_GPU_RULE: Final = f"with engine.device cuda, {GPU_RESOURCE} in limits must be parallelism.tensor"
-# `device` is for the own runtime alone, which takes one device a stage. Comparing with more than a literal is beyond
-# the API server's budget for rules.
+_GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
+# Comparing with more than a literal is beyond the API server's budget for rules, so of vLLM's ranks only one alone is
+# checked there. `device` is for the own runtime, which takes one device a stage.
+_NO_GPUS_COUNTED: Final = (
+    "(self.engine.device != 'cuda' && (self.engine.name != 'vllm' || self.parallelism.tensor != 1))"
+)
 _COUNTS_GPUS: Final = (
     f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits) || "
     f"R.limits['{GPU_RESOURCE}'] == 1 || R.limits['{GPU_RESOURCE}'] == '1'"
@@ -86,15 +90,21 @@ _COUNTS_GPUS: Final = (
 
 _STAGES_RULES: Final = (
     cel(
-        f"self.engine.device != 'cuda' || {_COUNTS_GPUS.replace('R.', 'self.template.resources.')}",
+        f"{_NO_GPUS_COUNTED} || {_COUNTS_GPUS.replace('R.', 'self.template.resources.')}",
         _GPU_RULE,
         ".template.resources",
     ),
     cel(
-        "self.engine.device != 'cuda' || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
+        f"{_NO_GPUS_COUNTED} || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
         f"{_COUNTS_GPUS.replace('R.', 's.resources.')})",
         _GPU_RULE,
         ".stages",
+    ),
+    cel(
+        "self.engine.name != 'vllm' || !has(self.template.env) || "
+        f"!self.template.env.exists(each, each.name in [{OWNED_LIST}])",
+        OWNED_RULE,
+        ".template.env",
     ),
     cel(
         "!has(self.stages) || size(self.stages) == 0 || size(self.stages) == self.parallelism.pipeline",
@@ -267,7 +277,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
         problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)
-    problems += _gpu_problems(spec)
+    problems += _gpu_problems(spec) + _environment_problems(spec)
     if spec.engine.speculative is not None and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds
@@ -279,17 +289,34 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
 
 
 def _gpu_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
-    """Stages that compute on GPUs and are given another number of them than they have ranks."""
-    if spec.engine.device != "cuda":
+    """Stages that are given another number of GPUs than they have ranks.
+
+    Under vLLM more than one for each rank is as wrong as less: it takes ranks for those of one node by dividing their
+    numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory.
+    """
+    engine = spec.engine
+    if engine.name != "vllm" and engine.device != "cuda":
         return []
+    where = "with engine.name vllm on GPUs" if engine.name == "vllm" else "with engine.device cuda"
     wanted = spec.parallelism.devices_per_stage
     given = {"spec.template.resources": spec.template.resources}
     given |= {f"spec.stages[{at}].resources": each.resources for at, each in enumerate(spec.stages) if each.resources}
-    rule = f"must be {wanted} with engine.device cuda: one for each rank of a stage (parallelism.tensor)"
+    rule = f"must be {wanted} {where}: one for each rank of a stage (parallelism.tensor)"
     return [
         FieldProblem(path=f"{path}.limits[{GPU_RESOURCE}]", value=count, rule=rule)
         for path, resources in given.items()
         if (count := resources.limits.get(GPU_RESOURCE)) not in (None, str(wanted))
+    ]
+
+
+def _environment_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
+    """Variables for vLLM's nodes that the operator decides."""
+    if spec.engine.name != "vllm":
+        return []
+    return [
+        FieldProblem(path=f"spec.template.env[{at}].name", value=show_value(each.name), rule=f"{each.name} {problem}")
+        for at, each in enumerate(spec.template.env)
+        if (problem := variable_problem(each.name)) is not None
     ]
 
 
