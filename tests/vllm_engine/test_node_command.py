@@ -96,13 +96,14 @@ def test_defaults_give_way_to_the_pods_environment_and_what_decides_the_group_do
 
 def test_what_a_person_may_not_set_no_image_sets_either() -> None:
     """`VLLM_API_KEY` of an image would shut the engine out, `FORCE_COLOR` put colours round the words of a failure."""
-    found = environment(contract(), **dict.fromkeys(OWNED_VARIABLES, "theirs"))
+    given: Any = dict.fromkeys(OWNED_VARIABLES, "theirs")
+    found = environment(contract(), **given)
     assert [name for name, value in found.items() if value == "theirs"] == []
 
 
 def test_every_variable_of_ours_is_one_that_a_person_may_not_set() -> None:
     """It would be overruled without a word. `PYTHONPATH` is kept behind ours."""
-    defaults = dict.fromkeys(environment(contract()), "theirs")
+    defaults: Any = dict.fromkeys(environment(contract()), "theirs")
     overruled = {name for name, value in environment(contract(), **defaults).items() if value != "theirs"}
     assert overruled - OWNED_VARIABLES.keys() == {"PYTHONPATH", DIRECTORY_VARIABLE}
 

@@ -55,10 +55,10 @@ from stageline_vllm.supervisor.child import (
     is_stopped,
     kernel_kills,
 )
-from stageline_vllm.supervisor.outcome import NodeEnd, failure_of, is_lost_connection
+from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, is_lost_connection
 from stageline_vllm.supervisor.package_path import link_packages
 from stageline_vllm.supervisor.step_watchdog import StepWatchdog, WorkerView
-from stageline_vllm.supervisor.vllm_command import node_environment, node_words
+from stageline_vllm.supervisor.vllm_command import OWN_TIMEOUT_GRACE_SECONDS, node_environment, node_words
 from stageline_vllm.supervisor.worker_account import FreshMetrics, Workers, WorkerTimeline, account_of
 from stageline_vllm.versions import VllmVersionError, installed_vllm, require_supported
 from stageline_vllm.worker_state import WorkerPhase
@@ -73,6 +73,8 @@ HEALTH_ANSWER_SECONDS: Final = 2.0
 VANISHED_SECONDS: Final = 0.3
 """How long the end of a worker may stand unexplained. Its last words are in the log before it ends, and its node's once
 that has noticed; without any it was killed."""
+DYING_SECONDS: Final = 60.0
+"""How long vLLM may take from its own limit for a step to its end."""
 CONSEQUENCE_SECONDS: Final = 2.0
 """How long the engine may take to say whom it lost, when a node ended because of a lost connection."""
 CHILD_GRACE_SECONDS: Final = 8.0
@@ -145,7 +147,8 @@ class Supervisor:
         self._progress.layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         self._progress.enter(Phase.LOADING, f"vLLM {installed.version} loads {welcome.model_dir}")
         plugin_path = link_packages(write_plugin_path(self._scratch / "path", installed))
-        self._child = VllmChild((str(interpreter), *self._words(welcome)), self._child_environ(welcome, plugin_path))
+        words = (str(interpreter), *self._words(welcome))
+        self._child = VllmChild(words, self._child_environ(welcome, plugin_path), self._forgetting())
         self._wake_on_end(bus, self._child.pid)
         while self._shutdown is None:
             self._look(bus, self._child)
@@ -164,6 +167,13 @@ class Supervisor:
             cores=tuple(sorted(os.sched_getaffinity(0))),
         )
 
+    def _forgetting(self) -> Forgetting:
+        """vLLM has as many steps under way as there are stages, or two where it schedules ahead."""
+        step_seconds = self._contract.config.timeouts.step_seconds
+        return Forgetting(
+            steps=max(2, self._contract.stage_count), seconds=step_seconds + OWN_TIMEOUT_GRACE_SECONDS + DYING_SECONDS
+        )
+
     def _look(self, bus: StageBus, child: VllmChild) -> None:
         """One turn: what the engine says, how the child is, what the workers write."""
         self._tell_drain(bus)
@@ -177,6 +187,13 @@ class Supervisor:
         self._note_clock()
         self._await_ready(bus, child)
         self._watch_workers(bus, child)
+        self._forget_the_harmless(child)
+
+    def _forget_the_harmless(self, child: VllmChild) -> None:
+        """Nothing is forgotten once a call of a worker has failed: vLLM may need long to notice, and drop the error."""
+        phases = {state.life.phase for state in self._workers.states().values()}
+        if phases == {WorkerPhase.READY} and self._progress.phase not in (Phase.LOADING, Phase.WARMING):
+            child.lives_on(self._progress.steps)
 
     def _wake_on_end(self, bus: StageBus, pid: int) -> None:
         if pid not in self._awaited_ends:

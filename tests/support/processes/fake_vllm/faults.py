@@ -56,6 +56,8 @@ def _do(deed: str) -> None:
                 time.sleep(3600)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "complain":
+            say("(Worker pid=1) ERROR 11-23 08:00:00 [x.py:1] ValueError: a bad request")
         case "no-weights":
             _die("ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}")
         case "device-memory":
