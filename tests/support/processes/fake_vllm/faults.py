@@ -18,6 +18,10 @@ START_SECONDS = "FAKE_VLLM_START_SECONDS"
 """How long loading takes. Default 0."""
 
 
+REFUSE_WITH = "FAKE_VLLM_REFUSE_WITH"
+"""Status that the server answers every request with, as something that a person has put before it would."""
+
+
 def say(words: str) -> None:
     """Into the log, as a logger would write it."""
     sys.stderr.write(words + "\n")
