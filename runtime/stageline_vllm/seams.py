@@ -84,9 +84,11 @@ SEAMS: Final = (
         fields=("num_tokens_with_spec",),
         attributes_in_source=(
             "is_prefill_chunk",
+            "max_tokens",
             "next_decode_eligible_step",
             "num_computed_tokens",
             "num_output_placeholders",
+            "num_prompt_tokens",
             "request_id",
         ),
     ),
