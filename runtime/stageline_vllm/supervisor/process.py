@@ -10,10 +10,8 @@ termination message says why.
 import http.client
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,6 +55,7 @@ from stageline_vllm.supervisor.child import (
 )
 from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, is_lost_connection
 from stageline_vllm.supervisor.package_path import link_packages
+from stageline_vllm.supervisor.scratch import Scratch, short_temporary_directory
 from stageline_vllm.supervisor.step_watchdog import StepWatchdog, WorkerView
 from stageline_vllm.supervisor.vllm_command import OWN_TIMEOUT_GRACE_SECONDS, node_environment, node_words
 from stageline_vllm.supervisor.worker_account import FreshMetrics, Workers, WorkerTimeline, account_of
@@ -91,8 +90,8 @@ class Supervisor:
         self._environ = environ
         self._memory_events = memory_events
         self._kills_before = kernel_kills(memory_events)
-        self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=_short_temporary_directory(environ)))
-        self._state_dir = self._scratch / "state"
+        self._scratch = Scratch(short_temporary_directory(environ))
+        self._state_dir = self._scratch.path / "state"
         self._state_dir.mkdir()
         self._workers = Workers(self._state_dir, contract.config.tensor)
         self._progress = account_of(
@@ -146,7 +145,7 @@ class Supervisor:
             return
         self._progress.layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         self._progress.enter(Phase.LOADING, f"vLLM {installed.version} loads {welcome.model_dir}")
-        plugin_path = link_packages(write_plugin_path(self._scratch / "path", installed))
+        plugin_path = link_packages(write_plugin_path(self._scratch.path / "path", installed))
         words = (str(interpreter), *self._words(welcome))
         self._child = VllmChild(words, self._child_environ(welcome, plugin_path), self._forgetting())
         self._wake_on_end(bus, self._child.pid)
@@ -162,7 +161,7 @@ class Supervisor:
             welcome,
             self._environ,
             state_dir=self._state_dir,
-            scratch=self._scratch,
+            scratch=self._scratch.path,
             python_path=(plugin_path,),
             cores=tuple(sorted(os.sched_getaffinity(0))),
         )
@@ -321,13 +320,7 @@ class Supervisor:
     def _end_child(self, grace_seconds: float) -> None:
         if self._child is not None:
             self._child.end(grace_seconds, self._worker_pids())
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _short_temporary_directory(environ: Mapping[str, str]) -> str:
-    """vLLM makes sockets there, whose paths may have a hundred characters."""
-    given = environ.get("TMPDIR", "/tmp")
-    return given if len(given) <= 40 else "/tmp"
+        self._scratch.remove()
 
 
 def _as_failure(error: Exception) -> RuntimeFailure:
