@@ -154,6 +154,21 @@ def test_each_end_has_its_class(end: NodeEnd, failure_class: FailureClass, part:
     assert part in failure.detail
 
 
+CODE_WORDS = [
+    "ValueError: The repository /m contains custom code which must be executed to correctly load the model.",
+    "RuntimeError: Failed to load the model config. If the model is a custom model not yet available in the "
+    "HuggingFace transformers library, consider setting `trust_remote_code=True` in LLM.",
+]
+
+
+@pytest.mark.parametrize("words", CODE_WORDS)
+def test_a_model_that_needs_its_own_code_is_refused_with_what_is_allowed(words: str) -> None:
+    failure = failure_of(NodeEnd(status=1, words=words, phase=None))
+    assert failure.failure_class is FailureClass.BAD_CONFIG
+    assert "only with --trust-remote-code in spec.engine.extraArgs" in failure.detail
+    assert failure.detail.endswith(words)
+
+
 def test_a_lost_connection_is_known_as_a_consequence() -> None:
     lost = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.8]:4711"
     assert is_lost_connection(NodeEnd(status=1, words=lost, phase=READY))

@@ -47,8 +47,14 @@ _OUT_OF_MEMORY: Final = re.compile(
     re.IGNORECASE,
 )
 _BAD_CONFIG: Final = re.compile(
-    r"ValidationError|ArgumentError|unrecognized arguments|is not supported for|does not support|divisible",
+    r"ValidationError|ArgumentError|unrecognized arguments|is not supported for|does not support|divisible"
+    r"|custom code|trust_remote_code",
     re.IGNORECASE,
+)
+_CUSTOM_CODE: Final = re.compile(r"custom code|trust_remote_code")
+_CUSTOM_CODE_RULE: Final = (
+    "the model brings code of its own, which vLLM runs only with --trust-remote-code in spec.engine.extraArgs, "
+    "and from the directory of a file:// or pvc:// source"
 )
 _REASON_FOLLOWS: Final = re.compile(r"\d+ validation errors? for \w+$")
 """pydantic says in the next line what is wrong."""
@@ -187,6 +193,8 @@ class NodeEnd:
 def failure_of(end: NodeEnd) -> RuntimeFailure:
     """Why the pod of this node fails."""
     words = end.words or end.last_line
+    if _is_refusal(end) and _CUSTOM_CODE.search(words) is not None:
+        words = f"{_CUSTOM_CODE_RULE}: {words}"
     detail = f"{_how(end)}: {words}" if words else _how(end)
     return RuntimeFailure(_class_of(end), detail, operation=_operation(end))
 

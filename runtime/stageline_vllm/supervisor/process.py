@@ -53,6 +53,7 @@ from stageline_vllm.supervisor.child import (
     is_stopped,
     kernel_kills,
 )
+from stageline_vllm.supervisor.model_code import check_model_code
 from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, is_lost_connection
 from stageline_vllm.supervisor.package_path import link_packages
 from stageline_vllm.supervisor.scratch import Scratch, short_temporary_directory
@@ -143,6 +144,7 @@ class Supervisor:
         if isinstance(welcome, Shutdown):
             self._shutdown = welcome
             return
+        check_model_code(Path(welcome.model_dir), self._contract.config.extra_args)
         self._progress.layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         self._progress.enter(Phase.LOADING, f"vLLM {installed.version} loads {welcome.model_dir}")
         plugin_path = link_packages(write_plugin_path(self._scratch.path / "path", installed))
