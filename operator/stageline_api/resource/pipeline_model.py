@@ -20,9 +20,9 @@ from stageline_api.resource.pod import StageSpec
 from stageline_api.resource.policy import RestartSpec, RolloutSpec, TimeoutsSpec
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.speculative import ON_DEVICES
+from stageline_api.resource.stage_pods import STAGE_POD_RULES, stage_pod_problems
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
-from stageline_api.resource.vllm_environment import OWNED_LIST, OWNED_RULE, variable_problem
 from stageline_api.runtime_config import LayerRange
 
 LONGEST_NAME: Final = 40
@@ -76,36 +76,7 @@ SHORT_NAME: Final = "plm"
 
 _GRACE_AFTER_DRAIN_SECONDS: Final = 15
 
-GPU_RESOURCE: Final = "nvidia.com/gpu"
-_GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
-# Comparing with more than a literal is beyond the API server's budget for rules, so of vLLM's ranks only one alone is
-# checked there. `device` is for the own runtime, which takes one device a stage.
-_NO_GPUS_COUNTED: Final = (
-    "(self.engine.device != 'cuda' && (self.engine.name != 'vllm' || self.parallelism.tensor != 1))"
-)
-_COUNTS_GPUS: Final = (
-    f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits) || "
-    f"R.limits['{GPU_RESOURCE}'] == 1 || R.limits['{GPU_RESOURCE}'] == '1'"
-)
-
 _STAGES_RULES: Final = (
-    cel(
-        f"{_NO_GPUS_COUNTED} || {_COUNTS_GPUS.replace('R.', 'self.template.resources.')}",
-        _GPU_RULE,
-        ".template.resources",
-    ),
-    cel(
-        f"{_NO_GPUS_COUNTED} || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
-        f"{_COUNTS_GPUS.replace('R.', 's.resources.')})",
-        _GPU_RULE,
-        ".stages",
-    ),
-    cel(
-        "self.engine.name != 'vllm' || !has(self.template.env) || "
-        f"!self.template.env.exists(each, each.name in [{OWNED_LIST}])",
-        OWNED_RULE,
-        ".template.env",
-    ),
     cel(
         "!has(self.stages) || size(self.stages) == 0 || size(self.stages) == self.parallelism.pipeline",
         "must have one entry for each stage of parallelism.pipeline",
@@ -194,7 +165,7 @@ class PipelineModelSpec(SpecBase):
         default=TimeoutsSpec(), description="How long each phase may take before it counts as failed."
     )
 
-    model_config = ConfigDict(json_schema_extra=cel_extra(*_STAGES_RULES, *ENGINE_RULES))
+    model_config = ConfigDict(json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES))
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "PipelineModelSpec":
@@ -277,7 +248,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
         problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)
-    problems += _gpu_problems(spec) + _environment_problems(spec)
+    problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.stages)
     if spec.engine.speculative is not None and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds
@@ -286,38 +257,6 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         path = "spec.template.terminationGracePeriodSeconds"
         problems.append(FieldProblem(path=path, value=str(grace), rule=rule))
     return problems
-
-
-def _gpu_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
-    """Stages that are given another number of GPUs than they have ranks.
-
-    Under vLLM more than one for each rank is as wrong as less: it takes ranks for those of one node by dividing their
-    numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory.
-    """
-    engine = spec.engine
-    if engine.name != "vllm" and engine.device != "cuda":
-        return []
-    where = "with engine.name vllm on GPUs" if engine.name == "vllm" else "with engine.device cuda"
-    wanted = spec.parallelism.devices_per_stage
-    given = {"spec.template.resources": spec.template.resources}
-    given |= {f"spec.stages[{at}].resources": each.resources for at, each in enumerate(spec.stages) if each.resources}
-    rule = f"must be {wanted} {where}: one for each rank of a stage (parallelism.tensor)"
-    return [
-        FieldProblem(path=f"{path}.limits[{GPU_RESOURCE}]", value=count, rule=rule)
-        for path, resources in given.items()
-        if (count := resources.limits.get(GPU_RESOURCE)) not in (None, str(wanted))
-    ]
-
-
-def _environment_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
-    """Variables for vLLM's nodes that the operator decides."""
-    if spec.engine.name != "vllm":
-        return []
-    return [
-        FieldProblem(path=f"spec.template.env[{at}].name", value=show_value(each.name), rule=f"{each.name} {problem}")
-        for at, each in enumerate(spec.template.env)
-        if (problem := variable_problem(each.name)) is not None
-    ]
 
 
 def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int) -> list[FieldProblem]:
