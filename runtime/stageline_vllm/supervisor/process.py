@@ -169,11 +169,11 @@ class Supervisor:
         )
 
     def _forgetting(self) -> Forgetting:
-        """vLLM has as many steps under way as there are stages, or two where it schedules ahead."""
-        step_seconds = self._contract.config.timeouts.step_seconds
-        return Forgetting(
-            steps=max(2, self._contract.stage_count), seconds=step_seconds + OWN_TIMEOUT_GRACE_SECONDS + DYING_SECONDS
-        )
+        """vLLM has as many steps under way as there are stages, or two where it schedules ahead. Twice as many may end
+        after a failure: on a GPU those before it are seen to end late."""
+        under_way = max(2, self._contract.stage_count)
+        limit = self._contract.config.timeouts.step_seconds + OWN_TIMEOUT_GRACE_SECONDS
+        return Forgetting(steps=2 * under_way, seconds=limit + DYING_SECONDS)
 
     def _look(self, bus: StageBus, child: VllmChild) -> None:
         """One turn: what the engine says, how the child is, what the workers write."""
