@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stageline_api.resource.vllm_environment import OUTSIDE_VLLMS_LIST, OWNED_VARIABLES
+
 
 @dataclass(frozen=True, slots=True)
 class Seam:
@@ -82,9 +84,11 @@ SEAMS: Final = (
         fields=("num_tokens_with_spec",),
         attributes_in_source=(
             "is_prefill_chunk",
+            "max_tokens",
             "next_decode_eligible_step",
             "num_computed_tokens",
             "num_output_placeholders",
+            "num_prompt_tokens",
             "request_id",
         ),
     ),
@@ -114,8 +118,8 @@ SEAMS: Final = (
     ),
     Seam(
         "vllm.envs:environment_variables",
-        "environment of a node",
-        fields=("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_PP_LAYER_PARTITION"),
+        "environment of a node, and what a person may not set of it",
+        fields=tuple(sorted(OWNED_VARIABLES.keys() - OUTSIDE_VLLMS_LIST)),
     ),
     Seam(
         "vllm.entrypoints.scale_out.token_in_token_out.protocol:GenerateRequest",

@@ -191,6 +191,21 @@ SPEC_CASES = {
         'spec.stages[0].resources.limits[nvidia.com/gpu]: 0 is not allowed: '
         "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
     ),
+    "gpus-of-another-number-than-vllms-rank": (
+        "engine: {name: vllm}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
+        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: "
+        "must be 1 with engine.name vllm on GPUs: one for each rank of a stage (parallelism.tensor)",
+    ),
+    "gpus-of-another-number-than-vllms-ranks": (
+        "engine: {name: vllm}\n  parallelism: {tensor: 4}\n  stages: [{resources: {limits: {nvidia.com/gpu: 2}}}]",
+        "spec.stages[0].resources.limits[nvidia.com/gpu]: 2 is not allowed: "
+        "must be 4 with engine.name vllm on GPUs: one for each rank of a stage (parallelism.tensor)",
+    ),
+    "vllm-owned-variable": (
+        "engine: {name: vllm}\n  template: {env: [{name: HF_HOME, value: /x}, {name: VLLM_API_KEY, value: k}]}",
+        'spec.template.env[1].name: "VLLM_API_KEY" is not allowed: VLLM_API_KEY belongs to vLLM\'s HTTP server, '
+        "which answers the group's own engine only: set it at the gateway",
+    ),
     "grace-shorter-than-drain": (
         "template: {terminationGracePeriodSeconds: 5}",
         "spec.template.terminationGracePeriodSeconds: 5 is not allowed: "

@@ -23,6 +23,7 @@ NOT_IN_JSON = {
 }
 LATER = {
     "null": "the API server drops a null where there is a default",
+    "gpus-of-another-number-than-vllms-ranks": "a rule can't compare with another field's number: the operator says it",
     "vllm-owned-argument-shortened": "every beginning of every name is more than a rule may cost: the operator says it",
 }
 NAME_CASES = {

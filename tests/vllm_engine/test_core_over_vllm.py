@@ -289,6 +289,24 @@ def test_a_vllm_that_dies_fails_its_answers_for_another_group_to_continue(tmp_pa
         asyncio.run(run(vllm))
 
 
+@pytest.mark.parametrize(("status", "words"), [(401, "wants an API key"), (429, "Too Many Requests")])
+def test_a_server_that_takes_nothing_leaves_the_answer_to_another_group(
+    tmp_path: Path, status: int, words: str
+) -> None:
+    async def run(vllm: StandIn) -> None:
+        async with core_of(vllm) as core:
+            (failed,) = await answer_of(core, request())
+            assert isinstance(failed, FailEvent)
+            assert not failed.is_final, failed
+            assert f"vLLM failed ({status}): " in failed.message
+            assert words in failed.message
+            with pytest.raises(VllmAnswerError, match=words):
+                await core.warm_up()
+
+    with stand_in(tmp_path, environment={"FAKE_VLLM_REFUSE_WITH": str(status)}) as vllm:
+        asyncio.run(run(vllm))
+
+
 def test_a_lost_group_fails_all_at_once(vllm: StandIn) -> None:
     async def run() -> None:
         async with core_of(vllm, max_running=1) as core:

@@ -167,6 +167,17 @@ def admission_counts_the_hidden(plugin: ModuleType) -> None:
     assert scheduler.max_num_active_reqs == 7
 
 
+def what_is_decided_takes_no_place(plugin: ModuleType) -> None:
+    """The last tokens of r0 to r3 are on their way; vLLM would schedule none of them, so the step would be empty."""
+    scheduler = decoding(plugin, 2, 8, asynchronous=True)
+    for request in scheduler.running[:4]:
+        request.max_tokens = 2
+    assert {*scheduler.schedule().num_scheduled_tokens} == {"r0", "r1", "r2", "r3"}
+    assert {*scheduler.schedule().num_scheduled_tokens} == {"r4", "r5", "r6", "r7"}
+    scheduler.current_step += 2
+    assert {*scheduler.schedule().num_scheduled_tokens} == {"r4", "r5", "r6", "r7"}
+
+
 def finished_is_forgotten(plugin: ModuleType) -> None:
     scheduler = decoding(plugin, 2, 4)
     scheduler.finish_requests("r3")
@@ -193,6 +204,7 @@ BREAKS: list[tuple[Rule, str, str]] = [
         "sorted([r for r in [*self.running, *surplus, *self.waiting]]",
     ),
     (admission_counts_the_hidden, "= limit - len(surplus)", "= limit"),
+    (what_is_decided_takes_no_place, "if on_their_way > 0 and", "if on_their_way > 99 and"),
     (finished_is_forgotten, "self._turn_of.pop(request_id, None)", "pass"),
 ]
 RULES = pytest.mark.parametrize(("rule", "text", "broken"), BREAKS, ids=[rule.__name__ for rule, _, _ in BREAKS])

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from processes.fake_vllm.arguments import read_arguments
 from stageline_api import ports
 from stageline_api.resource import vllm_arguments
+from stageline_api.resource.vllm_environment import OWNED_VARIABLES
 from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, Timeouts
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome
 from stageline_vllm.addresses import http_host, http_url, network_interface, rendezvous_port
 from stageline_vllm.supervisor.vllm_command import node_environment, node_words
+from stageline_vllm.worker_state import DIRECTORY_VARIABLE
 
 WELCOME = Welcome(
     first_layer=0, last_layer=1, model_dir="/cache/model", dtype="bfloat16", num_cohorts=2, slots_per_cohort=8,
@@ -90,6 +92,26 @@ def test_defaults_give_way_to_the_pods_environment_and_what_decides_the_group_do
     assert found["VLLM_CACHE_ROOT"] == "/mine"
     assert found["VLLM_HOST_IP"] == "10.0.0.7"
     assert found["PYTHONPATH"] == "/scratch/path:/theirs"
+
+
+def test_what_a_person_may_not_set_no_image_sets_either() -> None:
+    """`VLLM_API_KEY` of an image would shut the engine out, `FORCE_COLOR` put colours round the words of a failure."""
+    given: Any = dict.fromkeys(OWNED_VARIABLES, "theirs")
+    found = environment(contract(), **given)
+    assert [name for name, value in found.items() if value == "theirs"] == []
+
+
+def test_every_variable_of_ours_is_one_that_a_person_may_not_set() -> None:
+    """It would be overruled without a word. `PYTHONPATH` is kept behind ours."""
+    defaults: Any = dict.fromkeys(environment(contract()), "theirs")
+    overruled = {name for name, value in environment(contract(), **defaults).items() if value != "theirs"}
+    assert overruled - OWNED_VARIABLES.keys() == {"PYTHONPATH", DIRECTORY_VARIABLE}
+
+
+def test_vllms_own_limit_for_loading_is_no_shorter_than_the_models() -> None:
+    """Its default of ten minutes would end what `timeouts.loadSeconds` allows."""
+    found = environment(contract(timeouts=Timeouts(load_seconds=1800)))
+    assert int(found["VLLM_ENGINE_READY_TIMEOUT_S"]) > 1800
 
 
 @given(st.integers(1, 6), st.integers(1, 24))

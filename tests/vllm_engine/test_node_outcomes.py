@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageline_api.failures import FailureClass
-from stageline_vllm.supervisor.outcome import FirstWords, NodeEnd, failure_of, is_lost_connection
+from stageline_vllm.supervisor.outcome import FirstWords, Forgetting, NodeEnd, failure_of, is_lost_connection
 from stageline_vllm.supervisor.step_watchdog import BYSTANDER_SECONDS, StepWatchdog, WorkerView
 from stageline_vllm.worker_clock import WorkerClock
 from stageline_vllm.worker_state import (
@@ -31,8 +31,11 @@ INFO 11-22 14:00:01 [model.py:580] Resolved architecture: LlamaForCausalLM
 """
 
 
+FORGETTING = Forgetting(steps=2, seconds=375.0)
+
+
 def first_words(log: str) -> FirstWords:
-    words = FirstWords()
+    words = FirstWords(FORGETTING)
     for line in log.splitlines():
         words.read(line)
     return words
@@ -75,6 +78,54 @@ def test_who_only_says_that_another_failed_names_nothing() -> None:
     assert (words.first, words.worker_died) == ("", True)
 
 
+OLD, NEW = "ERROR ValueError: a bad request", "ERROR RuntimeError: the kernel refused"
+LATE: dict[str, tuple[list[str | tuple[int, float]], str]] = {
+    "said just before": ([OLD], "ValueError: a bad request"),
+    "steps under way come back after it": ([OLD, (2, 0.1)], "ValueError: a bad request"),
+    "more steps than were under way": ([OLD, (3, 0.1)], ""),
+    "idle, and vLLM's own limit has not passed": ([OLD, (0, 370.0)], "ValueError: a bad request"),
+    "idle, and long past": ([OLD, (0, 380.0)], ""),
+    "a later failure after a harmless one": ([OLD, (3, 0.1), NEW, (2, 0.1)], "RuntimeError: the kernel refused"),
+    "a failure while harmless words are young": ([OLD, (1, 0.1), NEW, (2, 0.1)], "RuntimeError: the kernel refused"),
+    "what follows a failure is not its cause": ([NEW, (1, 0.1), OLD, (1, 300.0)], "RuntimeError: the kernel refused"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_words_that_did_no_harm_are_not_the_cause_of_a_later_end(name: str) -> None:
+    """Lines of the log, and between them how many steps were done and how many seconds went by."""
+    story, expected = LATE[name]
+    words, steps, now = FirstWords(FORGETTING), 100, 50.0
+    for each in story:
+        if isinstance(each, str):
+            words.read(each)
+        words.look(steps, now)
+        if isinstance(each, tuple):
+            steps, now = steps + each[0], now + each[1]
+            words.look(steps, now)
+    assert words.first == expected
+    assert bool(words.last) == bool(expected), words.last
+
+
+def test_a_killed_worker_is_one_also_after_an_error_long_before() -> None:
+    words = first_words(OLD)
+    words.look(100, 0.0)
+    words.look(110, 1.0)
+    end = NodeEnd(status=1, words=words.first, last_line=words.last, phase=READY, worker_vanished=True)
+    assert failure_of(end).failure_class is FailureClass.KILLED
+    assert "bad request" not in failure_of(end).detail
+
+
+def test_steps_done_between_a_line_and_the_next_look_count_for_nothing() -> None:
+    """A look comes ten times a second, steps come faster: what was done before the line says nothing about it."""
+    words = FirstWords(FORGETTING)
+    words.look(100, 0.0)
+    words.read(NEW)
+    words.look(180, 0.1)
+    words.look(182, 0.2)
+    assert words.first == "RuntimeError: the kernel refused"
+
+
 READY, LOADING = WorkerPhase.READY, WorkerPhase.LOADING
 GAVE_UP = NodeEnd(status=1, words="", phase=READY, worker_vanished=True, engine_died=True)
 
@@ -101,6 +152,21 @@ def test_each_end_has_its_class(end: NodeEnd, failure_class: FailureClass, part:
     failure = failure_of(end)
     assert failure.failure_class is failure_class, failure.detail
     assert part in failure.detail
+
+
+CODE_WORDS = [
+    "ValueError: The repository /m contains custom code which must be executed to correctly load the model.",
+    "RuntimeError: Failed to load the model config. If the model is a custom model not yet available in the "
+    "HuggingFace transformers library, consider setting `trust_remote_code=True` in LLM.",
+]
+
+
+@pytest.mark.parametrize("words", CODE_WORDS)
+def test_a_model_that_needs_its_own_code_is_refused_with_what_is_allowed(words: str) -> None:
+    failure = failure_of(NodeEnd(status=1, words=words, phase=None))
+    assert failure.failure_class is FailureClass.BAD_CONFIG
+    assert "only with --trust-remote-code in spec.engine.extraArgs" in failure.detail
+    assert failure.detail.endswith(words)
 
 
 def test_a_lost_connection_is_known_as_a_consequence() -> None:

@@ -223,6 +223,31 @@ def test_the_words_kept_are_those_of_the_first_failure(tmp_path: Path, model_dir
         assert_lost(group, 1 - stage, peer=stage)
 
 
+def test_an_error_that_did_no_harm_is_not_the_cause_of_a_later_death(tmp_path: Path, model_dir: Path) -> None:
+    with supervised_group(tmp_path, model_dir, environment={"FAKE_VLLM_FAULTS": "1:step2:complain"}) as group:
+        group.wait_formed()
+        group.generate(max_tokens=3)
+        time.sleep(0.3)  # a look at the node between; nothing tells of it
+        group.generate(max_tokens=20)
+        wait_until(lambda: group.status(1)["steps"] >= 23, group.explain)
+        time.sleep(0.3)
+        os.kill(group.worker_pid(1), signal.SIGKILL)
+        words = assert_failed(group, 1, "Killed", "worker was killed")
+        assert "bad request" not in words["detail"]
+        assert "bad request" in group.explain()
+
+
+def test_code_that_vllm_is_told_to_run_and_nobody_has_fetched_ends_the_group(tmp_path: Path, model_dir: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    fields = json.loads((model_dir / "config.json").read_text()) | {"auto_map": {"AutoConfig": "own_config.Config"}}
+    (directory / "config.json").write_text(json.dumps(fields))
+    with supervised_group(tmp_path, directory, extra_args=("--trust-remote-code",)) as group:
+        words = assert_failed(group, 0, "BadConfig", "config.json wants own_config.py, which is not in")
+        assert words["operation"] == "check the model's code"
+        assert group.processes[0].returncode == 64
+
+
 def test_a_follower_that_ends_undrained_with_status_0_has_failed(tmp_path: Path, model_dir: Path) -> None:
     with supervised_group(tmp_path, model_dir) as group:
         group.wait_formed()

@@ -19,6 +19,7 @@ from stageline_vllm.engine.generate_words import (
     error_words,
     generate_body,
     read_event,
+    refusal_of,
     reported_logprobs,
 )
 from stageline_vllm.engine.response_reader import ResponseError, ResponseReader
@@ -251,6 +252,25 @@ def test_recorded_refusals_of_vllm_are_told(name: str, words: str) -> None:
     answer = recorded(name)
     assert 400 <= answer["status"] < 500
     assert words in error_words([answer["text"].encode()])
+
+
+@pytest.mark.parametrize(
+    ("status", "is_about_request"),
+    [(400, True), (404, True), (413, True), (422, True), (401, False), (403, False), (408, False), (409, False),
+     (425, False), (429, False), (500, False), (502, False), (503, False)],
+)  # fmt: skip
+def test_only_what_was_asked_ends_a_request_for_good(status: int, is_about_request: bool) -> None:
+    """Anything else another group may answer, so the gateway goes on there."""
+    refusal = refusal_of(status, [b'{"error": {"message": "no"}}'])
+    assert refusal.is_about_request is is_about_request
+    assert refusal.words.startswith(f"({status}): no")
+
+
+def test_a_server_that_wants_a_key_is_told_as_such() -> None:
+    """vLLM's own body of a 401."""
+    words = refusal_of(401, [b'{"error":"Unauthorized"}']).words
+    assert "Unauthorized" in words
+    assert "It wants an API key, which it must not" in words
 
 
 def test_a_recorded_abort_is_no_end_of_an_answer() -> None:

@@ -116,8 +116,9 @@ class EngineSpec(SpecBase):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description=(
-            "Number format of weights, activations and KV cache. Default `auto`, the model's own. `float32` doubles "
-            "the memory of a bfloat16 model and keeps greedy answers the same whatever the number of stages."
+            "Number format of weights, activations and KV cache. Default `auto`, the model's own; float16, which only "
+            "`vllm` computes in, is widened to float32 by `stageline`. `float32` doubles the memory of a bfloat16 "
+            "model and keeps greedy answers the same whatever the number of stages."
         ),
     )
     max_model_len: int | None = Field(

@@ -20,6 +20,7 @@ from stageline_api.resource.pod import StageSpec
 from stageline_api.resource.policy import RestartSpec, RolloutSpec, TimeoutsSpec
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.speculative import ON_DEVICES
+from stageline_api.resource.stage_pods import STAGE_POD_RULES, stage_pod_problems
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
 from stageline_api.runtime_config import LayerRange
@@ -75,27 +76,7 @@ SHORT_NAME: Final = "plm"
 
 _GRACE_AFTER_DRAIN_SECONDS: Final = 15
 
-GPU_RESOURCE: Final = "nvidia.com/gpu"
-_GPU_RULE: Final = f"with engine.device cuda, {GPU_RESOURCE} in limits must be parallelism.tensor"
-# `device` is for the own runtime alone, which takes one device a stage. Comparing with more than a literal is beyond
-# the API server's budget for rules.
-_COUNTS_GPUS: Final = (
-    f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits) || "
-    f"R.limits['{GPU_RESOURCE}'] == 1 || R.limits['{GPU_RESOURCE}'] == '1'"
-)
-
 _STAGES_RULES: Final = (
-    cel(
-        f"self.engine.device != 'cuda' || {_COUNTS_GPUS.replace('R.', 'self.template.resources.')}",
-        _GPU_RULE,
-        ".template.resources",
-    ),
-    cel(
-        "self.engine.device != 'cuda' || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
-        f"{_COUNTS_GPUS.replace('R.', 's.resources.')})",
-        _GPU_RULE,
-        ".stages",
-    ),
     cel(
         "!has(self.stages) || size(self.stages) == 0 || size(self.stages) == self.parallelism.pipeline",
         "must have one entry for each stage of parallelism.pipeline",
@@ -184,7 +165,7 @@ class PipelineModelSpec(SpecBase):
         default=TimeoutsSpec(), description="How long each phase may take before it counts as failed."
     )
 
-    model_config = ConfigDict(json_schema_extra=cel_extra(*_STAGES_RULES, *ENGINE_RULES))
+    model_config = ConfigDict(json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES))
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "PipelineModelSpec":
@@ -267,7 +248,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
         problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)
-    problems += _gpu_problems(spec)
+    problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.stages)
     if spec.engine.speculative is not None and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds
@@ -276,21 +257,6 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         path = "spec.template.terminationGracePeriodSeconds"
         problems.append(FieldProblem(path=path, value=str(grace), rule=rule))
     return problems
-
-
-def _gpu_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
-    """Stages that compute on GPUs and are given another number of them than they have ranks."""
-    if spec.engine.device != "cuda":
-        return []
-    wanted = spec.parallelism.devices_per_stage
-    given = {"spec.template.resources": spec.template.resources}
-    given |= {f"spec.stages[{at}].resources": each.resources for at, each in enumerate(spec.stages) if each.resources}
-    rule = f"must be {wanted} with engine.device cuda: one for each rank of a stage (parallelism.tensor)"
-    return [
-        FieldProblem(path=f"{path}.limits[{GPU_RESOURCE}]", value=count, rule=rule)
-        for path, resources in given.items()
-        if (count := resources.limits.get(GPU_RESOURCE)) not in (None, str(wanted))
-    ]
 
 
 def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int) -> list[FieldProblem]:

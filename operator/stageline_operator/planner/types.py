@@ -13,7 +13,7 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
-from stageline_api.resource.pipeline_model import GPU_RESOURCE
+from stageline_api.resource.stage_pods import GPU_RESOURCE
 from stageline_api.resource.status import PipelineModelStatus
 
 ObjectKey = tuple[str, str]

@@ -12,14 +12,15 @@ from stageline_runtime.model_facts.model_coverage import MeasuredParameters, mea
 from stageline_runtime.model_facts.model_fields import (
     Fields,
     UnsupportedModelError,
-    dtype,
     end_of_sequence,
     positive,
     positive_or_none,
     read_json,
+    stored_dtype,
 )
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
+_DTYPES: Final = ("float32", "bfloat16", "float16")
 _ELEMENTS_OF_LAYER: Final = 12
 """Times the square of the hidden size: a layer's weights, where no checkpoint tells; all layers are alike then."""
 
@@ -57,7 +58,7 @@ def read_foreign_model(model_dir: Path) -> ModelConfig:
         qk_norm=False,
         attention_windows=(None,) * num_layers,
         mixture=None,
-        dtype=dtype(whole | fields),
+        dtype=_dtype(whole, fields),
         eos_token_ids=end_of_sequence(fields if "eos_token_id" in fields else whole, generation),
         is_covered=True,
         measured=_measured(model_dir, fields) or _estimated(num_layers, hidden_size, vocab_size),
@@ -70,6 +71,12 @@ def _text_part(fields: Fields) -> Fields:
         if isinstance(part, dict) and "num_hidden_layers" in part:
             return part
     return fields
+
+
+def _dtype(whole: Fields, fields: Fields) -> str:
+    """The checkpoint's own, float16 too: many kernels for quantised weights compute in nothing else."""
+    named = stored_dtype(fields) or stored_dtype(whole)
+    return named if named in _DTYPES else "float32"
 
 
 def _measured(model_dir: Path, fields: Fields) -> MeasuredParameters | None:

@@ -76,7 +76,7 @@ class ModelConfig:
     mixture: MixtureConfig | None
     """Set where feed-forward blocks are mixtures of experts."""
     dtype: str
-    """`float32` or `bfloat16`; what `auto` means for this model."""
+    """What `auto` means for this model: `float32` or `bfloat16`, and `float16` where another engine computes."""
     eos_token_ids: tuple[int, ...]
     is_covered: bool = False
     """Whether Hugging Face's layers run it. They read the config themselves: what shapes a layer's inside (biases,

@@ -152,9 +152,13 @@ def _numbers(fields: Fields, name: str) -> None:
 
 def dtype(fields: Fields) -> str:
     """What `auto` means for this model: `float32` or `bfloat16`."""
-    name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
     # CPUs and the pipeline's wire carry bfloat16; float16 weights are widened rather than rounded.
-    return {"float16": "float32", "float32": "float32", "bfloat16": "bfloat16"}.get(name, "float32")
+    return "bfloat16" if stored_dtype(fields) == "bfloat16" else "float32"
+
+
+def stored_dtype(fields: Fields) -> str:
+    """What the config says that its weights are stored in, without torch's prefix; empty where it doesn't say."""
+    return str(fields.get("dtype") or fields.get("torch_dtype") or "").removeprefix("torch.")
 
 
 def end_of_sequence(fields: Fields, generation: Fields) -> tuple[int, ...]:

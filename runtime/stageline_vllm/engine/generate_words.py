@@ -6,6 +6,8 @@ is off; stop strings are the edge's. Choices of one prompt (`n`) are requests of
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +68,14 @@ class StreamEvent(msgspec.Struct, frozen=True):
         return None if details is None else details.cached_tokens
 
 
+_ABOUT_REQUEST: Final = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.NOT_FOUND,  # the model or the adapter that it names
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    }
+)
 _EVENTS: Final = msgspec.json.Decoder(StreamEvent)
 
 
@@ -132,6 +142,27 @@ def error_words(lines: Iterable[bytes]) -> str:
         error = None
     words = error.message if error is not None and error.message else body.decode("utf-8", errors="replace")
     return words if len(words) <= SHOWN_CHARACTERS else words[:SHOWN_CHARACTERS] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A status of vLLM's server other than 200."""
+
+    words: str
+    is_about_request: bool
+    """No other group would take it either. Otherwise one may: the server could not work, or not now."""
+
+
+def refusal_of(status: int, lines: Iterable[bytes]) -> Refusal:
+    """What a status and its body mean.
+
+    vLLM itself sends 400, 404, 422, 500 and 503, and 401 where somebody has given it an API key. 408, 429 and the like
+    come from what a person has put into its server, and are no fault of the request.
+    """
+    words = f"({status}): {error_words(lines)}"
+    if status == HTTPStatus.UNAUTHORIZED:
+        words += ". It wants an API key, which it must not: nothing but the group's own engine reaches it"
+    return Refusal(words, is_about_request=status in _ABOUT_REQUEST)
 
 
 def reported_logprobs(sampled: SampledCandidate, count: int) -> TokenLogprobs:

@@ -19,9 +19,9 @@ from stageline_vllm.engine.answer_progress import AnswerProgress, NotAdmittedErr
 from stageline_vllm.engine.generate_words import (
     GENERATE_PATH,
     VllmAnswerError,
-    error_words,
     generate_body,
     read_event,
+    refusal_of,
     warm_up_body,
 )
 from stageline_vllm.engine.vllm_exchange import VllmExchange, VllmUnreachableError
@@ -139,11 +139,11 @@ class Generation:
 
     def _refused(self, status: int) -> None:
         """Refused by what was asked, no other group would take it; refused otherwise, one may."""
-        words = error_words(self._refusal)
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._fail(f"vLLM refused this request ({status}): {words}", REFUSED, is_final=True)
+        refusal = refusal_of(status, self._refusal)
+        if refusal.is_about_request:
+            self._fail(f"vLLM refused this request {refusal.words}", REFUSED, is_final=True)
         else:
-            self._fail(f"The group could not finish this answer: vLLM failed ({status}): {words}", GROUP_LOST)
+            self._fail(f"The group could not finish this answer: vLLM failed {refusal.words}", GROUP_LOST)
 
     def _fail(self, message: str, reason: str, *, is_final: bool = False) -> None:
         if not self._is_over:
@@ -166,7 +166,7 @@ async def generate_one_token(server: VllmServer) -> None:
     finally:
         exchange.close()
     if status != HTTPStatus.OK:
-        raise VllmAnswerError(f"vLLM refused a request of one token ({status}): {error_words(lines)}")
+        raise VllmAnswerError(f"vLLM refused a request of one token {refusal_of(status, lines).words}")
     events = [event for line in lines if (event := read_event(line)) is not None]
     failed = next((event.error for event in events if event.error is not None), None)
     if failed is not None or not any(choice.token_ids for event in events for choice in event.choices):

@@ -5,8 +5,10 @@ together stay together for ever: all in one step, while the other stages have no
 share wait for the next step, which follows at once. Prefill is not capped: tokens of a prompt fill a step well.
 
 The cap hides surplus decodes from vLLM's own `schedule` and puts them back after it, so that everything else (KV
-blocks, preemption, budgets, grammars) stays its own. Those that were scheduled longest ago go first, so none starves.
-vLLM calls its scheduler's interface not public: `seams.py` lists what is used.
+blocks, budgets, grammars) stays its own. Those that were scheduled longest ago go first, so none starves.
+What is hidden in a step is not preempted in it: where KV blocks are short, vLLM takes them from the least urgent and
+latest of the requests that it sees, which may be the one that needs them. Others are hidden in the next step, so none
+is spared for long. vLLM calls its scheduler's interface not public: `seams.py` lists what is used.
 """
 
 import math
@@ -69,7 +71,15 @@ class _EvenCohorts(Scheduler):  # type: ignore[misc]
 
 
 def _can_decode(request: "Request", step: int) -> bool:
-    """Would vLLM schedule this running request's next token in `step`? Not while its last one is on its way."""
+    """Would vLLM schedule this running request's next token in `step`?
+
+    Not while its last one is on its way, and where it schedules ahead not once the steps on their way reach its
+    longest answer: such a request would have its place in the step and leave it empty.
+    """
+    on_their_way = request.num_output_placeholders
+    decided = request.num_computed_tokens + 2 - on_their_way  # without drafts, as vLLM counts them
+    if on_their_way > 0 and decided >= request.num_prompt_tokens + request.max_tokens:
+        return False
     left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
     return not request.is_prefill_chunk and left > 0 and request.next_decode_eligible_step <= step
 

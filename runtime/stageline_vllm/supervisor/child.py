@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
 from stageline_api.telemetry.logs import pass_line_on
 from stageline_vllm.supervisor import bound_child
-from stageline_vllm.supervisor.outcome import FirstWords
+from stageline_vllm.supervisor.outcome import FirstWords, Forgetting
 
 _vllm = logging.getLogger("stageline_vllm.said_by_vllm")
 
@@ -25,7 +26,7 @@ LAST_LINES_SECONDS: Final = 1.0
 
 
 class VllmChild:
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], forgetting: Forgetting) -> None:
         """Start it.
 
         Raises:
@@ -40,7 +41,7 @@ class VllmChild:
             stderr=subprocess.STDOUT,
         )
         assert self._process.stdout is not None, "it was asked for"
-        self._words = FirstWords()
+        self._words = FirstWords(forgetting)
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), name="vllm log", daemon=True)
         self._reader.start()
 
@@ -77,6 +78,10 @@ class VllmChild:
     def got_ready(self) -> None:
         """What it complained of until now did no harm."""
         self._words.forget()
+
+    def lives_on(self, steps_done: int) -> None:
+        """It stands, with this many steps done by its worker: what it complained of long before did no harm."""
+        self._words.look(steps_done, time.monotonic())
 
     def end(self, grace_seconds: float, others: Iterable[int] = ()) -> None:
         """SIGTERM, and SIGKILL for it and the `others` (process ids of its workers) once the grace is over."""

@@ -7,6 +7,8 @@ follows from it, from the exit status, from what the kernel did, and from how fa
 
 import re
 import signal
+import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,8 +47,14 @@ _OUT_OF_MEMORY: Final = re.compile(
     re.IGNORECASE,
 )
 _BAD_CONFIG: Final = re.compile(
-    r"ValidationError|ArgumentError|unrecognized arguments|is not supported for|does not support|divisible",
+    r"ValidationError|ArgumentError|unrecognized arguments|is not supported for|does not support|divisible"
+    r"|custom code|trust_remote_code",
     re.IGNORECASE,
+)
+_CUSTOM_CODE: Final = re.compile(r"custom code|trust_remote_code")
+_CUSTOM_CODE_RULE: Final = (
+    "the model brings code of its own, which vLLM runs only with --trust-remote-code in spec.engine.extraArgs, "
+    "and from the directory of a file:// or pvc:// source"
 )
 _REASON_FOLLOWS: Final = re.compile(r"\d+ validation errors? for \w+$")
 """pydantic says in the next line what is wrong."""
@@ -56,37 +64,98 @@ _NOISE: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:DEBUG|INFO|WARNING)\b|NCCL (?:
 """Lines of a level, which stands behind the names of processes. An error may have `NCCL_DEBUG=INFO` in its words."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    """When words of failure have done no harm, once the node was ready.
+
+    A step that fails never comes back, and vLLM has a bounded number under way: more steps than those say that the
+    words were no failure's. Where nothing is asked of the node its age says so: a failure ends it within vLLM's own
+    limit for a step at the latest.
+    """
+
+    steps: int
+    seconds: float
+
+    def is_due(self, said: "_Said", steps_done: int, now_seconds: float) -> bool:
+        if said.seen is None:
+            return False
+        steps, at = said.seen
+        return steps_done - steps > self.steps or now_seconds - at > self.seconds
+
+
+@dataclass(slots=True)
+class _Said:
+    words: str
+    seen: tuple[int, float] | None = None
+    """Steps done and time at the first look after it was said."""
+
+
+MOST_KEPT: Final = 64
+
+
 class FirstWords:
     """Keeps the first line of a log that names a failure, and what a last resort would be: the last line of all.
 
-    Who only says that somebody else failed names no failure.
+    Who only says that somebody else failed names no failure. What turns out to have done no harm is forgotten, and the
+    next one is then the first; so one is kept for each time between two looks. For a thread that reads and one that
+    looks.
     """
 
-    def __init__(self) -> None:
-        self.first = ""
-        self.last = ""
+    def __init__(self, forgetting: Forgetting) -> None:
+        self._forgetting = forgetting
+        self._lock = threading.Lock()
+        self._named: deque[_Said] = deque()
+        self._last = _Said("")
         self.worker_died = False
         self.engine_died = False
         """Its engine core gave up before the node said that a worker had ended: it ends its workers itself."""
+
+    @property
+    def first(self) -> str:
+        with self._lock:
+            return self._named[0].words if self._named else ""
+
+    @property
+    def last(self) -> str:
+        return self._last.words
 
     def read(self, line: str) -> None:
         """One line of vLLM's log, without its end."""
         text = line.strip()
         if not text or _NOISE.search(text):
             return
-        self.last = text[:LONGEST_WORDS]
-        self.worker_died = self.worker_died or _WORKER_DIED in text
-        self.engine_died = self.engine_died or (not self.worker_died and any(each in text for each in _ENGINE_DIED))
-        if _REASON_FOLLOWS.search(self.first):
-            self.first = f"{self.first}: {_PREFIX.sub('', text)}"[:LONGEST_WORDS]
+        with self._lock:
+            self._last = _Said(text[:LONGEST_WORDS])
+            self.worker_died = self.worker_died or _WORKER_DIED in text
+            self.engine_died = self.engine_died or (not self.worker_died and any(each in text for each in _ENGINE_DIED))
+            self._name(text)
+
+    def _name(self, text: str) -> None:
+        newest = self._named[-1] if self._named else None
+        if newest is not None and _REASON_FOLLOWS.search(newest.words):
+            newest.words = f"{newest.words}: {_PREFIX.sub('', text)}"[:LONGEST_WORDS]
+            return
+        if newest is not None and (newest.seen is None or len(self._named) >= MOST_KEPT):
             return
         words = failure_words(text)
-        if words is not None and not self.first and not any(each in text for each in _CONSEQUENCES):
-            self.first = words[:LONGEST_WORDS]
+        if words is not None and not any(each in text for each in _CONSEQUENCES):
+            self._named.append(_Said(words[:LONGEST_WORDS]))
+
+    def look(self, steps_done: int, now_seconds: float) -> None:
+        """The node is ready and lives on, and its worker has done this many steps: forget what did no harm."""
+        with self._lock:
+            for said in (*self._named, self._last):
+                said.seen = said.seen or (steps_done, now_seconds)
+            while self._named and self._forgetting.is_due(self._named[0], steps_done, now_seconds):
+                self._named.popleft()
+            if self._forgetting.is_due(self._last, steps_done, now_seconds):
+                self._last = _Said("")
 
     def forget(self) -> None:
         """What was said so far did no harm: the node got ready all the same."""
-        self.first, self.worker_died, self.engine_died = "", False, False
+        with self._lock:
+            self._named.clear()
+            self._last, self.worker_died, self.engine_died = _Said(""), False, False
 
 
 def failure_words(line: str) -> str | None:
@@ -124,6 +193,8 @@ class NodeEnd:
 def failure_of(end: NodeEnd) -> RuntimeFailure:
     """Why the pod of this node fails."""
     words = end.words or end.last_line
+    if _is_refusal(end) and _CUSTOM_CODE.search(words) is not None:
+        words = f"{_CUSTOM_CODE_RULE}: {words}"
     detail = f"{_how(end)}: {words}" if words else _how(end)
     return RuntimeFailure(_class_of(end), detail, operation=_operation(end))
 

@@ -10,10 +10,8 @@ termination message says why.
 import http.client
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,10 +53,12 @@ from stageline_vllm.supervisor.child import (
     is_stopped,
     kernel_kills,
 )
-from stageline_vllm.supervisor.outcome import NodeEnd, failure_of, is_lost_connection
+from stageline_vllm.supervisor.model_code import check_model_code
+from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, is_lost_connection
 from stageline_vllm.supervisor.package_path import link_packages
+from stageline_vllm.supervisor.scratch import Scratch, short_temporary_directory
 from stageline_vllm.supervisor.step_watchdog import StepWatchdog, WorkerView
-from stageline_vllm.supervisor.vllm_command import node_environment, node_words
+from stageline_vllm.supervisor.vllm_command import OWN_TIMEOUT_GRACE_SECONDS, node_environment, node_words
 from stageline_vllm.supervisor.worker_account import FreshMetrics, Workers, WorkerTimeline, account_of
 from stageline_vllm.versions import VllmVersionError, installed_vllm, require_supported
 from stageline_vllm.worker_state import WorkerPhase
@@ -73,6 +73,8 @@ HEALTH_ANSWER_SECONDS: Final = 2.0
 VANISHED_SECONDS: Final = 0.3
 """How long the end of a worker may stand unexplained. Its last words are in the log before it ends, and its node's once
 that has noticed; without any it was killed."""
+DYING_SECONDS: Final = 60.0
+"""How long vLLM may take from its own limit for a step to its end."""
 CONSEQUENCE_SECONDS: Final = 2.0
 """How long the engine may take to say whom it lost, when a node ended because of a lost connection."""
 CHILD_GRACE_SECONDS: Final = 8.0
@@ -89,8 +91,8 @@ class Supervisor:
         self._environ = environ
         self._memory_events = memory_events
         self._kills_before = kernel_kills(memory_events)
-        self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=_short_temporary_directory(environ)))
-        self._state_dir = self._scratch / "state"
+        self._scratch = Scratch(short_temporary_directory(environ))
+        self._state_dir = self._scratch.path / "state"
         self._state_dir.mkdir()
         self._workers = Workers(self._state_dir, contract.config.tensor)
         self._progress = account_of(
@@ -142,10 +144,12 @@ class Supervisor:
         if isinstance(welcome, Shutdown):
             self._shutdown = welcome
             return
+        check_model_code(Path(welcome.model_dir), self._contract.config.extra_args)
         self._progress.layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         self._progress.enter(Phase.LOADING, f"vLLM {installed.version} loads {welcome.model_dir}")
-        plugin_path = link_packages(write_plugin_path(self._scratch / "path", installed))
-        self._child = VllmChild((str(interpreter), *self._words(welcome)), self._child_environ(welcome, plugin_path))
+        plugin_path = link_packages(write_plugin_path(self._scratch.path / "path", installed))
+        words = (str(interpreter), *self._words(welcome))
+        self._child = VllmChild(words, self._child_environ(welcome, plugin_path), self._forgetting())
         self._wake_on_end(bus, self._child.pid)
         while self._shutdown is None:
             self._look(bus, self._child)
@@ -159,10 +163,17 @@ class Supervisor:
             welcome,
             self._environ,
             state_dir=self._state_dir,
-            scratch=self._scratch,
+            scratch=self._scratch.path,
             python_path=(plugin_path,),
             cores=tuple(sorted(os.sched_getaffinity(0))),
         )
+
+    def _forgetting(self) -> Forgetting:
+        """vLLM has as many steps under way as there are stages, or two where it schedules ahead. Twice as many may end
+        after a failure: on a GPU those before it are seen to end late."""
+        under_way = max(2, self._contract.stage_count)
+        limit = self._contract.config.timeouts.step_seconds + OWN_TIMEOUT_GRACE_SECONDS
+        return Forgetting(steps=2 * under_way, seconds=limit + DYING_SECONDS)
 
     def _look(self, bus: StageBus, child: VllmChild) -> None:
         """One turn: what the engine says, how the child is, what the workers write."""
@@ -177,6 +188,13 @@ class Supervisor:
         self._note_clock()
         self._await_ready(bus, child)
         self._watch_workers(bus, child)
+        self._forget_the_harmless(child)
+
+    def _forget_the_harmless(self, child: VllmChild) -> None:
+        """Nothing is forgotten once a call of a worker has failed: vLLM may need long to notice, and drop the error."""
+        phases = {state.life.phase for state in self._workers.states().values()}
+        if phases == {WorkerPhase.READY} and self._progress.phase not in (Phase.LOADING, Phase.WARMING):
+            child.lives_on(self._progress.steps)
 
     def _wake_on_end(self, bus: StageBus, pid: int) -> None:
         if pid not in self._awaited_ends:
@@ -304,13 +322,7 @@ class Supervisor:
     def _end_child(self, grace_seconds: float) -> None:
         if self._child is not None:
             self._child.end(grace_seconds, self._worker_pids())
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _short_temporary_directory(environ: Mapping[str, str]) -> str:
-    """vLLM makes sockets there, whose paths may have a hundred characters."""
-    given = environ.get("TMPDIR", "/tmp")
-    return given if len(given) <= 40 else "/tmp"
+        self._scratch.remove()
 
 
 def _as_failure(error: Exception) -> RuntimeFailure:

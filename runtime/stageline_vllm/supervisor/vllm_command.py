@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from stageline_api import ports
+from stageline_api.resource.vllm_environment import OWNED_VARIABLES
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome
 from stageline_vllm.addresses import http_host, network_interface, rendezvous_port
@@ -93,12 +94,15 @@ def node_environment(
     python_path: tuple[Path, ...], cores: tuple[int, ...],
 ) -> dict[str, str]:  # fmt: skip
     """The child's whole environment; `cores` are those of the machine that this process may use."""
-    step_seconds = round(contract.config.timeouts.step_seconds) + OWN_TIMEOUT_GRACE_SECONDS
+    timeouts = contract.config.timeouts
+    step_seconds = round(timeouts.step_seconds) + OWN_TIMEOUT_GRACE_SECONDS
+    load_seconds = round(timeouts.load_seconds) + OWN_TIMEOUT_GRACE_SECONDS
     decided = {
         **NEEDED_ENVIRONMENT,
         "VLLM_HOST_IP": contract.pod_ip,
         "VLLM_PP_LAYER_PARTITION": ",".join(map(str, welcome.layer_counts)),
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(step_seconds),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(load_seconds),
         "VLLM_PLUGINS": plugin_names(),
         "PYTHONPATH": _joined(python_path, environ.get("PYTHONPATH", "")),
         DIRECTORY_VARIABLE: str(state_dir),
@@ -120,10 +124,11 @@ def node_environment(
     return defaults | kept | decided
 
 
-_NOT_PASSED_ON: Final = frozenset(
-    {"STAGELINE_BUS_TOKEN", "HF_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-)
-"""Secrets that vLLM has no use for, and what torch would take for a group of its own."""
+_NOT_PASSED_ON: Final = OWNED_VARIABLES.keys() | {
+    "STAGELINE_BUS_TOKEN", "HF_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+}  # fmt: skip
+"""Secrets that vLLM has no use for, what torch would take for a group of its own, and what an image may have set of the
+variables that a person may not."""
 
 
 def _interface(contract: PodContract) -> dict[str, str]:

@@ -53,3 +53,28 @@ def test_a_number_that_is_missing_is_named(tmp_path: Path, field: str) -> None:
     config = {name: value for name, value in CONFIGS["quantised"].items() if name != field}
     with pytest.raises(UnsupportedModelError, match=field):
         read_foreign_model(write(tmp_path, config))
+
+
+DTYPES: dict[str, tuple[dict[str, Any], str]] = {
+    "float16": ({"torch_dtype": "float16"}, "float16"),
+    "float16, newer name": ({"torch_dtype": None, "dtype": "float16"}, "float16"),
+    "bfloat16": ({"torch_dtype": "bfloat16"}, "bfloat16"),
+    "float32": ({"torch_dtype": "float32"}, "float32"),
+    "unsaid": ({"torch_dtype": None}, "float32"),
+    "of no arithmetic": ({"torch_dtype": "float8_e4m3fn"}, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_auto_is_the_dtype_that_the_checkpoint_names(tmp_path: Path, name: str) -> None:
+    """vLLM's own `auto` would round a float32 checkpoint; a float16 one must not be widened, as kernels differ."""
+    fields, expected = DTYPES[name]
+    assert read_foreign_model(write(tmp_path, CONFIGS["unheard of"] | fields)).dtype == expected
+
+
+def test_of_a_model_with_pictures_the_text_part_names_the_dtype_and_else_the_whole(tmp_path: Path) -> None:
+    text = TEXT | {"torch_dtype": "float16"}
+    both = {"model_type": "llava", "dtype": "bfloat16", "text_config": text}
+    assert read_foreign_model(write(tmp_path, both)).dtype == "float16"
+    silent = {**both, "text_config": TEXT | {"torch_dtype": None}}
+    assert read_foreign_model(write(tmp_path, silent)).dtype == "bfloat16"

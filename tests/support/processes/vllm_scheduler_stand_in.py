@@ -21,6 +21,8 @@ class Request:
     num_output_placeholders: int = 0
     next_decode_eligible_step: int = 0
     is_prefill_chunk: bool = False
+    num_prompt_tokens: int = 1
+    max_tokens: int = 1000
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Scheduler:
             self._preempt_request(self.running.pop())
         scheduled: dict[str, int] = {}
         for request in self.running:
+            if _has_its_last_token_on_its_way(request):
+                continue
             left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
             if left > 0 and request.next_decode_eligible_step <= self.current_step:
                 scheduled[request.request_id] = min(left, self.chunk)
@@ -84,6 +88,12 @@ class Scheduler:
     def finish_requests(self, request_id: str) -> None:
         self.running = [request for request in self.running if request.request_id != request_id]
         self.finished_req_ids.add(request_id)
+
+
+def _has_its_last_token_on_its_way(request: Request) -> bool:
+    on_their_way = request.num_output_placeholders
+    decided = request.num_computed_tokens + 2 - on_their_way
+    return on_their_way > 0 and decided >= request.num_prompt_tokens + request.max_tokens
 
 
 class AsyncScheduler(Scheduler):

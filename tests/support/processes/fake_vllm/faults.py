@@ -18,6 +18,10 @@ START_SECONDS = "FAKE_VLLM_START_SECONDS"
 """How long loading takes. Default 0."""
 
 
+REFUSE_WITH = "FAKE_VLLM_REFUSE_WITH"
+"""Status that the server answers every request with, as something that a person has put before it would."""
+
+
 def say(words: str) -> None:
     """Into the log, as a logger would write it."""
     sys.stderr.write(words + "\n")
@@ -56,6 +60,8 @@ def _do(deed: str) -> None:
                 time.sleep(3600)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "complain":
+            say("(Worker pid=1) ERROR 11-23 08:00:00 [x.py:1] ValueError: a bad request")
         case "no-weights":
             _die("ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}")
         case "device-memory":

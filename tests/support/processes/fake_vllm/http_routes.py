@@ -4,7 +4,9 @@ Refusals carry vLLM's shape and statuses. `/health` reads one flag and asks no w
 """
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from processes.fake_vllm.faults import REFUSE_WITH
 from processes.fake_vllm.scheduling import Request, Scheduler
 
 
@@ -66,6 +69,8 @@ class Routes:
         return Response()
 
     async def _generate(self, http: HttpRequest) -> Response:
+        if (status := os.environ.get(REFUSE_WITH)) is not None:
+            return JSONResponse({"error": HTTPStatus(int(status)).phrase}, status_code=int(status))
         body = await http.json()
         refusal = self._refusal(body)
         if refusal is not None:

@@ -1,0 +1,79 @@
+"""What the engine's name asks of the stages' pods: as many GPUs as ranks, and no variable that undoes the group."""
+
+from typing import Final
+
+from stageline_api.resource.base import cel
+from stageline_api.resource.engine import EngineSpec, ParallelismSpec
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.pod import StageSpec
+from stageline_api.resource.template import TemplateSpec
+from stageline_api.resource.vllm_environment import OWNED_LIST, OWNED_RULE, variable_problem
+
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+_GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
+# Comparing with more than a literal is beyond the API server's budget for rules, so of vLLM's ranks only one alone is
+# checked there. `device` is for the own runtime, which takes one device a stage.
+_NO_GPUS_COUNTED: Final = (
+    "(self.engine.device != 'cuda' && (self.engine.name != 'vllm' || self.parallelism.tensor != 1))"
+)
+_COUNTS_GPUS: Final = (
+    f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits) || "
+    f"R.limits['{GPU_RESOURCE}'] == 1 || R.limits['{GPU_RESOURCE}'] == '1'"
+)
+
+STAGE_POD_RULES: Final = (
+    cel(
+        f"{_NO_GPUS_COUNTED} || {_COUNTS_GPUS.replace('R.', 'self.template.resources.')}",
+        _GPU_RULE,
+        ".template.resources",
+    ),
+    cel(
+        f"{_NO_GPUS_COUNTED} || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
+        f"{_COUNTS_GPUS.replace('R.', 's.resources.')})",
+        _GPU_RULE,
+        ".stages",
+    ),
+    cel(
+        "self.engine.name != 'vllm' || !has(self.template.env) || "
+        f"!self.template.env.exists(each, each.name in [{OWNED_LIST}])",
+        OWNED_RULE,
+        ".template.env",
+    ),
+)
+"""What the API server checks of it."""
+
+
+def stage_pod_problems(
+    engine: EngineSpec, parallelism: ParallelismSpec, template: TemplateSpec, stages: tuple[StageSpec, ...]
+) -> list[FieldProblem]:
+    """GPUs in limits that are not one for each rank, and variables for vLLM's nodes that the operator decides."""
+    problems = _gpu_problems(engine, parallelism, template, stages)
+    if engine.name != "vllm":
+        return problems
+    return problems + [
+        FieldProblem(path=f"spec.template.env[{at}].name", value=show_value(each.name), rule=f"{each.name} {problem}")
+        for at, each in enumerate(template.env)
+        if (problem := variable_problem(each.name)) is not None
+    ]
+
+
+def _gpu_problems(
+    engine: EngineSpec, parallelism: ParallelismSpec, template: TemplateSpec, stages: tuple[StageSpec, ...]
+) -> list[FieldProblem]:
+    """Stages that are given another number of GPUs than they have ranks.
+
+    Under vLLM more than one for each rank is as wrong as less: it takes ranks for those of one node by dividing their
+    numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory.
+    """
+    if engine.name != "vllm" and engine.device != "cuda":
+        return []
+    where = "with engine.name vllm on GPUs" if engine.name == "vllm" else "with engine.device cuda"
+    wanted = parallelism.devices_per_stage
+    given = {"spec.template.resources": template.resources}
+    given |= {f"spec.stages[{at}].resources": each.resources for at, each in enumerate(stages) if each.resources}
+    rule = f"must be {wanted} {where}: one for each rank of a stage (parallelism.tensor)"
+    return [
+        FieldProblem(path=f"{path}.limits[{GPU_RESOURCE}]", value=count, rule=rule)
+        for path, resources in given.items()
+        if (count := resources.limits.get(GPU_RESOURCE)) not in (None, str(wanted))
+    ]
