@@ -119,6 +119,7 @@ REGEX_MARK = "regex:"
 """Begins a guide that is a regular expression; one without a mark is a JSON schema, as no JSON text begins with one."""
 GRAMMAR_MARK = "grammar:"
 """Begins a guide that is a grammar."""
+MAX_SALT_CHARACTERS = 256
 MAX_ALLOWED_TOKENS = 16384
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARACTERS = 128
@@ -214,6 +215,8 @@ class GenerateRequest(_Frozen):
     """The LoRA adapter that answers in place of the model itself."""
     priority: int = Field(default=0, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)
     """Lower runs first; among equals, who came first."""
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    """Only requests with the same one share what the prefix cache holds; those without share among themselves."""
     client_request_id: str | None = Field(default=None, max_length=128)
     """What the client calls it (`X-Request-Id`); not unique."""
     traceparent: str | None = Field(default=None, max_length=55)

@@ -60,11 +60,18 @@ def test_grammars_reach_the_engine(
 def test_what_the_answer_must_not_hold_reaches_the_engine(
     gateway: RunningGateway, engine: ScriptedEngine, path: str
 ) -> None:
-    extra = {"min_tokens": 3, "bad_words": ["never"], "allowed_token_ids": [4, 5], "max_tokens": 9}
+    extra = {
+        "min_tokens": 3,
+        "bad_words": ["never"],
+        "allowed_token_ids": [4, 5],
+        "max_tokens": 9,
+        "cache_salt": "ours",
+    }
     assert gateway.http.post(path, json=BODIES[path] | extra).status_code == 200
     sampling = engine.requests[0].sampling
     assert (sampling.min_tokens, sampling.bad_words, sampling.allowed_token_ids) == (3, ("never",), (4, 5))
-    nothing = {"min_tokens": 0, "bad_words": None, "allowed_token_ids": None}
+    assert engine.requests[0].cache_salt == "ours"
+    nothing = {"min_tokens": 0, "bad_words": None, "allowed_token_ids": None, "cache_salt": None}
     assert gateway.http.post(path, json=BODIES[path] | nothing).status_code == 200
     sampling = engine.requests[1].sampling
     assert (sampling.min_tokens, sampling.bad_words, sampling.allowed_token_ids) == (0, (), ())

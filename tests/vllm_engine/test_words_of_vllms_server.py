@@ -97,6 +97,11 @@ def test_what_is_no_such_response_is_refused(data: bytes) -> None:
         ResponseReader().feed(data)
 
 
+def test_a_salt_goes_where_vllm_keeps_its_cache_apart_by() -> None:
+    assert "cache_salt" not in body(admitted())
+    assert body(admitted(cache_salt="ours")) == body(admitted()) | {"cache_salt": "ours"}
+
+
 def test_plain_greedy_requests_are_vllms_own() -> None:
     said = body(admitted(generated=(40, 41)))
     assert said["token_ids"] == [5, 6, 9, 40, 41]

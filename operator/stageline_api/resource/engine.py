@@ -156,7 +156,7 @@ class EngineSpec(SpecBase):
             "Whether a request begins with keys and values that an earlier one left in the cache, where their first "
             "tokens are the same (a shared system prompt, the turns of a chat). It answers sooner and says the same. "
             "Requests of all clients share the cache: who can time answers can tell whether a beginning was asked for "
-            "before. Default true."
+            "before, unless that was under a `cache_salt`. Default true."
         ),
     )
     graphs: Literal["auto", "off", "piecewise", "full"] = Field(

@@ -42,10 +42,16 @@ def within_bound(load_tokens: int, mean_tokens: float) -> bool:
     return load_tokens <= LOAD_FACTOR * mean_tokens + LOAD_SLACK_TOKENS
 
 
-def affinity_key(prompt: Prompt, session: str = "") -> str:
-    """The session if there is one, else the prompt's beginning; empty for neither."""
+def affinity_key(prompt: Prompt, session: str = "", salt: str | None = None) -> str:
+    """The session if there is one, else the prompt's beginning, with what its cached form is kept apart by; empty for
+    neither."""
     if session:
         return f"session:{session}"
+    key = _beginning_key(prompt)
+    return f"salt:{salt}\0{key}" if salt and key else key
+
+
+def _beginning_key(prompt: Prompt) -> str:
     match prompt:
         case TokenPrompt(token_ids=token_ids):
             is_long = len(token_ids) >= PREFIX_TOKENS

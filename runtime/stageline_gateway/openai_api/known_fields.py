@@ -64,7 +64,6 @@ _COMMON: Final[dict[str, Known]] = {
     "logits_processors": _refused([]),
     "guided_decoding_backend": _ignored("auto"),
     "guided_whitespace_pattern": _ignored(),
-    "cache_salt": _refused(why="The cache of prompts is shared by everyone whom this gateway serves."),
     "prompt_logprobs": _refused(why="Log probabilities of prompts are not computed."),
 }
 

@@ -2,7 +2,8 @@
 
 Types are never coerced ("5" is not a number) and an unknown field is refused, so nothing a client asks for is lost
 without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
-`min_tokens`, `allowed_token_ids`, `bad_words`.
+`min_tokens`, `allowed_token_ids`, `bad_words`,
+`cache_salt`.
 """
 
 import json
@@ -16,6 +17,7 @@ from stageline_api.engine_http import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
+    MAX_SALT_CHARACTERS,
     MAX_STOP_CHARACTERS,
     MAX_TEMPLATE_ARGUMENTS,
     MAX_TOP_LOGPROBS,
@@ -193,6 +195,7 @@ class _Request(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -83,7 +83,12 @@ def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> 
         update = {"add_generation_prompt": False, "continue_final_message": request.continue_final_message}
         prompt = prompt.model_copy(update=update)
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-    return GenerateRequest(request_id=request_id, prompt=prompt, sampling=_sampling(request, max_tokens, drawn_seed))
+    return GenerateRequest(
+        request_id=request_id,
+        prompt=prompt,
+        sampling=_sampling(request, max_tokens, drawn_seed),
+        cache_salt=request.cache_salt,
+    )
 
 
 def prompts_of(request: CompletionRequest) -> tuple[Prompt, ...]:
@@ -98,4 +103,4 @@ def completion_to_generate(
     request: CompletionRequest, prompt: Prompt, request_id: str, drawn_seed: int
 ) -> GenerateRequest:
     sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
-    return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)
+    return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling, cache_salt=request.cache_salt)

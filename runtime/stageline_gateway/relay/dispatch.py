@@ -174,7 +174,7 @@ class Dispatcher:
     async def run(self, job: GenerateJob, deliver: DeliverOne) -> None:
         """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
         progress = Progress(job.request)
-        affinity = affinity_key(job.request.prompt, job.session)
+        affinity = affinity_key(job.request.prompt, job.session, job.request.cache_salt)
         search = Search(self.backends, job.model, progress, affinity, self.retry)
         while True:
             try:

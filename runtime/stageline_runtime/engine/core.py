@@ -90,6 +90,7 @@ class EngineCore(CoreLife):
                 stop_token_ids=request.stop_token_ids,
                 output=list(request.generated_token_ids),
                 priority=request.priority,
+                cache_salt=request.cache_salt or "",
             )
         )
         self._streams.open(request, sink)

@@ -40,6 +40,8 @@ class AdmittedRequest:
     where it is handed to a core."""
     priority: int = 0
     """Lower runs first."""
+    cache_salt: str | None = None
+    """Only requests with the same one share what the cache holds of prompts."""
     adapter: str | None = None
     """Name of the LoRA adapter that answers; None: the model itself."""
     is_chat: bool = False

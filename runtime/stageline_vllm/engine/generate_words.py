@@ -105,6 +105,8 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if request.cache_salt is not None:
+        body["cache_salt"] = request.cache_salt
     if request.adapter is not None:
         body["model"] = request.adapter
     return msgspec.json.encode(body)

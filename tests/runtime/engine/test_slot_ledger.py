@@ -12,11 +12,11 @@ def tokens(count: int, first: int = 0) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
-def hold(ledger: SlotLedger, slot: int, content: tuple[int, ...]) -> None:
+def hold(ledger: SlotLedger, slot: int, content: tuple[int, ...], salt: str = "") -> None:
     """Let the index know whole blocks of `content` in `slot`."""
     assert ledger.prefixes is not None
     for start in range(0, len(content) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        ledger.prefixes.extend(slot, content[start : start + BLOCK_TOKENS])
+        ledger.prefixes.extend(slot, content[start : start + BLOCK_TOKENS], salt)
 
 
 def test_the_lowest_empty_slot_of_the_cohort_goes_first_then_any_other() -> None:
@@ -51,6 +51,20 @@ def test_content_is_kept_in_place_where_it_is_half_of_what_the_slot_holds() -> N
     assert ledger.take(0, (*tokens(48), 999)) == (0, 2, 48)
     ledger.give_back(0)
     assert ledger.take(0, tokens(48)) == (0, 3, 32), "the last token is computed always"
+
+
+def test_content_is_of_use_under_its_own_salt_alone() -> None:
+    ledger = SlotLedger(1, 3, 64, prefix_cache=True)
+    for salt in ("", "ours"):
+        slot, *_ = ledger.take(0, tokens(48), salt)
+        hold(ledger, slot, tokens(48), salt)
+    ledger.give_back(0)
+    ledger.give_back(1)
+    assert ledger.take(0, (*tokens(48), 9), "theirs") == (2, 1, 0), "an empty slot, though two hold these tokens"
+    assert ledger.take(0, (*tokens(48), 9), "ours") == (1, 2, 48)
+    assert ledger.take(0, (*tokens(48), 9), "theirs") == (0, 2, 0), "the last slot, whose content goes"
+    assert ledger.prefixes is not None
+    assert [ledger.prefixes.match((*tokens(48), 9), salt)[0] for salt in ("", "ours", "theirs")] == [0, 3, 0]
 
 
 def test_the_longest_unused_content_is_given_up_first_and_from_its_end() -> None:

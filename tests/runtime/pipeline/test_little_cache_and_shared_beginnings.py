@@ -93,6 +93,17 @@ def test_usage_says_what_came_from_the_cache(short_group: RunningGroup) -> None:
     assert found == [0, 48]
 
 
+def test_a_beginning_is_shared_under_one_salt_alone(short_group: RunningGroup) -> None:
+    prompt = tuple(random.Random(10).randrange(3, VOCAB_SIZE) for _ in range(50))
+    told = []
+    for salt in (None, "ours", "ours", "theirs", None):
+        with open_stream(short_group, prompt, SamplingParams(max_tokens=3, ignore_eos=True), cache_salt=salt) as stream:
+            events = stream.rest()
+        told.append(([i for event in events[:-1] for i in event.get("token_ids", ())], events[-1]["cached_tokens"]))
+    assert [cached for _, cached in told] == [0, 0, 48, 0, 48]
+    assert all(ids == told[0][0] for ids, _ in told), "and the answers are the same"
+
+
 def test_clients_that_leave_and_come_back_find_their_tokens(short_group: RunningGroup) -> None:
     """Aborts at all ages while others run; nothing of what is left behind reaches anyone."""
     prompts, samplings = draw(12)

@@ -70,10 +70,10 @@ class OpenStream:
 
 
 @contextmanager
-def open_stream(group: RunningGroup, prompt: Prompt, sampling: SamplingParams) -> Iterator[OpenStream]:
+def open_stream(group: RunningGroup, prompt: Prompt, sampling: SamplingParams, **fields: Any) -> Iterator[OpenStream]:
     """Start a generation; leaving closes its connection."""
     request = GenerateRequest(
-        request_id=secrets.token_hex(8), prompt=TokenPrompt(token_ids=prompt), sampling=sampling
+        request_id=secrets.token_hex(8), prompt=TokenPrompt(token_ids=prompt), sampling=sampling, **fields
     ).model_dump_json()
     with (
         httpx.Client(timeout=60.0) as client,

@@ -46,6 +46,8 @@ class Request:
     """Tokens generated so far; not empty from the start when another engine generated some before."""
     priority: int = 0
     """Lower runs first."""
+    cache_salt: str = ""
+    """It begins with what requests of the same salt left in the cache, and with nobody else's."""
     arrival: int = 0
     """Its place among all requests that came; kept when it has to queue again."""
     cohort: int = -1

@@ -183,7 +183,7 @@ def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
     copy_from = None
     index = slots.ledger.prefixes
     if index is not None:
-        blocks, holding = index.match(request.inputs)
+        blocks, holding = index.match(request.inputs, request.cache_salt)
         if blocks * BLOCK_TOKENS > request.scheduled_inputs:
             copy_from, request.scheduled_inputs = holding[0], blocks * BLOCK_TOKENS
     request.fill_sent = True

@@ -122,12 +122,14 @@ class SlotAssignment:
             return
         start = index.num_blocks(request.slot) * BLOCK_TOKENS
         while start + BLOCK_TOKENS <= request.known_computed_tokens:
-            index.extend(request.slot, request.tokens(start, start + BLOCK_TOKENS))
+            index.extend(request.slot, request.tokens(start, start + BLOCK_TOKENS), request.cache_salt)
             start += BLOCK_TOKENS
 
     def _admit(self, request: Request) -> None:
         cohort = self.cohorts.lightest()
-        request.slot, request.generation, request.scheduled_inputs = self.ledger.take(cohort, request.inputs)
+        request.slot, request.generation, request.scheduled_inputs = self.ledger.take(
+            cohort, request.inputs, request.cache_salt
+        )
         self.running[request.request_id] = request
         self._by_row[request.slot, request.generation] = request
         self.cohorts.join(request, cohort)

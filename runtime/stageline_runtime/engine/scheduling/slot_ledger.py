@@ -79,7 +79,7 @@ class SlotLedger:
     def held_by(self, slot: int) -> int:
         return self._held[slot]
 
-    def take(self, cohort: int, inputs: tuple[int, ...]) -> tuple[int, int, int]:
+    def take(self, cohort: int, inputs: tuple[int, ...], salt: str = "") -> tuple[int, int, int]:
         """Give out a slot with blocks for `inputs`; returns slot, generation and how many inputs lie in it already.
 
         A slot that holds a beginning of `inputs` is preferred where that is at least half of what it holds; otherwise
@@ -88,7 +88,7 @@ class SlotLedger:
         needed = blocks_of(len(inputs))
         assert len(inputs) <= self.slot_tokens, f"{len(inputs)} tokens do not fit a slot of {self.slot_tokens}"
         assert needed <= self.available_blocks, f"{needed} blocks of {self.available_blocks}"
-        slot, kept = self._choose(cohort, inputs)
+        slot, kept = self._choose(cohort, inputs, salt)
         del self._free[slot]
         self._cached_blocks -= self._cached(slot)
         self._shrink(slot, kept)
@@ -125,9 +125,9 @@ class SlotLedger:
     def _cached(self, slot: int) -> int:
         return 0 if self.prefixes is None else self.prefixes.num_blocks(slot)
 
-    def _choose(self, cohort: int, inputs: tuple[int, ...]) -> tuple[int, int]:
+    def _choose(self, cohort: int, inputs: tuple[int, ...], salt: str) -> tuple[int, int]:
         """A free slot, and how many blocks of it are worth keeping."""
-        blocks, holders = (0, []) if self.prefixes is None else self.prefixes.match(inputs)
+        blocks, holders = (0, []) if self.prefixes is None else self.prefixes.match(inputs, salt)
         in_place = [slot for slot in holders if slot in self._free and self._cached(slot) <= 2 * blocks]
         if in_place:
             return min(in_place, key=self._cached), blocks
@@ -160,6 +160,8 @@ class SlotLedger:
 class _Node:
     parent: "_Node | None"
     block: Block
+    salt: str = ""
+    """Of a root."""
     children: dict[Block, "_Node"] = field(default_factory=dict)
     slots: dict[int, None] = field(default_factory=dict)
     """In the order in which they came to hold it."""
@@ -170,20 +172,22 @@ class PrefixIndex:
 
     A tree of token blocks: a path from its root is a sequence of whole blocks, and every node names the slots whose
     content begins with that path, at least one. Keys and values of a block follow from all tokens up to its end and
-    from nothing else, so the path itself is the key: two sequences never share a node by chance.
+    from nothing else, so the path itself is the key: two sequences never share a node by chance. Each salt has a tree
+    of its own, so that nobody without it can tell, by how fast an answer begins, what others have asked.
     """
 
     def __init__(self) -> None:
-        self._root = _Node(None, ())
+        self._roots: dict[str, _Node] = {}
         self._paths: dict[int, list[_Node]] = {}
 
     def num_blocks(self, slot: int) -> int:
         return len(self._paths.get(slot, ()))
 
-    def extend(self, slot: int, block: Block) -> None:
+    def extend(self, slot: int, block: Block, salt: str = "") -> None:
+        """`salt` is that of the slot's holder, and so of all its blocks."""
         assert len(block) == BLOCK_TOKENS, block
         path = self._paths.setdefault(slot, [])
-        parent = path[-1] if path else self._root
+        parent = path[-1] if path else self._roots.setdefault(salt, _Node(None, (), salt))
         node = parent.children.get(block)
         if node is None:
             node = parent.children[block] = _Node(parent, block)
@@ -198,15 +202,19 @@ class PrefixIndex:
             if not node.slots:
                 assert node.parent is not None
                 del node.parent.children[node.block]
+                if node.parent.parent is None and not node.parent.children:
+                    del self._roots[node.parent.salt]
         if not path:
             self._paths.pop(slot, None)
 
-    def match(self, tokens: tuple[int, ...]) -> tuple[int, list[int]]:
-        """The longest known beginning of `tokens` in blocks, and the slots that hold it (none of nothing).
+    def match(self, tokens: tuple[int, ...], salt: str = "") -> tuple[int, list[int]]:
+        """The longest known beginning of `tokens` under `salt` in blocks, and the slots that hold it (none of nothing).
 
         The last token is left out: it has to be computed for there to be something to sample from.
         """
-        node, blocks = self._root, 0
+        node, blocks = self._roots.get(salt), 0
+        if node is None:
+            return 0, []
         for start in range(0, len(tokens) - BLOCK_TOKENS, BLOCK_TOKENS):
             child = node.children.get(tokens[start : start + BLOCK_TOKENS])
             if child is None:

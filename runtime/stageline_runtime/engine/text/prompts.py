@@ -115,6 +115,7 @@ class PromptReader:
             ignored=self._ignored(request.prompt),
             generated_token_ids=request.generated_token_ids,
             priority=request.priority,
+            cache_salt=request.cache_salt,
             adapter=request.adapter,
             is_chat=isinstance(request.prompt, ChatPrompt),
             traceparent=request.traceparent,
