@@ -214,7 +214,8 @@ class ParallelismSpec(SpecBase):
         le=MOST_RANKS,
         description=(
             "Number of devices that share one stage's layers, for engine `vllm`, which must then find as many in each "
-            "pod. Default 1, between 1 and 8; `stageline` takes 1 only."
+            "pod: `nvidia.com/gpu` in limits, where there is one, has to be this number. Default 1, between 1 and 8; "
+            "`stageline` takes 1 only."
         ),
     )
 

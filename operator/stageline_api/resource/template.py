@@ -188,7 +188,10 @@ class TemplateSpec(SpecBase):
     )
     env: EnvVars = Field(
         default=(),
-        description="Environment variables for every container of the stages, by name and value. Default: none.",
+        description=(
+            "Environment variables for every container of the stages, by name and value. With engine `vllm`, those "
+            "that the operator decides (`VLLM_HOST_IP`, `VLLM_API_KEY` …) are refused by name. Default: none."
+        ),
     )
     node_selector: dict[ShortText, ShortText] = Field(
         default={}, max_length=32, description="Labels a node must have to run a stage. Default: any node."
