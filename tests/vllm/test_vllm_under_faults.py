@@ -1,10 +1,11 @@
-"""The rest of what the real vLLM must do: three starts of minutes, so only by `make test-vllm ARGS=all`.
+"""The rest of what the real vLLM must do: four starts of minutes, so only by `make test-vllm ARGS=all`.
 
-All but the last test share a start, and run in order.
+All but the last two tests share a start, and run in order.
 """
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +54,12 @@ def steps_of(served: Served, stage: int) -> float:
     return sum(served.samples(stage)["stageline_stage_steps_total"].values())
 
 
+def states_of(served: Served, stage: int) -> float:
+    """Seconds in all states of a stage."""
+    samples = served.samples(stage)
+    return sum(sum(samples[f"stageline_stage_{state}_seconds_total"].values()) for state in ("busy", "wait", "idle"))
+
+
 def test_a_worker_killed_under_load_is_noticed_and_named_and_the_group_comes_back(served: Served) -> None:
     with ThreadPoolExecutor(4) as pool:
         for number in range(4):
@@ -94,3 +101,17 @@ def test_a_stopped_worker_is_found_by_the_watchdog_and_named(tmp_path: Path) -> 
         failure = served.failures()[0]
         assert (failure["failureClass"], failure["stage"]) == ("StepTimeout", 1), served.failures()
         assert seconds <= STEP_SECONDS + 10, (seconds, served.failures())
+
+
+def test_three_workers_share_the_heads_of_one_stage(tmp_path: Path) -> None:
+    """vLLM's tensor parallelism inside one pod: over several pods its own code breaks on a CPU. SmolLM2 has 9 heads."""
+    with served_by_vllm(tmp_path, parallelism={"pipeline": 1, "tensor": 3}) as served:
+        assert "Paris" in served.capital_of_france()
+        assert len(served.worker_pids(0)) == 3
+        before, began = states_of(served, 0), time.monotonic()
+        served.chat("Count from 1.", max_tokens=16, ignore_eos=True)
+        spent, wall = states_of(served, 0) - before, time.monotonic() - began
+        assert spent == pytest.approx(wall, abs=0.2), served.samples(0)
+        served.kill_worker(0, rank=2)
+        failure = served.failures()[0]
+        assert (failure["failureClass"], failure["stage"]) == ("Killed", 0), served.failures()

@@ -39,7 +39,7 @@ def environment(of: PodContract, welcome: Welcome = WELCOME, cores: tuple[int, .
     paths = (Path("/scratch/path"),)
     scratch = Path("/scratch")
     return node_environment(
-        of, welcome, given, state_dir=scratch / "s", scratch=scratch, python_path=paths, cores=cores
+        of, welcome, given, state_dir=scratch / "s", scratch=scratch, python_path=paths, cores=cores, num_memories=2
     )
 
 
@@ -126,6 +126,27 @@ def test_stages_of_one_machine_share_its_cores_without_overlap(sharing: int, num
         assert set(taken) == {None}
     else:
         assert sorted(int(core) for part in taken for core in part.split(",")) == list(cores)
+
+
+@pytest.mark.parametrize(
+    ("stage", "sharing", "workers", "num_cores", "bound"),
+    [
+        (0, 1, 2, 4, None),  # a NUMA node each: vLLM's own choice is the better one
+        (0, 1, 3, 6, "0,3|1,4|2,5"),
+        (0, 1, 3, 2, "0|1|0"),
+        (1, 2, 2, 8, "1,5|3,7"),
+        (1, 2, 3, 4, "1|3|1"),
+        (1, 3, 2, 2, "0|1"),
+    ],
+)
+def test_workers_of_a_stage_share_its_cores(
+    stage: int, sharing: int, workers: int, num_cores: int, bound: str | None
+) -> None:
+    welcome = Welcome(
+        **{name: getattr(WELCOME, name) for name in WELCOME.__struct_fields__} | {"stages_on_host": sharing}
+    )
+    found = environment(contract(stage, max(2, sharing), tensor=workers), welcome, tuple(range(num_cores)))
+    assert found.get("VLLM_CPU_OMP_THREADS_BIND") == bound
 
 
 def test_on_one_machine_groups_keep_out_of_each_others_way() -> None:

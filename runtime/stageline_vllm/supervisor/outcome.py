@@ -125,7 +125,7 @@ class FirstWords:
         if not text or _NOISE.search(text):
             return
         with self._lock:
-            self._last = _Said(text[:LONGEST_WORDS])
+            self._last = _Said(_PREFIX.sub("", text)[:LONGEST_WORDS])
             self.worker_died = self.worker_died or _WORKER_DIED in text
             self.engine_died = self.engine_died or (not self.worker_died and any(each in text for each in _ENGINE_DIED))
             self._name(text)

@@ -67,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 INTERPRETER_VARIABLE: Final = "STAGELINE_VLLM_PYTHON"
 """The Python that has vLLM, where it is another one than the supervisor's."""
+_NUMA_NODES: Final = Path("/sys/devices/system/node")
 LOOK_SECONDS: Final = 0.1
 NOTE_SECONDS: Final = 1.0
 HEALTH_ANSWER_SECONDS: Final = 2.0
@@ -166,6 +167,7 @@ class Supervisor:
             scratch=self._scratch.path,
             python_path=(plugin_path,),
             cores=tuple(sorted(os.sched_getaffinity(0))),
+            num_memories=max(1, len(list(_NUMA_NODES.glob("node[0-9]*")))),
         )
 
     def _forgetting(self) -> Forgetting:

@@ -91,9 +91,10 @@ def _server_words(contract: PodContract) -> tuple[str, ...]:
 
 def node_environment(
     contract: PodContract, welcome: Welcome, environ: Mapping[str, str], *, state_dir: Path, scratch: Path,
-    python_path: tuple[Path, ...], cores: tuple[int, ...],
+    python_path: tuple[Path, ...], cores: tuple[int, ...], num_memories: int,
 ) -> dict[str, str]:  # fmt: skip
-    """The child's whole environment; `cores` are those of the machine that this process may use."""
+    """The child's whole environment; `cores` are those of the machine that this process may use, which has
+    `num_memories` NUMA nodes."""
     timeouts = contract.config.timeouts
     step_seconds = round(timeouts.step_seconds) + OWN_TIMEOUT_GRACE_SECONDS
     load_seconds = round(timeouts.load_seconds) + OWN_TIMEOUT_GRACE_SECONDS
@@ -118,7 +119,7 @@ def node_environment(
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor-cache"),
         "TRITON_CACHE_DIR": str(scratch / "triton-cache"),
         **_interface(contract),
-        **_own_cores(contract, welcome, cores),
+        **_own_cores(contract, welcome, cores, num_memories),
     }
     kept = {name: value for name, value in environ.items() if name not in _NOT_PASSED_ON}
     return defaults | kept | decided
@@ -136,13 +137,19 @@ def _interface(contract: PodContract) -> dict[str, str]:
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name}
 
 
-def _own_cores(contract: PodContract, welcome: Welcome, cores: tuple[int, ...]) -> dict[str, str]:
-    """Of a machine that several stages share, this stage's part: vLLM would give all of it to each (CPU only)."""
-    sharing = welcome.stages_on_host
-    if sharing < 2 or contract.config.tensor > 1 or len(cores) < sharing:
+def _own_cores(contract: PodContract, welcome: Welcome, cores: tuple[int, ...], num_memories: int) -> dict[str, str]:
+    """This stage's part of a machine that several stages share, and each worker's part of that (CPU only).
+
+    By itself vLLM would give all of it to each stage, and refuses more workers than the machine has NUMA nodes. Where
+    there are too few cores for all of them, a stage takes any, and workers share one.
+    """
+    sharing, workers = welcome.stages_on_host, contract.config.tensor
+    is_crowded = len(cores) < sharing
+    if (workers == 1 and (sharing < 2 or is_crowded)) or sharing < 2 <= workers <= num_memories:
         return {}
-    own = cores[contract.stage % sharing :: sharing]
-    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, own))}
+    own = cores if is_crowded else cores[contract.stage % sharing :: sharing]
+    parts = [own[rank::workers] or (own[rank % len(own)],) for rank in range(workers)]
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts)}
 
 
 def _joined(paths: tuple[Path, ...], earlier: str) -> str:

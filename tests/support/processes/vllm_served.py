@@ -27,7 +27,7 @@ INTERPRETER_VARIABLE = "STAGELINE_VLLM_PYTHON"
 START_SECONDS = 3000.0
 NOTICED_SECONDS = 2.0
 WHY_SKIPPED = f"runs by `make test-vllm`, which makes vLLM's environment and names it in {INTERPRETER_VARIABLE}"
-NO_TIMEOUTS: Mapping[str, float] = {}
+AS_GIVEN: Mapping[str, Any] = {}
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
@@ -61,10 +61,11 @@ def starved_seconds(pid: int) -> float:
         return 0.0
 
 
-def manifest(directory: Path, interpreter: Path, timeouts: Mapping[str, float]) -> Path:
+def manifest(directory: Path, interpreter: Path, timeouts: Mapping[str, float], parallelism: Mapping[str, int]) -> Path:
     """The example as it is, with vLLM's compiled code kept beside its environment."""
     document = yaml.safe_load((ROOT / "examples" / "smollm2_vllm.yaml").read_text())
     document["spec"]["timeouts"] |= timeouts
+    document["spec"]["parallelism"] |= parallelism
     compiled = interpreter.parent.parent / "cache"
     document["spec"]["template"]["env"].append({"name": "VLLM_CACHE_ROOT", "value": str(compiled)})
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def manifest(directory: Path, interpreter: Path, timeouts: Mapping[str, float]) 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running group of two vLLM nodes behind the gateway."""
+    """A running group of vLLM nodes behind the gateway."""
 
     command: ServingCommand
 
@@ -115,16 +116,21 @@ class Served:
                 return pid
         raise AssertionError(f"no node of rank {rank}:\n{self.logs()}")
 
-    def worker_pid(self, stage: int) -> int:
-        """The worker process of a stage, which computes."""
+    def worker_pids(self, stage: int) -> list[int]:
+        """The worker processes of a stage, which compute, by rank."""
+        found: dict[str, int] = {}
         for pid in descendants(self.node_pid(stage)):
-            if any("VLLM::Worker" in word for word in command_line(pid)):
-                return pid
-        raise AssertionError(f"no worker of stage {stage}:\n{self.logs()}")
+            found |= {word: pid for word in command_line(pid) if "VLLM::Worker" in word}
+        assert found, f"no worker of stage {stage}:\n{self.logs()}"
+        return [found[name] for name in sorted(found)]
 
-    def kill_worker(self, stage: int) -> Noticed:
-        """SIGKILL the worker of a stage, and wait until the status tells of a failure that it did not tell of."""
-        worker, failed = self.worker_pid(stage), len(self.failures())
+    def worker_pid(self, stage: int) -> int:
+        """The first of them."""
+        return self.worker_pids(stage)[0]
+
+    def kill_worker(self, stage: int, rank: int = 0) -> Noticed:
+        """SIGKILL a worker of a stage, and wait until the status tells of a failure that it did not tell of."""
+        worker, failed = self.worker_pids(stage)[rank], len(self.failures())
         actors = (worker, parent_of(self.node_pid(stage)), self.command.process.pid)
         before = {pid: starved_seconds(pid) for pid in actors}
         starved = dict.fromkeys(actors, 0.0)
@@ -174,10 +180,12 @@ class Served:
 
 
 @contextmanager
-def served_by_vllm(directory: Path, timeouts: Mapping[str, float] = NO_TIMEOUTS) -> Iterator[Served]:
+def served_by_vllm(
+    directory: Path, timeouts: Mapping[str, float] = AS_GIVEN, parallelism: Mapping[str, int] = AS_GIVEN
+) -> Iterator[Served]:
     """Start it, wait until it answers, and end it."""
     interpreter = vllm_python()
     cache = Path(os.environ.get("STAGELINE_CACHE") or Path.home() / ".cache" / "stageline")
-    with serving(manifest(directory, interpreter, timeouts), directory, cache, "--plain") as command:
+    with serving(manifest(directory, interpreter, timeouts, parallelism), directory, cache, "--plain") as command:
         command.wait_serving(START_SECONDS)
         yield Served(command)
