@@ -84,8 +84,10 @@ class SupervisedGroup:
     def last_words(self, stage: int) -> dict[str, Any]:
         return dict(json.loads((self.directory / f"{stage}.termination").read_text()))
 
-    def wait_formed(self) -> None:
-        wait_until(lambda: self.is_formed.is_set() or self.failure is not None or self._any_ended(), self.explain)
+    def wait_formed(self, seconds: float = WAIT_SECONDS) -> None:
+        wait_until(
+            lambda: self.is_formed.is_set() or self.failure is not None or self._any_ended(), self.explain, seconds
+        )
         assert self.is_formed.is_set(), self.explain()
 
     def wait_end(self, stage: int) -> int:
@@ -155,6 +157,7 @@ def supervised_group(
     timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
     environment: Mapping[str, str] = {},
     site: Path = FAKE_SITE,
+    interpreter: Path = Path(sys.executable),
     command: tuple[str, ...] = ("-m", "stageline_vllm.supervisor"),
     **config: Any,
 ) -> Iterator[SupervisedGroup]:
@@ -174,7 +177,7 @@ def supervised_group(
     engine.start()
     try:
         for stage in range(stage_count):
-            start_supervisor(group, stage, environment, site=site, command=command)
+            start_supervisor(group, stage, environment, site=site, interpreter=interpreter, command=command)
         yield group
     finally:
         for process in group.processes.values():
@@ -193,6 +196,7 @@ def start_supervisor(
     environment: Mapping[str, str] = {},
     *,
     site: Path = FAKE_SITE,
+    interpreter: Path = Path(sys.executable),
     command: tuple[str, ...] = ("-m", "stageline_vllm.supervisor"),
     token: str | None = None,
     name: str | None = None,
@@ -213,7 +217,7 @@ def start_supervisor(
     }
     with (group.directory / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *command], env={**told, **environment}, stdout=log, stderr=log, start_new_session=True
+            [str(interpreter), *command], env={**told, **environment}, stdout=log, stderr=log, start_new_session=True
         )
     if name == str(stage):
         group.processes[stage] = process
