@@ -44,7 +44,7 @@ def first_words(log: str) -> FirstWords:
 def test_the_root_cause_is_kept_and_not_what_others_say_of_it() -> None:
     words = first_words(LOG)
     assert words.first == "OutOfMemoryError: CUDA out of memory. Tried"
-    assert words.last == "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
+    assert words.last == "RuntimeError: Engine core initialization failed. See root cause above."
 
 
 def test_an_engine_that_gave_up_is_told_from_a_worker_that_was_killed() -> None:
