@@ -17,6 +17,7 @@ from stageline_api.resource.pipeline_model import PipelineModel, model_problems
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
+from stageline_runtime.model_facts.model_fields import chosen_dtype
 from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset, read_hardware
 from stageline_runtime.planning.group_plan import plan_group
 from stageline_runtime.planning.predict import Workload
@@ -69,7 +70,7 @@ def plan(
         ]
     )
     stage_count = model.spec.parallelism.pipeline
-    workload = build_workload(model, config, batch, context)
+    workload = build_workload(model, config, batch, context, on_this_machine=devices is None)
     hardware = find_hardware(devices, stage_count)
     group = plan_group(config, hardware, workload, model.spec.stage_layers)
     report = PlanReport(name=model.name, config=config, workload=workload, plan=group, hardware=hardware)
@@ -89,15 +90,21 @@ def find_config(model: PipelineModel, given: Path | None) -> ModelConfig:
     return _read_config(path)
 
 
-def build_workload(model: PipelineModel, config: ModelConfig, batch: int | None, context: int | None) -> Workload:
-    """What the plan is made for; raises UserError where the context is longer than a sequence may be."""
+def build_workload(
+    model: PipelineModel, config: ModelConfig, batch: int | None, context: int | None, *, on_this_machine: bool
+) -> Workload:
+    """What the plan is made for; raises UserError where the context is longer than a sequence may be.
+
+    A description of hardware doesn't say what it is: `engine.device` does, and `auto` takes it for devices.
+    """
     engine = model.spec.engine
+    on_cpus = engine.name == "stageline" and (engine.device == "cpu" or on_this_machine)
     max_model_len = engine.max_model_len or config.context_length
     if context is not None and context > max_model_len:
         rule = f"must be at most {max_model_len}, the longest sequence"
         raise UserError(f"--context: {context} is not allowed: {rule}", USAGE_EXIT_CODE)
     return Workload(
-        dtype=config.dtype if engine.dtype == "auto" else engine.dtype,
+        dtype=chosen_dtype(engine.dtype, config.dtype, on_devices=not on_cpus),
         max_model_len=max_model_len,
         num_sequences=batch or engine.max_num_seqs,
         context_tokens=context or min(USUAL_CONTEXT_TOKENS, max_model_len),

@@ -97,8 +97,8 @@ SPEC_CASES = {
         'spec.engine.loraAdapters[0].path: "../a" is not allowed: must be an absolute path without ".."',
     ),
     "dtype": (
-        "engine: {dtype: float16}",
-        'spec.engine.dtype: "float16" is not allowed: must be one of "auto", "float32" or "bfloat16"',
+        "engine: {dtype: float64}",
+        'spec.engine.dtype: "float64" is not allowed: must be one of "auto", "float32", "bfloat16" or "float16"',
     ),
     "unknown-with-neighbour": (
         "engine: {maxModelLength: 9}",

@@ -113,12 +113,12 @@ class EngineSpec(SpecBase):
             "Default: none; at most 16."
         ),
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description=(
-            "Number format of weights, activations and KV cache. Default `auto`, the model's own; float16, which only "
-            "`vllm` computes in, is widened to float32 by `stageline`. `float32` doubles the memory of a bfloat16 "
-            "model and keeps greedy answers the same whatever the number of stages."
+            "Number format of weights, activations and KV cache. Default `auto`, the model's own; on CPUs `stageline` "
+            "widens float16 to float32, as products of many rows take four times as long in it. `float32` doubles the "
+            "memory of a bfloat16 model and keeps greedy answers the same whatever the number of stages."
         ),
     )
     max_model_len: int | None = Field(

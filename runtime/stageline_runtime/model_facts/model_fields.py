@@ -151,9 +151,20 @@ def _numbers(fields: Fields, name: str) -> None:
 
 
 def dtype(fields: Fields) -> str:
-    """What `auto` means for this model: `float32` or `bfloat16`."""
-    # CPUs and the pipeline's wire carry bfloat16; float16 weights are widened rather than rounded.
-    return "bfloat16" if stored_dtype(fields) == "bfloat16" else "float32"
+    """The number format of the checkpoint, as far as stages compute in it; else `float32`, which holds all others."""
+    stored = stored_dtype(fields)
+    return stored if stored in ("bfloat16", "float16") else "float32"
+
+
+def chosen_dtype(asked: str, of_model: str, *, on_devices: bool) -> str:
+    """What `spec.engine.dtype` means for a model: `auto` is the checkpoint's own.
+
+    But on CPUs float16 is widened to float32, which loses nothing: products of many rows in float16 take four times as
+    long there (docs/log.md).
+    """
+    if asked != "auto":
+        return asked
+    return "float32" if of_model == "float16" and not on_devices else of_model
 
 
 def stored_dtype(fields: Fields) -> str:

@@ -12,7 +12,7 @@ from stageline_runtime.model_facts.model_shapes import active_parameters, end_pa
 from stageline_runtime.planning.devices import Device, Hardware, Link
 from stageline_runtime.planning.memory import CutMemory, StageRoom
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _LOGIT_BYTES = 4
 _TOKEN_BYTES = 8

@@ -134,7 +134,7 @@ def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress
     return account
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

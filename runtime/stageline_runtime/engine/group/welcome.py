@@ -11,17 +11,13 @@ from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_fields import chosen_dtype
 from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind, Welcome
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
 from stageline_runtime.termination import RuntimeFailure
-
-
-def resolve_dtype(config: RuntimeConfig, model: ModelConfig) -> str:
-    """`auto` means the dtype the model's own config names."""
-    return model.dtype if config.dtype == "auto" else config.dtype
 
 
 def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], nonce: str) -> str | None:
@@ -47,7 +43,8 @@ def welcome_stages(
     Raises:
         RuntimeFailure: class BadConfig (the cut can't be made) or OutOfMemory (naming how much is missing).
     """
-    config, dtype = contract.config, resolve_dtype(contract.config, model)
+    config = contract.config
+    dtype = chosen_dtype(config.dtype, model.dtype, on_devices=all(hello.device for hello in hellos.values()))
     _check_speculation(config, hellos)
     layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype]))
     size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), config, model, dtype)
@@ -92,7 +89,7 @@ def welcome_supervisors(
             first_layer=layers[stage].first,
             last_layer=layers[stage].last,
             model_dir=str(model_dir),
-            dtype=resolve_dtype(config, model),
+            dtype=chosen_dtype(config.dtype, model.dtype, on_devices=True),
             num_cohorts=contract.stage_count,
             slots_per_cohort=-(-config.max_num_seqs // contract.stage_count),
             slot_tokens=_max_model_len(config, model),
