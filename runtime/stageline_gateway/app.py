@@ -14,6 +14,7 @@ from stageline_gateway.admission.request_body import BodyMemory
 from stageline_gateway.endpoints.admin import build_admin
 from stageline_gateway.endpoints.anthropic_messages import add_messages
 from stageline_gateway.endpoints.completions import add_completions
+from stageline_gateway.endpoints.json_answers import JsonAnswer, add_error_forms
 from stageline_gateway.endpoints.models import add_models, add_probes
 from stageline_gateway.endpoints.openapi import document
 from stageline_gateway.endpoints.page import add_page
@@ -24,7 +25,6 @@ from stageline_gateway.endpoints.tokenizing import add_tokenize_routes
 from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.fleet import build_fleet
 from stageline_gateway.groups.watching import run_forever
-from stageline_gateway.server.responses import JsonAnswer, add_error_forms
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import open_tracing

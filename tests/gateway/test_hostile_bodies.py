@@ -23,10 +23,10 @@ from stageline_api.engine_http import (
     TopLogprob,
 )
 from stageline_gateway.admission.request_body import FEW, MOST_OBJECTS, check_shape, parse_object, shape_of
-from stageline_gateway.endpoints.anthropic_messages import prepare_message
-from stageline_gateway.endpoints.responses import prepare_response
 from stageline_gateway.endpoints.tokenizing import parse_detokenize
 from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, shown
+from stageline_gateway.openai_api.dialects.prepared_message import prepare_message
+from stageline_gateway.openai_api.dialects.prepared_response import prepare_response
 from stageline_gateway.openai_api.validation import parse_chat, parse_completion
 from stageline_gateway.settings import GatewaySettings
 from stageline_runtime.engine.edge.http_errors import invalid_body

@@ -65,10 +65,10 @@ def make_trouble(url: str, engine: ScriptedEngine, keys: Path) -> None:
 
 PLANTED = """
 import asyncio
-from stageline_gateway.endpoints import completions, tokenizing
-from stageline_gateway.openai_api import answer_shapes
+from stageline_gateway.endpoints import tokenizing
+from stageline_gateway.openai_api import answer_shapes, translate
 
-chat_to_generate = completions.chat_to_generate
+chat_to_generate = translate.chat_to_generate
 
 async def nobody_waits(asked):
     raise LookupError(f"lost {asked!r}")
@@ -95,7 +95,7 @@ def bug_in_answer(self, text, reason):
 def bug_in_route(fields):
     raise OSError(5, str(fields), fields["messages"][0]["content"])
 
-completions.chat_to_generate, answer_shapes.ChatShape.whole = bug_in_checks, bug_in_answer
+translate.chat_to_generate, answer_shapes.ChatShape.whole = bug_in_checks, bug_in_answer
 tokenizing.parse_tokenize = bug_in_route
 from stageline_gateway.command import gateway
 gateway()

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stageline_api.engine_http import why_unwelcome
+from stageline_gateway.endpoints.json_answers import JsonAnswer, add_error_forms
 from stageline_gateway.endpoints.models import describe_model, why_unready
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.errors import ApiError
-from stageline_gateway.server.responses import JsonAnswer, add_error_forms
 
 
 def build_admin(services: Services) -> FastAPI:

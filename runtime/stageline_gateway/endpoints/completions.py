@@ -5,11 +5,9 @@ status. What happens after that, from the wait for a place on, is `answers`'.
 """
 
 import logging
-import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -17,24 +15,19 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from stageline_api.engine_http import GenerateRequest, Prompt
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
 from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
+from stageline_gateway.endpoints.json_answers import error_answer
 from stageline_gateway.endpoints.models import stageline_version
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.translated import Refuse, TranslatedAnswer
 from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
-from stageline_gateway.openai_api.answer_shapes import ChatShape, CompletionShape, ShapeOfChoice, Stamp
-from stageline_gateway.openai_api.dialect import Dialect
-from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-from stageline_gateway.openai_api.tool_shape import shape_with_tools
-from stageline_gateway.openai_api.translate import chat_to_generate, completion_to_generate, prompts_of
-from stageline_gateway.openai_api.validation import IgnoredFields, in_words, parse_chat, parse_completion
+from stageline_gateway.openai_api.answer_shapes import Stamp
+from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 from stageline_gateway.relay.dispatch import Deliver, GenerateJob
-from stageline_gateway.server.responses import error_answer
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
@@ -54,53 +47,6 @@ def add_completions(app: FastAPI, services: Services) -> None:
     async def embeddings(request: Request) -> Response:
         services.admission.caller_asking(request.headers)
         raise not_supported("The models served here generate text; none of them makes embeddings.")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked request, as the client sent it and as the engine gets it."""
-
-    asked: ChatRequest | CompletionRequest
-    generate: GenerateRequest
-    shape_of: ShapeOfChoice
-    ignored: tuple[str, ...] = ()
-    """Names of fields that were left out."""
-    prompts: tuple[Prompt, ...] = ()
-    """All prompts, where there are several."""
-    dialect: Callable[[Stamp], Dialect] | None = None
-    """Makes what writes the answer, in another API than OpenAI's chats and completions."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Names of the chat's fields -> those of that API."""
-
-
-Prepare = Callable[[Mapping[str, Any], bool], Prepared]
-"""Checks a body's fields; the second argument is whether fields that could be ignored are refused."""
-
-
-def prepare_chat(fields: Mapping[str, Any], strict: bool) -> Prepared:
-    return prepared_chat(fields, {}, strict, f"chatcmpl-{uuid.uuid4().hex}", secrets.randbits(63))
-
-
-def prepared_chat(
-    fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str, drawn_seed: int
-) -> Prepared:
-    """A chat's fields, checked; `ignored` is what was left out before."""
-    asked = parse_chat(fields, ignored, strict)
-    shape = shape_with_tools(asked) if asked.offered_tools else ChatShape
-    return Prepared(asked, chat_to_generate(asked, request_id, drawn_seed), shape, tuple(ignored))
-
-
-def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:
-    ignored: IgnoredFields = {}
-    asked = parse_completion(fields, ignored, strict)
-    request_id = f"cmpl-{uuid.uuid4().hex}"
-    prompts = prompts_of(asked)
-    generate = completion_to_generate(asked, prompts[0], request_id, secrets.randbits(63))
-
-    def shape(index: int) -> CompletionShape:
-        return CompletionShape(index, echo=str(asked.prompts[index // asked.n]) if asked.echo else "")
-
-    return Prepared(asked, generate, shape, tuple(ignored), prompts if len(prompts) > 1 else ())
 
 
 def system_fingerprint(model: str) -> str:
@@ -175,7 +121,7 @@ def _answer(
         try:
             await services.dispatcher.run_choices(job, asked.num_choices, deliver)
         except ApiError as error:
-            raise in_words(prepared.words, _in_words_of(asked, error)) from None
+            raise prepared.in_its_words(error) from None
 
     exchange = Exchange(
         run=run,
@@ -194,8 +140,3 @@ def _answer(
     if prepared.dialect is not None:
         return TranslatedAnswer(exchange, prepared.dialect(exchange.stamp), refuse, asked.stream)
     return StreamedAnswer(exchange) if asked.stream else WholeAnswer(exchange)
-
-
-def _in_words_of(asked: ChatRequest | CompletionRequest, error: ApiError) -> ApiError:
-    """The engine's refusal with the client's own names for fields that have several."""
-    return in_words({"max_tokens": asked.limit_name, "response_format": asked.schema_field}, error)

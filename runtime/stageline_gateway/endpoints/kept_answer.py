@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stageline_api.engine_http import Delta, FinishReason
+from stageline_gateway.endpoints.json_answers import encode_json
 from stageline_gateway.openai_api.answer_shapes import AnswerShape
-from stageline_gateway.server.responses import encode_json
 
 PIECE_BYTES: Final = 80
 """What one more string costs beyond its characters."""

@@ -11,11 +11,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stageline_gateway.endpoints.json_answers import JsonAnswer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.errors import model_not_found
 from stageline_gateway.groups.backends import Backends
 from stageline_gateway.groups.routing import why_not_ready
-from stageline_gateway.server.responses import JsonAnswer
 
 
 def add_models(app: FastAPI, services: Services) -> None:

@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from stageline_gateway.anthropic_api.messages_request import (
+from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
+from stageline_gateway.openai_api.dialects.messages_request import (
     BLOCK_IGNORED,
     MESSAGES_KNOWN,
     TOOL_IGNORED,
     MessagesRequest,
 )
-from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
+from stageline_gateway.openai_api.dialects.responses_request import ITEM_IGNORED, RESPONSES_KNOWN, ResponsesRequest
+from stageline_gateway.openai_api.dialects.responses_request import PART_IGNORED as RESPONSE_PART_IGNORED
 from stageline_gateway.openai_api.known_fields import (
     CHAT_KNOWN,
     COMPLETION_KNOWN,
@@ -29,8 +31,6 @@ from stageline_gateway.openai_api.known_fields import (
     Known,
 )
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
-from stageline_gateway.openai_api.responses_request import ITEM_IGNORED, RESPONSES_KNOWN, ResponsesRequest
-from stageline_gateway.openai_api.responses_request import PART_IGNORED as RESPONSE_PART_IGNORED
 
 JSON: Final = "application/json"
 _STATUSES: Final = {

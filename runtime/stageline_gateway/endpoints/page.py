@@ -11,10 +11,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stageline_gateway.endpoints.json_answers import JsonAnswer
 from stageline_gateway.endpoints.pipeline_watch import MOST_WINDOW_SECONDS, NoPictureError, PipelineWatch
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.errors import ApiError, bad_value, not_ready, shown
-from stageline_gateway.server.responses import JsonAnswer
 
 SHORTEST_WINDOW_SECONDS: Final = 0.1
 DEFAULT_WINDOW_SECONDS: Final = 4.0

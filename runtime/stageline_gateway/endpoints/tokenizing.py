@@ -14,6 +14,7 @@ from starlette.responses import Response
 from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
 from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE
+from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.errors import ApiError, bad_value, not_ready
@@ -22,7 +23,6 @@ from stageline_gateway.openai_api.chat_types import Messages, Strict, Tools, che
 from stageline_gateway.openai_api.request_types import TokenId
 from stageline_gateway.openai_api.translate import chat_prompt
 from stageline_gateway.openai_api.validation import checked
-from stageline_gateway.server.responses import JsonAnswer, error_answer
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
 MAX_TOKENS = 1024 * 1024

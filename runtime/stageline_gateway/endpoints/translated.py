@@ -1,4 +1,4 @@
-"""An answer in the words of another API than chat completions, whole or as that API's events (`openai_api.dialect`).
+"""An answer in the words of another API than chat completions, whole or as that API's events.
 
 The answer is a chat's until it is written: limits, places, resume and usage are the same. Its text is kept to the end
 in both cases, since the last event repeats it, and counts in the room of open requests as it comes.
@@ -12,13 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_gateway.endpoints.answers import RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
+from stageline_gateway.endpoints.json_answers import SSE_HEADERS, JsonAnswer, encode_json
 from stageline_gateway.endpoints.kept_answer import KeptChoice
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError
-from stageline_gateway.openai_api.answer_shapes import usage
-from stageline_gateway.openai_api.dialect import Dialect, Event
+from stageline_gateway.openai_api.answer_shapes import Dialect, Event, usage
 from stageline_gateway.openai_api.thoughts import ThoughtTokens
-from stageline_gateway.server.responses import SSE_HEADERS, JsonAnswer, encode_json
 
 Refuse = Callable[[ApiError, Mapping[str, str]], Response]
 """Writes a refusal in the API's own form."""

@@ -1,4 +1,4 @@
-"""Engine events as OpenAI's answers: what each of the two APIs writes for one choice. Pure."""
+"""Engine events as OpenAI's answers: what each of the two APIs writes, and how others do. Pure."""
 
 import codecs
 from abc import ABC, abstractmethod
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stageline_api.engine_http import Admitted, Finished, FinishReason, TokenLogprob, TopLogprob
+from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.thoughts import ThoughtReader
 
 
@@ -214,3 +215,35 @@ class CompletionShape(AnswerShape):
     def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
         written = None if logprobs is None else self._logprobs.write(logprobs)
         return {"index": self.index, "text": text, "logprobs": written, "finish_reason": reason}
+
+
+Event = dict[str, Any]
+"""A JSON object whose `type` is also its name in the stream."""
+
+
+class Dialect(ABC):
+    """What another API makes of a chat's answer: its own events while it comes, or its own object at the end.
+
+    It is told the deltas of one choice of a chat, as OpenAI's chunks have them, and keeps what the end repeats.
+    """
+
+    @abstractmethod
+    def begin(self, prompt_tokens: int) -> list[Event]:
+        """The request was admitted."""
+
+    @abstractmethod
+    def take(self, delta: dict[str, Any]) -> list[Event]:
+        """More of the answer: `reasoning_content`, then `content`, then `tool_calls`."""
+
+    @abstractmethod
+    def end(self, reason: str, counts: dict[str, Any], stop_string: str | None) -> list[Event]:
+        """The answer's end: OpenAI's finish reason and token counts, those spent on thoughts among them, and which of
+        the request's stop strings ended it."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> list[Event]:
+        """The end of an answer that had begun and can't go on."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The answer at once, after its end."""

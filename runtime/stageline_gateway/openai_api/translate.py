@@ -1,11 +1,14 @@
-"""OpenAI's requests as engine requests. Pure.
+"""A body's fields as a checked request and what the engine gets of it. Without I/O.
 
 Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps its lowest 63 bits (-1 becomes
-2**63-1), so equal seeds stay equal. A client that gives none gets one drawn by the caller.
+2**63-1), so equal seeds stay equal. A client that gives none gets one drawn here.
 """
 
-from collections.abc import Sequence
-from typing import Final
+import secrets
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from stageline_api.engine_http import (
     ChatMessage,
@@ -18,8 +21,12 @@ from stageline_api.engine_http import (
     ToolCall,
     ToolFunction,
 )
+from stageline_gateway.errors import ApiError
+from stageline_gateway.openai_api.answer_shapes import ChatShape, CompletionShape, Dialect, ShapeOfChoice, Stamp
 from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool, arguments_of
 from stageline_gateway.openai_api.request_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from stageline_gateway.openai_api.tool_shape import shape_with_tools
+from stageline_gateway.openai_api.validation import IgnoredFields, in_words, parse_chat, parse_completion
 
 SEED_MASK: Final = 2**63 - 1
 
@@ -104,3 +111,68 @@ def completion_to_generate(
 ) -> GenerateRequest:
     sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling, cache_salt=request.cache_salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request, as the client sent it and as the engine gets it."""
+
+    asked: ChatRequest | CompletionRequest
+    generate: GenerateRequest
+    shape_of: ShapeOfChoice
+    ignored: tuple[str, ...] = ()
+    """Names of fields that were left out."""
+    prompts: tuple[Prompt, ...] = ()
+    """All prompts, where there are several."""
+    dialect: Callable[[Stamp], Dialect] | None = None
+    """Makes what writes the answer, in another API than OpenAI's chats and completions."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Names of the chat's fields -> those of that API."""
+
+    def in_its_words(self, error: ApiError) -> ApiError:
+        """The engine's refusal with the client's own names for fields that have several."""
+        own = {"max_tokens": self.asked.limit_name, "response_format": self.asked.schema_field}
+        return in_words(self.words, in_words(own, error))
+
+
+Prepare = Callable[[Mapping[str, Any], bool], Prepared]
+"""Checks a body's fields; the second argument is whether fields that could be ignored are refused."""
+
+
+def prepare_chat(fields: Mapping[str, Any], strict: bool) -> Prepared:
+    return _prepared_chat(fields, {}, strict, f"chatcmpl-{uuid.uuid4().hex}")
+
+
+def prepare_as_chat(
+    fields: Mapping[str, Any],
+    ignored: IgnoredFields,
+    strict: bool,
+    kind: str,
+    dialect: Callable[[Stamp], Dialect],
+    words: Mapping[str, str],
+) -> Prepared:
+    """A request of another API, whose `fields` are those of a chat by now; `ignored` is what was left out before."""
+    try:
+        chat = _prepared_chat(fields, ignored, strict, f"{kind}_{uuid.uuid4().hex}")
+    except ApiError as error:
+        raise in_words(words, error) from None
+    return replace(chat, dialect=dialect, words=words)
+
+
+def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str) -> Prepared:
+    asked = parse_chat(fields, ignored, strict)
+    shape = shape_with_tools(asked) if asked.offered_tools else ChatShape
+    return Prepared(asked, chat_to_generate(asked, request_id, secrets.randbits(63)), shape, tuple(ignored))
+
+
+def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:
+    ignored: IgnoredFields = {}
+    asked = parse_completion(fields, ignored, strict)
+    request_id = f"cmpl-{uuid.uuid4().hex}"
+    prompts = prompts_of(asked)
+    generate = completion_to_generate(asked, prompts[0], request_id, secrets.randbits(63))
+
+    def shape(index: int) -> CompletionShape:
+        return CompletionShape(index, echo=str(asked.prompts[index // asked.n]) if asked.echo else "")
+
+    return Prepared(asked, generate, shape, tuple(ignored), prompts if len(prompts) > 1 else ())

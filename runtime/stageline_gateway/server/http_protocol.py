@@ -8,6 +8,7 @@ a request never outlives its client.
 """
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +20,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stageline_api.engine_http import is_of_this_machine
 from stageline_gateway.errors import ApiError
-from stageline_gateway.server.responses import encode_json
 
 HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""
@@ -246,7 +246,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 def _response(refusal: ApiError) -> bytes:
-    body = encode_json(refusal.body())
+    body = json.dumps(refusal.body()).encode()
     head = (
         f"HTTP/1.1 {refusal.status} {_REASONS[refusal.status]}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stageline_gateway.errors import ApiError
-from stageline_gateway.openai_api.answer_shapes import Stamp
-from stageline_gateway.openai_api.dialect import Dialect, Event
-from stageline_gateway.openai_api.responses_request import ResponsesRequest
+from stageline_gateway.openai_api.answer_shapes import Dialect, Event, Stamp
+from stageline_gateway.openai_api.dialects.responses_request import ResponsesRequest
 
 
 @dataclass(slots=True)

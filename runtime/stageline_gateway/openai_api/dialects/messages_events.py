@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stageline_gateway.errors import ApiError
-from stageline_gateway.openai_api.answer_shapes import Stamp
-from stageline_gateway.openai_api.dialect import Dialect, Event
+from stageline_gateway.openai_api.answer_shapes import Dialect, Event, Stamp
 
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_KINDS: Final = {

@@ -1,1 +1,0 @@
-"""Anthropic's Messages API as types and pure functions: a checked body becomes a chat, the chat's answer a message."""
