@@ -20,6 +20,7 @@ from processes.repository_files import ROOT
 from processes.vllm_group import SupervisedGroup, children_of, supervised_group
 from processes.vllm_served import START_SECONDS, vllm_python
 from stageline_api import ports
+from stageline_runtime.plan_bus.messages import Shutdown
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(3600)]
 
@@ -110,3 +111,5 @@ def test_the_real_vllm_loads_what_was_delivered(
         path = next(each for each in variables if each.startswith("PYTHONPATH=")).partition("=")[2]
         plugins = Path(path.split(os.pathsep)[0]) / "stageline_vllm"
         assert plugins.resolve().is_relative_to(delivery.files.resolve()), path
+        group.say(Shutdown())
+        assert group.wait_end(0) == 0, group.explain()
