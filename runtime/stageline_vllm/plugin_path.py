@@ -14,7 +14,11 @@ from stageline_vllm.versions import InstalledVllm
 STATE_CLOCK_PLUGIN: Final = "stageline_state_clock"
 EVEN_COHORTS_SCHEDULER: Final = "stageline_vllm.plugin.even_cohorts.even_cohorts_scheduler"
 """For `--scheduler-cls`."""
-GENERAL_PLUGINS: Final = {STATE_CLOCK_PLUGIN: "stageline_vllm.plugin.state_clock:register"}
+PARENT_DEATH_PLUGIN: Final = "stageline_parent_death"
+GENERAL_PLUGINS: Final = {
+    STATE_CLOCK_PLUGIN: "stageline_vllm.plugin.state_clock:register",
+    PARENT_DEATH_PLUGIN: "stageline_vllm.plugin.parent_death:register",
+}
 LOGITS_PROCESSORS: dict[str, str] = {}
 """Name and object of each entry in `vllm.logits_processors`."""
 

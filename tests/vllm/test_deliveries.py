@@ -1,7 +1,8 @@
 """The two ways in which a pod gets supervisor and plugin beside vLLM, each with the real wheel and one real start.
 
 Carried: an init container copies files, and vLLM's image is unchanged. Baked in: a wheel of Stageline is installed
-where vLLM is. What vLLM loads has random weights, and that its steps are told shows that the plugin is there.
+where vLLM is. What vLLM loads has random weights. That its steps are told shows that the plugin is
+there, and so does that all of its processes end with a supervisor that is killed.
 """
 
 import json
@@ -17,10 +18,10 @@ import pytest
 
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_tokenizer
 from processes.repository_files import ROOT
+from processes.serving_command import descendants, wait_gone
 from processes.vllm_group import SupervisedGroup, children_of, supervised_group
 from processes.vllm_served import START_SECONDS, vllm_python
 from stageline_api import ports
-from stageline_runtime.plan_bus.messages import Shutdown
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(3600)]
 
@@ -111,5 +112,7 @@ def test_the_real_vllm_loads_what_was_delivered(
         path = next(each for each in variables if each.startswith("PYTHONPATH=")).partition("=")[2]
         plugins = Path(path.split(os.pathsep)[0]) / "stageline_vllm"
         assert plugins.resolve().is_relative_to(delivery.files.resolve()), path
-        group.say(Shutdown())
-        assert group.wait_end(0) == 0, group.explain()
+        started = [node, *descendants(node)]
+        assert len(started) >= 3, "the server, its engine core and a worker"
+        group.processes[0].kill()
+        wait_gone(started)

@@ -1,7 +1,8 @@
 """Runs as `python bound_child.py PARENT_PID COMMAND...`: ties vLLM's life to its supervisor's, then `exec`s it.
 
-The kernel kills vLLM when the supervisor ends, even by SIGKILL; vLLM's workers end with it by themselves. The setting
-survives `exec`, and is asked for before the parent is checked. Standard library only.
+The kernel kills vLLM when the supervisor ends, even by SIGKILL; vLLM's own processes ask for the same
+(`plugin.parent_death`). The setting survives `exec`, and is asked for before the parent is checked. Standard library
+only.
 """
 
 import ctypes
