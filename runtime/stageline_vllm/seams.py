@@ -18,7 +18,7 @@ from stageline_api.resource.vllm_environment import OUTSIDE_VLLMS_LIST, OWNED_VA
 @dataclass(frozen=True, slots=True)
 class Seam:
     path: str
-    """`module:attribute.attribute`."""
+    """`module:attribute.attribute`, or a module."""
     purpose: str
     parameters: tuple[str, ...] = ()
     """Of a callable: names of its first parameters, `self` left out."""
@@ -26,8 +26,14 @@ class Seam:
     """Of a class: attributes or annotated fields that it must have."""
     attributes_in_source: tuple[str, ...] = ()
     """Of a class: attributes that its own code sets on `self`."""
+    phrases: tuple[str, ...] = ()
+    """Of a module: words that it writes, into its log or its metrics."""
 
 
+DEFAULTED_VARIABLES: Final = frozenset(
+    {"VLLM_CACHE_ROOT", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_NO_USAGE_STATS", "VLLM_RPC_BASE_PATH"}
+)
+"""That the supervisor sets where a person doesn't."""
 SEAMS: Final = (
     Seam(
         "vllm.v1.worker.gpu_worker:Worker.execute_model",
@@ -51,6 +57,15 @@ SEAMS: Final = (
         "a hidden tensor is sent",
         parameters=("tensor_dict",),
     ),
+    Seam("vllm.v1.worker.gpu_worker:Worker.get_model", "which layers it holds"),
+    Seam(
+        "vllm.v1.worker.worker_base:WorkerBase",
+        "which stage and which of its workers this is",
+        attributes_in_source=("device", "model_config", "parallel_config", "rank", "vllm_config"),
+    ),
+    Seam("vllm.config.parallel:ParallelConfig", "the same", fields=("pipeline_parallel_size", "tensor_parallel_size")),
+    Seam("vllm.config:VllmConfig", "what our processor is made with", fields=("model_config", "parallel_config")),
+    Seam("vllm.config.model:ModelConfig", "where the tokenizer is", fields=("get_vocab_size", "model")),
     Seam(
         "vllm.v1.core.sched.output:SchedulerOutput",
         "what a step holds, and which requests are over",
@@ -119,14 +134,51 @@ SEAMS: Final = (
     Seam(
         "vllm.envs:environment_variables",
         "environment of a node, and what a person may not set of it",
-        fields=tuple(sorted(OWNED_VARIABLES.keys() - OUTSIDE_VLLMS_LIST)),
+        fields=tuple(sorted((OWNED_VARIABLES.keys() | DEFAULTED_VARIABLES) - OUTSIDE_VLLMS_LIST)),
     ),
     Seam(
         "vllm.entrypoints.scale_out.token_in_token_out.protocol:GenerateRequest",
         "ids in, ids out",
         fields=("request_id", "sampling_params", "stream", "stream_options", "token_ids"),
     ),
-    Seam("vllm.v1.sample.logits_processor:LogitsProcessor", "keyed noise", fields=("apply", "update_state")),
+    Seam(
+        "vllm.v1.sample.logits_processor:LogitsProcessor",
+        "keyed noise",
+        fields=("apply", "is_argmax_invariant", "update_state", "validate_params"),
+    ),
+    Seam("vllm.v1.sample.logits_processor:BatchUpdate", "rows change places", fields=("added", "moved", "removed")),
+    Seam("vllm.v1.sample.logits_processor:MoveDirectionality", "the same", fields=("SWAP",)),
+    Seam(
+        "vllm:SamplingParams",
+        "what our processor is told, and what it would undo",
+        fields=("extra_args", "frequency_penalty", "presence_penalty", "repetition_penalty", "temperature"),
+    ),
+    Seam(
+        "vllm.v1.metrics.loggers",
+        "figures of the engine that vLLM alone has",
+        phrases=(
+            "vllm:cache_config_info",
+            "vllm:iteration_tokens_total",
+            "vllm:kv_cache_usage_perc",
+            "vllm:num_preemptions",
+            "vllm:prefix_cache_hits",
+            "vllm:prefix_cache_queries",
+        ),
+    ),
+    Seam(
+        "vllm.v1.executor.multiproc_executor",
+        "who died first",
+        phrases=("died unexpectedly", "Executor failed", "RPC call to", "WorkerProc initialization failed"),
+    ),
+    Seam(
+        "vllm.v1.engine.exceptions",
+        "an engine that gave up",
+        phrases=("EngineCore encountered an issue", "EngineDeadError", "EngineGenerateError"),
+    ),
+    Seam("vllm.v1.engine.utils", "the same, at the start", phrases=("Engine core initialization failed",)),
+    Seam("vllm.v1.core.kv_cache_utils", "class OutOfMemory", phrases=("No available memory for the cache blocks",)),
+    Seam("vllm.v1.worker.utils", "the same", phrases=("Free memory on device",)),
+    Seam("vllm.v1.worker.cpu_worker", "the same", phrases=("Available memory on node",)),
     Seam("vllm.plugins:DEFAULT_PLUGINS_GROUP", "how the state clock is loaded"),
 )
 
@@ -147,9 +199,11 @@ def _fault(seam: Seam) -> str:
             return f"takes {names}, not {seam.parameters}"
     if missing := [name for name in seam.fields if not _has(found, name)]:
         return f"has no {', '.join(missing)}"
-    source = inspect.getsource(owner) if seam.attributes_in_source else ""
+    source = inspect.getsource(owner) if seam.attributes_in_source or seam.phrases else ""
     if missing := [name for name in seam.attributes_in_source if f"self.{name}" not in source]:
         return f"sets no {', '.join(missing)}"
+    if missing := [phrase for phrase in seam.phrases if phrase not in source]:
+        return f"says no {', '.join(missing)}"
     return ""
 
 
@@ -158,7 +212,7 @@ def _find(path: str) -> tuple[Any, Any]:
     module, _, names = path.partition(":")
     owner: Any = importlib.import_module(module)
     found: Any = owner
-    for name in names.split("."):
+    for name in names.split(".") if names else ():
         owner, found = found, getattr(found, name)
     return found, found if inspect.isclass(found) else owner
 
