@@ -320,8 +320,8 @@ def _newest(mapped: mmap.mmap, at: int, form: struct.Struct) -> tuple[Any, ...] 
         ]
         if whole:
             return tuple(max(whole)[1])
-        if not any(sequence for _, sequence, *_ in read):
-            return None
+        if not all(sequence for _, sequence, *_ in read):
+            return None  # one was never written, and the other is being written for the first time
     raise WorkerStateError(f"no whole section at byte {at} in {_READ_ATTEMPTS} readings")
 
 

@@ -186,6 +186,20 @@ def test_no_reader_sees_half_of_a_publication_and_a_killed_writer_leaves_a_whole
         assert last.clock.steps_done >= read.clock.steps_done
 
 
+def test_what_is_being_written_for_the_first_time_is_not_there_yet(path: Path) -> None:
+    """As a writer that stands still in the middle of it leaves the file: an error would be told of a healthy worker."""
+    writer = WorkerStateWriter(path)
+    reader = WorkerStateReader(path)
+    before = path.read_bytes()
+    writer.publish_life(Life(pid=0x7E57AB1E, stage=0, rank=0, phase=WorkerPhase.READY))
+    place = path.read_bytes().index((0x7E57AB1E).to_bytes(4, "little"))
+    assert place < len(before)
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\0")
+    assert reader.read() is None
+
+
 def test_a_slot_that_was_being_written_leaves_the_one_before(path: Path) -> None:
     """As a kill in the middle of a publication leaves the file: the newer slot's checksum is wrong."""
     clock = WorkerClock(WorkerStateWriter(path), stage=0)
