@@ -19,6 +19,7 @@ from stageline_vllm.worker_state import (
     FILE_BYTES,
     STEP_BOUNDS,
     WAIT_STATES,
+    Life,
     Operation,
     State,
     WorkerPhase,
