@@ -101,4 +101,25 @@ def test_left_alone_a_model_ends_ready_down_or_gone(events: list[tuple[object, .
         assert cluster.objects == {}
     else:
         assert phases <= {"Ready", "Failed"}, cluster.status
-        assert len(cluster.status.groups) == cluster.model.spec.replicas
+        spec = cluster.model.spec
+        # A surge group of a new revision that has failed for good stays, and holds the rollout: it says why.
+        extra = spec.rollout.max_surge if "Failed" in phases else 0
+        assert spec.replicas <= len(cluster.status.groups) <= spec.replicas + extra, cluster.status
+
+
+def test_a_rollout_whose_surge_group_failed_for_good_is_held_with_all_it_serves_by() -> None:
+    """Found by the test above, and what is wanted: the old group serves on, the failed one is there to be looked at."""
+    cluster = PlannedCluster(tiny_model())
+    for event in (("change", 2), ("hold",), ("ready",), ("delete",), ("scale", 2), ("advance", 55.9), ("kill", 5, 64)):
+        act(cluster, event)
+        cluster.step()
+    act(cluster, ("release",))
+    for _ in range(60):
+        cluster.advance(61)
+        cluster.settle()
+        cluster.make_ready()
+    assert [group.phase for group in cluster.status.groups] == ["Ready", "Ready", "Failed"], cluster.status
+    conditions = {each.type: (each.status, each.reason) for each in cluster.status.conditions}
+    assert conditions["Available"] == ("True", "AsExpected")
+    assert conditions["Degraded"] == ("True", "BadConfiguration")
+    assert conditions["Progressing"] == ("False", "ProgressDeadlineExceeded")
