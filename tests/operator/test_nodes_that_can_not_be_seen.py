@@ -110,8 +110,8 @@ def test_where_nodes_are_seen_only_they_say_that_one_is_lost() -> None:
     assert cluster.status.last_failures == ()
 
 
-def test_when_most_of_its_nodes_fall_silent_at_once_a_model_is_left_alone() -> None:
-    """Four stages on four nodes: three silent ones at once are an outage, of which only the pods can tell."""
+def four_stages_of_which_three_are_silent() -> PlannedCluster:
+    """Each on a node of its own, silent for ten minutes."""
     cluster = PlannedCluster(tiny_model(parallelism={"pipeline": 4}))
     cluster.sees_nodes = False
     cluster.settle()
@@ -123,6 +123,26 @@ def test_when_most_of_its_nodes_fall_silent_at_once_a_model_is_left_alone() -> N
         show(cluster, stage, ready=False)
     cluster.settle()
     cluster.advance(600)
+    return cluster
+
+
+def test_nodes_whose_pods_the_control_plane_evicts_are_lost_however_many() -> None:
+    """It evicts nothing while it takes their silence for a fault of its own."""
+    cluster = four_stages_of_which_three_are_silent()
+    for stage in range(3):
+        evicted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        cluster.pod(stage)["status"]["conditions"].append(evicted)
+        cluster.pod(stage)["metadata"]["deletionTimestamp"] = cluster.now.isoformat()
+    planned = cluster.step()
+    assert {each.name: each.grace_seconds for each in planned.delete} == {
+        "tiny-0-1-0": 0.0, "tiny-0-1-1": 0.0, "tiny-0-1-2": 0.0, "tiny-0-1-3": 3.0
+    }  # fmt: skip
+    assert [each.failure_class for each in cluster.status.last_failures] == ["NodeLost"]
+
+
+def test_when_most_of_its_nodes_fall_silent_at_once_a_model_is_left_alone() -> None:
+    """Four stages on four nodes: three silent ones at once are an outage, of which only the pods can tell."""
+    cluster = four_stages_of_which_three_are_silent()
     planned = cluster.step()
     assert (len(cluster.pods), cluster.status.last_failures, planned.delete) == (4, (), ())
     assert planned.requeue_after_seconds == 5

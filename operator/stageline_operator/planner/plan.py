@@ -22,6 +22,7 @@ from stageline_operator.planner.observed.node_losses import FEW_NODES, LOOK_AGAI
 from stageline_operator.planner.observed.observed_pod import (
     ObservedPod,
     given_up_at,
+    is_given_up,
     is_silent,
     next_look_seconds,
     read_pod,
@@ -74,9 +75,13 @@ def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> Observed
 
 
 def _with_losses_told_by_pods(observed: Observed) -> Observed:
-    """Where nodes can't be seen: those of the model's own that are silent all at once, as far as pods show it."""
-    nodes = {name for pod in observed.pods if (name := pod.get("spec", {}).get("nodeName"))}
-    silent = {pod["spec"]["nodeName"] for pod in observed.pods if is_silent(pod) and pod["spec"].get("nodeName")}
+    """Where nodes can't be seen: those of the model's own that are silent all at once, as far as pods show it.
+
+    A node whose pods the control plane evicts is lost for certain; only the others may be silent for another reason.
+    """
+    placed = [(name, pod) for pod in observed.pods if (name := pod.get("spec", {}).get("nodeName"))]
+    nodes = {name for name, _ in placed}
+    silent = {name for name, pod in placed if is_silent(pod)} - {name for name, pod in placed if is_given_up(pod)}
     if len(silent) <= FEW_NODES or not is_outage(len(silent), len(nodes)):
         return observed
     why = f"{len(silent)} of {len(nodes)} nodes can't be reached, so the fault is not theirs"

@@ -282,13 +282,26 @@ class SimulatedControlPlane:
         self.changed()
 
     def advance(self, seconds: float) -> None:
-        """Time goes on; pods of a node that is lost for long are deleted, which nobody confirms."""
+        """Time goes on; pods of a node that is lost for long are deleted, which nobody confirms.
+
+        Not while most nodes are silent: the node controller takes that for a fault that isn't theirs.
+        """
         self.now += timedelta(seconds=seconds)
+        silent = self.truth.lost_nodes & set(self.nodes)
+        withheld = silent if is_outage(len(silent), len(self.nodes)) else set()
         for pod in self.truth.pods.values():
-            lost_at = self._lost_at.get(pod["spec"].get("nodeName", ""))
-            if lost_at is not None and self.now >= lost_at + timedelta(seconds=EVICTION_SECONDS):
-                pod["metadata"].setdefault("deletionTimestamp", self.now.isoformat())
+            node = pod["spec"].get("nodeName", "")
+            lost_at = self._lost_at.get(node)
+            is_over = lost_at is not None and self.now >= lost_at + timedelta(seconds=EVICTION_SECONDS)
+            if is_over and node not in withheld:
+                self._evict_for_its_node(pod)
         self.changed()
+
+    def _evict_for_its_node(self, pod: dict[str, Any]) -> None:
+        pod["metadata"].setdefault("deletionTimestamp", self.now.isoformat())
+        others = [each for each in pod["status"]["conditions"] if each["type"] != "DisruptionTarget"]
+        why = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        pod["status"]["conditions"] = [*others, why]
 
 
 def _scheduled(status: str, since: datetime) -> dict[str, str]:

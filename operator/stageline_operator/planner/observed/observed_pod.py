@@ -16,6 +16,7 @@ IMAGE_TROUBLE: Final = frozenset(
 """What a kubelet says of an image it can't get. It tries again by itself, and a pulled image never gets here again."""
 _CONFIG_TROUBLE: Final = "CreateContainerConfigError"
 """A Secret or ConfigMap that a container names is not there; the kubelet looks again by itself."""
+_TAINT_MANAGER: Final = "DeletionByTaintManager"
 SILENT_SECONDS: Final = 10.0
 OVERDUE_SECONDS: Final = 60.0
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
@@ -179,6 +180,12 @@ def is_silent(pod: Mapping[str, Any]) -> bool:
     """Whether only the node controller speaks of the pod, which a live kubelet corrects within seconds."""
     said = (_condition(pod, kind).get("status") for kind in ("Ready", "ContainersReady"))
     return tuple(said) == ("False", "True")
+
+
+def is_given_up(pod: Mapping[str, Any]) -> bool:
+    """Whether the control plane has evicted the pod because its node is lost, which it doesn't do in an outage."""
+    told = _condition(pod, "DisruptionTarget")
+    return told.get("status") == "True" and told.get("reason") == _TAINT_MANAGER
 
 
 def _condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
