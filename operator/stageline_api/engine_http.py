@@ -6,6 +6,7 @@ that the request still waits for its turn while the group works; readers skip it
 is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request.
 `POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
+`GET /v1/prefixes` says which beginnings of prompts the prefix cache holds, by the names that requests gave them.
 """
 
 from collections.abc import Mapping
@@ -190,6 +191,12 @@ class SamplingParams(_Frozen):
         return self.json_schema if self.grammar is None else GRAMMAR_MARK + self.grammar
 
 
+MAX_PREFIXES = 64
+PrefixKey = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+"""Names the beginning of a prompt by its content; the gateway chooses how, and the engine only repeats it."""
+PromptPrefix = tuple[PrefixKey, Annotated[float, Field(gt=0.0, le=1.0)]]
+"""A beginning and which share of the prompt it is."""
+
 LOWEST_PRIORITY = 1000
 HIGHEST_PRIORITY = -1000
 
@@ -217,6 +224,9 @@ class GenerateRequest(_Frozen):
     """Lower runs first; among equals, who came first."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
     """Only requests with the same one share what the prefix cache holds; those without share among themselves."""
+    prefixes: tuple[PromptPrefix, ...] = Field(default=(), max_length=MAX_PREFIXES, fail_fast=True)
+    """Beginnings of the prompt, the shortest first, to be told as held for as long as the cache holds them. Only for an
+    engine whose status `tells_prefixes`."""
     client_request_id: str | None = Field(default=None, max_length=128)
     """What the client calls it (`X-Request-Id`); not unique."""
     traceparent: str | None = Field(default=None, max_length=55)
@@ -374,6 +384,12 @@ class Detokenized(_Frozen):
     """Text of some token ids, control tokens written out."""
 
     text: str
+
+
+class HeldPrefixes(_Frozen):
+    """`GET /v1/prefixes`: beginnings of prompts that need not be computed again, by the names that requests gave."""
+
+    keys: tuple[str, ...]
 
 
 class ModelInfo(_Frozen):

@@ -61,6 +61,12 @@ class EngineStatus(BaseModel):
     requests_waiting: int = 0
     queue_room: int | None = None
     """How many more requests may wait; None where the engine doesn't know yet, or is of a version that doesn't say."""
+    slots: int | None = None
+    """How many requests can run at once; None as above."""
+    tells_prefixes: bool = False
+    """Whether requests may name the beginnings of their prompts, and `GET /v1/prefixes` says which are held."""
+    weights: str = ""
+    """Digest of the weights that all stages hold; empty where it isn't known."""
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     stages_connected: int = 0

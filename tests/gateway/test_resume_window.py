@@ -18,6 +18,7 @@ from stageline_api.engine_http import Admitted, Delta, GenerateRequest, Sampling
 from stageline_gateway import fleet
 from stageline_gateway.errors import ApiError, not_ready
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
+from stageline_gateway.groups.routing import Wish
 from stageline_gateway.relay.placement import Progress, RetryPolicy, Search
 from stageline_gateway.settings import GatewaySettings
 
@@ -67,7 +68,7 @@ class Searching:
         backends.take(endpoints)
         request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"), sampling=SamplingParams())
         self.progress = Progress(request)
-        self.search = Search(backends, MODEL, self.progress, "", RetryPolicy(resume_window_seconds=WINDOW_SECONDS))
+        self.search = Search(backends, MODEL, self.progress, Wish(), RetryPolicy(resume_window_seconds=WINDOW_SECONDS))
 
     def lost(self) -> None:
         """The group fails it."""

@@ -1,5 +1,9 @@
 """The choice of a group and what it costs, as pure functions."""
 
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,11 +13,14 @@ from stageline_api.engine_http import ChatMessage, ChatPrompt, GenerateRequest, 
 from stageline_gateway.groups.routing import (
     EXPECTED_ANSWER_TOKENS,
     LOAD_FACTOR,
-    LOAD_SLACK_TOKENS,
     PREFIX_CHARACTERS,
     PREFIX_TOKENS,
+    SLACK_OF_SLOTS,
+    EngineAccount,
+    EngineAccounts,
     Ledger,
     Load,
+    Wish,
     affinity_key,
     choose,
     expected_tokens,
@@ -43,24 +50,102 @@ def test_without_affinity_the_least_loaded_is_chosen(rows: list[tuple[int, int]]
     assert rows[chosen.group] == min(rows)
 
 
-@given(LOADS, KEYS)
-def test_with_affinity_the_first_in_the_keys_order_that_is_not_overloaded(
-    rows: list[tuple[int, int]], key: str
-) -> None:
+@dataclass(frozen=True)
+class Row:
+    """A group as it stands."""
+
+    own: int
+    from_others: int
+    slots: int
+    held: int
+    """How many of the prompt's three beginnings."""
+
+    @property
+    def requests(self) -> int:
+        return self.own + self.from_others
+
+
+ROWS = st.lists(
+    st.builds(Row, st.integers(0, 40), st.integers(0, 40), st.sampled_from([1, 8, 64, 256]), st.integers(0, 3)),
+    min_size=2,
+    max_size=6,
+)
+PREFIXES = (("a", 0.25), ("b", 0.5), ("c", 1.0))
+
+
+def chosen_of(rows: list[Row], wish: Wish) -> Row:
     groups = groups_of(len(rows))
-    chosen = choose(groups, loads_of(groups, rows), key)
+    keyed = list(zip(map(identity, groups), rows, strict=True))
+    loads = {key: Load(10 * row.own, row.own, row.own) for key, row in keyed}
+    accounts = {
+        key: EngineAccount(row.slots, row.from_others, True, frozenset(name for name, _ in PREFIXES[: row.held]))
+        for key, row in keyed
+    }
+    chosen = choose(groups, loads, wish, accounts)
     assert chosen is not None
-    bound = LOAD_FACTOR * sum(tokens for tokens, _ in rows) / len(rows) + LOAD_SLACK_TOKENS
-    assert rows[chosen.group][0] <= bound
-    for better in ranked(key, groups):
-        if better == chosen:
-            break
-        assert rows[better.group][0] > bound
+    return rows[chosen.group]
+
+
+@given(ROWS, KEYS, st.booleans())
+def test_a_preferred_group_is_never_crowded_nor_full_while_another_is_not(
+    rows: list[Row], key: str, names_prefixes: bool
+) -> None:
+    chosen = chosen_of(rows, Wish(key, PREFIXES if names_prefixes else ()))
+    least = LOAD_FACTOR * min(row.requests for row in rows)
+    within = [row for row in rows if row.requests <= least + max(1.0, SLACK_OF_SLOTS * row.slots)]
+    opened = [row for row in within if row.requests < row.slots] or within
+    assert chosen in opened
+    if names_prefixes:
+        assert chosen.held == max(row.held for row in opened), "the longest beginning that is held wins"
+
+
+@given(st.integers(1, 6), KEYS)
+def test_with_affinity_and_nothing_held_the_first_in_the_keys_order_is_taken(count: int, key: str) -> None:
+    groups = groups_of(count)
+    assert choose(groups, {}, Wish(key)) == ranked(key, groups)[0]
+
+
+def spread(groups: int, requests: int, slots: int, wish: Wish) -> list[int]:
+    """How many of so many requests at once each group gets, where none of them ends and engines say nothing new."""
+    endpoints = groups_of(groups)
+    ledger, accounts = Ledger(), EngineAccounts()
+    for each in endpoints:
+        accounts.take(identity(each), EngineAccount(slots, tells_prefixes=True), 0.0)
+    with ExitStack() as running:
+        for _ in range(requests):
+            chosen = choose(endpoints, ledger.loads, wish, accounts.known)
+            assert chosen is not None
+            running.enter_context(ledger.lease(identity(chosen), 500))
+            accounts.note_sent(identity(chosen), wish.prefixes, 0.0)
+        return [ledger.loads.get(identity(each), Load()).requests for each in endpoints]
+
+
+@pytest.mark.parametrize("wish", [Wish("same", PREFIXES), Wish("same")], ids=["prefixes", "affinity alone"])
+@pytest.mark.parametrize(("groups", "requests", "slots"), [(2, 33, 16), (2, 33, 64), (4, 80, 16), (4, 80, 256)])
+def test_one_prompt_that_all_share_does_not_crowd_one_group(groups: int, requests: int, slots: int, wish: Wish) -> None:
+    """With slack in tokens one group got 33 before the other got any, and four shared 80 as 37, 0, 38 and 5."""
+    counts = spread(groups, requests, slots, wish)
+    assert sum(counts) == requests, counts
+    assert max(counts) <= LOAD_FACTOR * min(counts) + max(1.0, SLACK_OF_SLOTS * slots) + 1, counts
+    assert min(counts) > 0, counts
+
+
+def test_what_was_sent_counts_as_held_until_the_engine_has_had_time_to_say_so() -> None:
+    accounts = EngineAccounts()
+    accounts.take("g", EngineAccount(held=frozenset({"old"})), 0.0)
+    accounts.note_sent("g", [("new", 1.0)], 1.0)
+    assert accounts.of("g").held == {"old", "new"}
+    accounts.take("g", EngineAccount(held=frozenset({"other"})), 5.9)
+    assert accounts.of("g").held == {"other", "new"}
+    accounts.take("g", EngineAccount(held=frozenset({"other"})), 6.0)
+    assert accounts.of("g").held == {"other"}
+    accounts.keep(())
+    assert accounts.of("g") == EngineAccount()
 
 
 def test_no_candidate_no_choice() -> None:
     assert choose([], {}) is None
-    assert choose([], {}, "key") is None
+    assert choose([], {}, Wish("key", PREFIXES)) is None
 
 
 @given(st.integers(2, 8), st.lists(KEYS, min_size=1, max_size=50, unique=True), st.data())

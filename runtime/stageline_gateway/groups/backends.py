@@ -22,7 +22,7 @@ from typing import Final
 
 from stageline_api.endpoints import DEFAULT_RESUME_WINDOW_SECONDS, Endpoints, GroupEndpoint
 from stageline_gateway.engine_client.generation import EngineLostError, LossKind
-from stageline_gateway.groups.routing import Ledger, identity
+from stageline_gateway.groups.routing import EngineAccounts, Ledger, identity
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,7 @@ class Backends:
     queue_rooms: dict[str, int] = field(default_factory=dict)
     """How many more requests may wait in a group's queue, by its last probe and what was sent there since because
     another group drains. A group whose engine doesn't say isn't in it."""
+    accounts: EngineAccounts = field(default_factory=EngineAccounts)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
@@ -181,6 +182,7 @@ class Backends:
         """Discovery has a new version: forget what isn't in it."""
         known = {identity(group): group for group in endpoints.groups}
         self.ledger.keep(known.keys())
+        self.accounts.keep(known.keys())
         self.breakers = {key: breaker for key, breaker in self.breakers.items() if key in known}
         self.probe_failures = {key: why for key, why in self.probe_failures.items() if key in known}
         self.queue_rooms = {key: room for key, room in self.queue_rooms.items() if key in known}

@@ -5,11 +5,12 @@ whenever in it that was. An engine that sends tokens meanwhile is alive, however
 
 The question is `GET /readyz`, which costs an engine nothing and never passes its queue. The answer must come from the
 engine that discovery speaks of: an address can belong to another pod by now, of another model, another group or a later
-incarnation. What ran on the engine that was there before is gone.
+incarnation. What ran on the engine that was there before is gone. Where a model has several groups, engines that know
+are asked by `GET /v1/prefixes` too, which beginnings of prompts their caches hold.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,11 +18,13 @@ import httpx
 from pydantic import ValidationError
 
 from stageline_api.endpoints import GroupEndpoint
+from stageline_api.engine_http import HeldPrefixes
 from stageline_api.health import EngineStatus, Phase
 from stageline_gateway.groups.backends import SILENT, Backends
-from stageline_gateway.groups.routing import identity
+from stageline_gateway.groups.routing import EngineAccount, identity
 
 READY_PATH: Final = "/readyz"
+PREFIXES_PATH: Final = "/v1/prefixes"
 UNREACHABLE: Final = "its engine can't be reached"
 ANOTHER_MODEL: Final = "its address belongs to another model's engine by now"
 ANOTHER_GROUP: Final = "its address belongs to the engine of another group or incarnation by now"
@@ -35,8 +38,10 @@ class Finding:
 
     failure: str = ""
     drains: bool = False
-    queue_room: int | None = None
-    """How many more requests may wait there, if the engine says so."""
+    status: EngineStatus | None = None
+    """What the engine said of itself, if it takes requests."""
+    held: Set[str] = frozenset()
+    """The names of beginnings of prompts in its cache, where it was asked for them."""
 
 
 @dataclass(slots=True)
@@ -86,7 +91,8 @@ class Prober:
         loop = asyncio.get_running_loop()
         while True:
             asked_at = loop.time()
-            found = await _ask(client, group, self.timeout_seconds)
+            is_alone = len(self.backends.discovered.groups_of(group.model)) < 2
+            found = await _ask(client, group, self.timeout_seconds, is_alone)
             if self._take(group, found, asked_at):
                 self.on_round()
             await asyncio.sleep(max(0.0, asked_at + self.interval_seconds - loop.time()))
@@ -98,16 +104,33 @@ class Prober:
             if self.backends.probe_failures.get(key) != SILENT:
                 return False
             found = Finding()
-        if found.queue_room is not None:
-            self.backends.queue_rooms[key] = found.queue_room
+        if found.status is not None:
+            self._note(key, found.status, found.held)
         return self.backends.probed(group, found.failure, found.drains)
 
+    def _note(self, key: str, status: EngineStatus, held: Set[str]) -> None:
+        if status.queue_room is not None:
+            self.backends.queue_rooms[key] = status.queue_room
+        load = self.backends.ledger.loads.get(key)
+        there = status.requests_running + status.requests_waiting
+        account = EngineAccount(
+            slots=status.slots,
+            from_others=max(0, there - (load.requests if load is not None else 0)),
+            tells_prefixes=status.tells_prefixes,
+            held=held,
+            weights=status.weights,
+        )
+        self.backends.accounts.take(key, account, self.backends.clock())
 
-async def _ask(client: httpx.AsyncClient, group: GroupEndpoint, timeout_seconds: float) -> Finding:
+
+async def _ask(
+    client: httpx.AsyncClient, group: GroupEndpoint, timeout_seconds: float, is_alone: bool = True
+) -> Finding:
     try:
         async with asyncio.timeout(timeout_seconds):
             answer = await client.get(group.url + READY_PATH)
-        status = EngineStatus.model_validate_json(answer.content)
+            status = EngineStatus.model_validate_json(answer.content)
+            held = frozenset() if is_alone or not status.tells_prefixes else await _held(client, group)
     except (TimeoutError, httpx.TimeoutException):  # connecting too: a busy machine is slow at that as well
         return Finding(SILENT)
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -119,9 +142,14 @@ async def _ask(client: httpx.AsyncClient, group: GroupEndpoint, timeout_seconds:
     if not _is_of(group, status):
         return Finding(ANOTHER_GROUP)
     if status.phase is Phase.READY:
-        return Finding(queue_room=status.queue_room)
+        return Finding(status=status, held=held)
     why = f"its engine says {status.phase}: {status.message}".rstrip(": ")
     return Finding(why, drains=status.phase is Phase.DRAINING)
+
+
+async def _held(client: httpx.AsyncClient, group: GroupEndpoint) -> frozenset[str]:
+    answer = await client.get(group.url + PREFIXES_PATH)
+    return frozenset(HeldPrefixes.model_validate_json(answer.content).keys)
 
 
 def _is_of(group: GroupEndpoint, status: EngineStatus) -> bool:

@@ -1,22 +1,26 @@
-"""Which group takes a request: the one its affinity prefers, else the one with the fewest tokens outstanding.
+"""Which group takes a request: one that is open to it, and of them the one whose cache holds most of its prompt.
 
-Affinity is to the groups that a session, or the beginning of a prompt, has been to before, by rendezvous hashing: each
-group gets a score from (key, group), and the best score wins. All gateway replicas agree on it without talking to each
-other, and a group that leaves or comes moves its own keys only. A group that carries far more than its share is passed
-over for the next in the order (a bounded load), so that one popular prompt can't bury it.
+Open is a group that has a free slot, and not many more requests than the others (a bounded load): so one popular prompt
+can't bury it. Its engine's own count of requests is part of that, for other gateways send it some too.
+
+Where no cache is known to hold any of the prompt, its beginning has a preference by rendezvous hashing: each group gets
+a score from (key, group), and the best score wins. All gateway replicas agree on it without talking to each other, and
+a group that leaves or comes moves its own keys only. What a client calls its session goes by that alone.
 
 A request counts the tokens it is expected to cost, prompt and answer, less those that came already. Pure but for that
 count. Among equals the group that was given the fewest requests so far is taken, so idle groups take turns.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from stageline_api.endpoints import GroupEndpoint
-from stageline_api.engine_http import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from stageline_api.engine_http import ChatPrompt, GenerateRequest, Prompt, PromptPrefix, TextPrompt, TokenPrompt
+from stageline_gateway.groups.prompt_prefixes import prefixes_of
 
 SESSION_HEADER: Final = "x-session-id"
 """Requests with the same value go to the same group while it can take them."""
@@ -24,8 +28,9 @@ PREFIX_CHARACTERS: Final = 256
 PREFIX_TOKENS: Final = 64
 """Prompts that are shorter have no preference: what they share is quicker computed again than it is to crowd."""
 LOAD_FACTOR: Final = 1.25
-LOAD_SLACK_TOKENS: Final = 4096
-"""How far above `LOAD_FACTOR` times the mean a group may be loaded: a few requests aren't a crowd."""
+SLACK_OF_SLOTS: Final = 1 / 16
+"""How far above `LOAD_FACTOR` times the least loaded one a group may be loaded, in shares of its slots, and at least
+one request: a few aren't a crowd. Measured by the least, not by the mean: so none idles while others are busy."""
 
 
 def ranked(key: str, groups: Iterable[GroupEndpoint]) -> list[GroupEndpoint]:
@@ -35,11 +40,6 @@ def ranked(key: str, groups: Iterable[GroupEndpoint]) -> list[GroupEndpoint]:
         return blake2b(f"{group.model}\0{group.group}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
 
     return sorted(groups, key=score, reverse=True)
-
-
-def within_bound(load_tokens: int, mean_tokens: float) -> bool:
-    """Whether a group with so many tokens outstanding may be preferred to one with fewer."""
-    return load_tokens <= LOAD_FACTOR * mean_tokens + LOAD_SLACK_TOKENS
 
 
 def affinity_key(prompt: Prompt, session: str = "", salt: str | None = None) -> str:
@@ -96,17 +96,129 @@ class Load:
 IDLE: Final = Load()
 
 
-def choose(candidates: Sequence[GroupEndpoint], loads: Mapping[str, Load], affinity: str = "") -> GroupEndpoint | None:
-    """The group for a request whose affinity key is `affinity`; None when there is no candidate."""
+@dataclass(frozen=True, slots=True)
+class EngineAccount:
+    """What a group's engine said of itself, beside what this gateway knows of its own requests there."""
 
-    def load(group: GroupEndpoint) -> Load:
-        return loads.get(identity(group), IDLE)
+    slots: int | None = None
+    """How many requests can run at once."""
+    from_others: int = 0
+    """Requests that run or wait there, and that this gateway didn't send."""
+    tells_prefixes: bool = False
+    held: Set[str] = frozenset()
+    """Names of beginnings of prompts that its cache holds, or soon will."""
+    weights: str = ""
+    """Digest of the weights it computes with; empty where it doesn't say."""
 
-    if affinity and candidates:
-        mean_tokens = sum(load(group).tokens for group in candidates) / len(candidates)
-        # At least one group has no more than the mean, so one is always found.
-        return next(g for g in ranked(affinity, candidates) if within_bound(load(g).tokens, mean_tokens))
-    return min(candidates, key=lambda g: (load(g).tokens, load(g).started, g.group), default=None)
+    @property
+    def slack(self) -> float:
+        return max(1.0, SLACK_OF_SLOTS * (self.slots or 0))
+
+
+UNKNOWN: Final = EngineAccount()
+SENT_SECONDS: Final = 5.0
+"""So long a request's prompt counts as held where it was sent to, though its engine doesn't say so: it may wait."""
+
+
+@dataclass(slots=True)
+class EngineAccounts:
+    """The newest account of every engine, by `identity`, and the beginnings of prompts it was sent since."""
+
+    known: dict[str, EngineAccount] = field(default_factory=dict)
+    _sent: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def of(self, key: str) -> EngineAccount:
+        return self.known.get(key, UNKNOWN)
+
+    def take(self, key: str, account: EngineAccount, now_seconds: float) -> None:
+        """What an engine says; what it was sent shortly before goes on counting as held."""
+        sent = {name: at for name, at in self._sent.get(key, {}).items() if now_seconds - at < SENT_SECONDS}
+        self._sent[key] = sent
+        self.known[key] = replace(account, held={*account.held, *sent})
+
+    def note_sent(self, key: str, prefixes: Iterable[PromptPrefix], now_seconds: float) -> None:
+        account = self.of(key)
+        names = {name: now_seconds for name, _ in prefixes}
+        self._sent.setdefault(key, {}).update(names)
+        self.known[key] = replace(account, held=account.held | names.keys())
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Forget groups that are gone."""
+        self.known = {key: account for key, account in self.known.items() if key in keys}
+        self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Where a request would rather go."""
+
+    affinity: str = ""
+    """Its key, or empty."""
+    prefixes: tuple[PromptPrefix, ...] = ()
+    """Beginnings of its prompt, the shortest first; none where only the key counts."""
+
+    @classmethod
+    def of(cls, request: GenerateRequest, session: str) -> "Wish":
+        """Of a request, whose client may have named its session."""
+        affinity = affinity_key(request.prompt, session, request.cache_salt)
+        return cls(affinity, () if session or not affinity else prefixes_of(request))
+
+    def held_by(self, account: EngineAccount) -> float:
+        """Which share of the prompt a group's cache holds."""
+        return next((share for name, share in reversed(self.prefixes) if name in account.held), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One candidate as a request finds it."""
+
+    group: GroupEndpoint
+    load: Load
+    account: EngineAccount
+
+    @property
+    def requests(self) -> int:
+        return self.load.requests + self.account.from_others
+
+    @property
+    def tokens(self) -> int:
+        return self.load.tokens + self.account.from_others * EXPECTED_ANSWER_TOKENS
+
+    @property
+    def has_free_slot(self) -> bool:
+        return self.account.slots is None or self.requests < self.account.slots
+
+    def is_within(self, least_requests: int) -> bool:
+        """Whether it may be preferred to one with so few requests."""
+        return self.requests <= LOAD_FACTOR * least_requests + self.account.slack
+
+    @property
+    def burden(self) -> tuple[int, int, int]:
+        """The smaller, the sooner it is taken where nothing else counts."""
+        return self.tokens, self.load.started, self.group.group
+
+
+def choose(
+    candidates: Sequence[GroupEndpoint],
+    loads: Mapping[str, Load],
+    wish: Wish = Wish(),
+    accounts: Mapping[str, EngineAccount] = MappingProxyType({}),
+) -> GroupEndpoint | None:
+    """The group for a request; None when there is no candidate. `loads` and `accounts` are keyed by `identity`."""
+    keys = [identity(group) for group in candidates]
+    standings = [
+        Standing(group, loads.get(key, IDLE), accounts.get(key, UNKNOWN))
+        for key, group in zip(keys, candidates, strict=True)
+    ]
+    if not wish.affinity or len(standings) < 2:
+        return min(standings, key=lambda each: each.burden).group if standings else None
+    least = min(each.requests for each in standings)
+    within = [each for each in standings if each.is_within(least)]
+    opened = [each for each in within if each.has_free_slot] or within
+    most = max(wish.held_by(each.account) for each in opened)
+    if most > 0:
+        return min((each for each in opened if wish.held_by(each.account) == most), key=lambda each: each.burden).group
+    return ranked(wish.affinity, [each.group for each in opened])[0]
 
 
 def expected_tokens(request: GenerateRequest) -> int:

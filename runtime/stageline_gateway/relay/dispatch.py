@@ -35,7 +35,7 @@ from stageline_gateway.errors import (
     refused_by_engine,
 )
 from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.routing import affinity_key, expected_tokens, identity
+from stageline_gateway.groups.routing import Wish, expected_tokens, identity
 from stageline_gateway.relay.placement import Progress, RetryPolicy, Runs, Search
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import RequestSpan
@@ -174,8 +174,10 @@ class Dispatcher:
     async def run(self, job: GenerateJob, deliver: DeliverOne) -> None:
         """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
         progress = Progress(job.request)
-        affinity = affinity_key(job.request.prompt, job.session, job.request.cache_salt)
-        search = Search(self.backends, job.model, progress, affinity, self.retry)
+        # A model with one group has nothing to choose.
+        is_alone = len(self.backends.discovered.groups_of(job.model)) < 2
+        wish = Wish() if is_alone else Wish.of(job.request, job.session)
+        search = Search(self.backends, job.model, progress, wish, self.retry)
         while True:
             try:
                 group = await search.next_group()
@@ -183,7 +185,7 @@ class Dispatcher:
                 self._gave_up(progress, job.model, "expired")
                 raise
             try:
-                await self._run_on(group, progress, job.span, deliver)
+                await self._run_on(group, progress, job.span, deliver, wish)
                 return
             except EngineRefusedError as error:
                 failure = self._judge_refusal(error, job, progress)
@@ -196,10 +198,16 @@ class Dispatcher:
             except AnswerFailedError as error:
                 raise answer_failed(error.message) from None
 
-    async def _run_on(self, group: GroupEndpoint, progress: Progress, span: RequestSpan, deliver: DeliverOne) -> None:
+    async def _run_on(
+        self, group: GroupEndpoint, progress: Progress, span: RequestSpan, deliver: DeliverOne, wish: Wish
+    ) -> None:
         """One run on one group: deliver what the client hasn't seen of it."""
         key = identity(group)
         request = progress.next_request()
+        account = self.backends.accounts.of(key)
+        if wish.prefixes and account.tells_prefixes:
+            request = request.model_copy(update={"prefixes": wish.prefixes})
+            self.backends.accounts.note_sent(key, wish.prefixes, self.backends.clock())
         with (
             self.backends.ledger.lease(key, expected_tokens(request)) as lease,
             self.runs.under_way(group, progress) as run,
@@ -216,7 +224,7 @@ class Dispatcher:
                         self.metrics.resumes.labels(group.model, outcome).inc()
                         if progress.has_output:
                             await deliver(Resumed())
-                    if progress.take(event, group.revision):
+                    if progress.take(event, group.revision, account.weights):
                         await deliver(event)
 
     def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:

@@ -18,7 +18,7 @@ from stageline_gateway.engine_client.generation import EngineEvent, EngineLostEr
 from stageline_gateway.errors import ApiError, answer_broken, model_suspended, not_ready, revision_replaced
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.probing import NOT_THERE
-from stageline_gateway.groups.routing import choose, identity, why_not_ready
+from stageline_gateway.groups.routing import Wish, choose, identity, why_not_ready
 
 MOST_ID_CHARACTERS: Final = 128
 LOOK_AGAIN_SECONDS: Final = 0.1
@@ -49,6 +49,8 @@ class Progress:
     """Engines that admitted it."""
     revision: str = ""
     """Of the group that the tokens came from: others may answer differently."""
+    weights: str = ""
+    """Digest of what it computed with, if it says."""
     runs: int = 0
     """Engines it was sent to."""
     losses: int = 0
@@ -66,11 +68,13 @@ class Progress:
         """Whether anything was relayed, so that starting again would repeat it."""
         return bool(self.token_ids) or self.characters > 0
 
-    def may_go_on(self, group: GroupEndpoint) -> bool:
-        """Whether `group` may continue it: once it has output, one of another revision may hold other weights."""
+    def may_go_on(self, group: GroupEndpoint, weights: str) -> bool:
+        """Whether `group` may continue it: not where it has output and the group's revision or weights are others."""
         if self.request.adapter is not None and self.request.adapter not in group.adapters:
             return False
-        return not self.has_output or group.revision == self.revision
+        if not self.has_output:
+            return True
+        return group.revision == self.revision and (not self.weights or weights in ("", self.weights))
 
     def next_request(self) -> GenerateRequest:
         """What to ask the next engine, under an id of its own: the last engine may still hold the other."""
@@ -86,14 +90,14 @@ class Progress:
             update |= {"generated_token_ids": tuple(self.token_ids), "generated_characters": self.characters}
         return self.request.model_copy(update=update)
 
-    def take(self, event: EngineEvent, revision: str) -> bool:
+    def take(self, event: EngineEvent, revision: str, weights: str = "") -> bool:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""
         match event:
             case Admitted():
                 self.admissions += 1
                 return self.admissions == 1
             case Delta(text=text, token_ids=token_ids):
-                self.revision = revision
+                self.revision, self.weights = revision, weights
                 self.token_ids.extend(token_ids)
                 self.characters += len(text)
             case Finished():
@@ -120,7 +124,7 @@ class Search:
     backends: Backends
     model: str
     progress: Progress
-    affinity: str
+    wish: Wish
     retry: RetryPolicy
     failure: ApiError | None = None
     """Of the last group."""
@@ -170,10 +174,13 @@ class Search:
     def _choose(self, may_repeat: bool) -> GroupEndpoint | None:
         """One that hasn't failed it yet; else, with `may_repeat`, one that has and has been left alone since."""
         now = self.backends.clock()
-        able = [group for group in self.backends.candidates(self.model) if self.progress.may_go_on(group)]
+        able = [group for group in self.backends.candidates(self.model) if self._may_go_on(group)]
         fresh = [group for group in able if identity(group) not in self._asked_again_at]
         rested = [group for group in able if may_repeat and self._asked_again_at.get(identity(group), now) <= now]
-        return choose(fresh or rested, self.backends.ledger.loads, self.affinity)
+        return choose(fresh or rested, self.backends.ledger.loads, self.wish, self.backends.accounts.known)
+
+    def _may_go_on(self, group: GroupEndpoint) -> bool:
+        return self.progress.may_go_on(group, self.backends.accounts.of(identity(group)).weights)
 
     def _why_none(self) -> ApiError:
         groups = self.backends.groups_of(self.model)
@@ -276,4 +283,6 @@ class Runs:
     def _others(self, run: Run) -> list[str]:
         """Groups that could take it over, by identity."""
         others = self.backends.candidates(run.group.model, {identity(run.group)})
-        return [identity(other) for other in others if run.progress.may_go_on(other)]
+        accounts = self.backends.accounts
+        keyed = [(identity(other), other) for other in others]
+        return [key for key, other in keyed if run.progress.may_go_on(other, accounts.of(key).weights)]

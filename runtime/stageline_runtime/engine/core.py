@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from stageline_api.engine_http import FinishReason, ModelInfo
+from stageline_api.engine_http import FinishReason, HeldPrefixes, ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink
 from stageline_runtime.engine.core_life import CoreLife, RequestLoad
@@ -27,6 +27,8 @@ HEARTBEAT_SECONDS = 5.0
 
 class EngineCore(CoreLife):
     """Implements `EngineCoreApi` over a scheduler and a way to send to all stages."""
+
+    tells_prefixes = True
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class EngineCore(CoreLife):
                 output=list(request.generated_token_ids),
                 priority=request.priority,
                 cache_salt=request.cache_salt or "",
+                prefixes=request.prefixes,
             )
         )
         self._streams.open(request, sink)
@@ -112,7 +115,13 @@ class EngineCore(CoreLife):
         scheduler = self._scheduler
         if scheduler is None:
             return RequestLoad()
-        return RequestLoad(scheduler.num_running, scheduler.num_waiting, scheduler.queue_room)
+        slots = scheduler.ledger.num_slots
+        return RequestLoad(scheduler.num_running, scheduler.num_waiting, scheduler.queue_room, slots)
+
+    def held_prefixes(self) -> HeldPrefixes:
+        """As `EngineCoreApi`."""
+        names = set() if self._scheduler is None else self._scheduler.ledger.named_prefixes()
+        return HeldPrefixes(keys=tuple(sorted(names)))
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
         """All series and their content type, gauges read at this moment."""

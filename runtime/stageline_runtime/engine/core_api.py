@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stageline_api.engine_http import FinishReason, ModelInfo, ThoughtStart, ToolCallFormat
+from stageline_api.engine_http import FinishReason, HeldPrefixes, ModelInfo, ThoughtStart, ToolCallFormat
 from stageline_api.health import EngineStatus
 from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
 from stageline_runtime.plan_bus.messages import RequestSampling, TokenLogprobs
@@ -42,6 +42,8 @@ class AdmittedRequest:
     """Lower runs first."""
     cache_salt: str | None = None
     """Only requests with the same one share what the cache holds of prompts."""
+    prefixes: tuple[tuple[str, int], ...] = ()
+    """Names of the prompt's beginnings, and how many tokens each has."""
     adapter: str | None = None
     """Name of the LoRA adapter that answers; None: the model itself."""
     is_chat: bool = False
@@ -109,6 +111,10 @@ class EngineCoreApi(Protocol):
 
     def status(self) -> EngineStatus:
         """The engine's account of the group."""
+        ...
+
+    def held_prefixes(self) -> HeldPrefixes:
+        """Which of the beginnings that requests named are in the prefix cache."""
         ...
 
     def info(self) -> ModelInfo:

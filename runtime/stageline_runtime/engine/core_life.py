@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
+from stageline_api.engine_http import ErrorCode, FinishReason, HeldPrefixes, ModelInfo
 from stageline_api.health import EngineStatus, Phase
 from stageline_runtime.engine.answer_streams import AnswerStreams
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EngineRefusal
@@ -24,6 +24,8 @@ class RequestLoad:
     running: int = 0
     waiting: int = 0
     queue_room: int | None = None
+    slots: int | None = None
+    """How many can run at once, None before it is known."""
 
 
 class CoreLife(ABC):
@@ -31,6 +33,8 @@ class CoreLife(ABC):
 
     stalled_words = "no plan finished"
     """What a watchdog says did not happen in time."""
+    tells_prefixes = False
+    """Whether `held_prefixes` knows what requests name."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that answer here, by name."""
 
@@ -58,6 +62,8 @@ class CoreLife(ABC):
         """Who asked for the drain first."""
         self.stages_connected: Callable[[], int] = lambda: 0
         self.stages_loaded: Callable[[], int] = lambda: 0
+        self.weights: Callable[[], str] = lambda: ""
+        """Digest of what all stages hold."""
         self._send: Callable[[ToStage], None] = lambda _message: None
         """To all stages, once the group stands."""
         self._pump_wanted = False
@@ -137,6 +143,9 @@ class CoreLife(ABC):
             requests_running=load.running,
             requests_waiting=load.waiting,
             queue_room=load.queue_room,
+            slots=load.slots,
+            tells_prefixes=self.tells_prefixes,
+            weights=self.weights(),
             prompt_tokens_total=self._streams.prompt_tokens_total,
             generation_tokens_total=self._streams.generation_tokens_total,
             stages_connected=self.stages_connected(),
@@ -147,6 +156,10 @@ class CoreLife(ABC):
     def info(self) -> ModelInfo:
         """As `EngineCoreApi`."""
         return self._info
+
+    def held_prefixes(self) -> HeldPrefixes:
+        """As `EngineCoreApi`."""
+        return HeldPrefixes(keys=())
 
     def start_drain(self, asked_by: str = "POST /v1/drain") -> None:
         """Admit nothing more; `drained` is set when the last stream has ended."""

@@ -102,6 +102,7 @@ class EngineProcess:
         add_stage_routes(app, group.connected_stages, probe.report)
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
+        core.weights = lambda: group.weights
         async with serving(app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS):
             for each in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")

@@ -16,7 +16,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 class TransportKind(enum.StrEnum):
@@ -53,6 +53,8 @@ class Hello(Message, frozen=True):
     """Identity of the container: stages in one share its CPU limit."""
     memory: str = ""
     """On the CPU: identity of the memory that `available_bytes` is of, where the machine's is not meant."""
+    weights: str = ""
+    """Digest of the weights where this stage loads them from; empty where it can't tell."""
 
 
 class Loaded(Message, frozen=True):

@@ -5,9 +5,11 @@ and the end of the engine ends the wait.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stageline_api import ports
+from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract
@@ -28,6 +30,8 @@ from stageline_runtime.planning.this_machine import (
     host_identity,
     memory_identity,
 )
+from stageline_runtime.prepare.cache import prepared_model_dir
+from stageline_runtime.prepare.weights_digest import weights_digest
 from stageline_runtime.stage.group_end import group_failure
 from stageline_runtime.stage.telemetry.health import health_url
 from stageline_runtime.stage.telemetry.progress import StageProgress
@@ -72,8 +76,17 @@ def say_hello(bus: StageBus, contract: PodContract, accelerator: "Accelerator | 
             device="" if accelerator is None else accelerator.identity(),
             container=container_identity(),
             memory=memory_identity(),
+            weights=_weights_of(contract),
         )
     )
+
+
+def _weights_of(contract: PodContract) -> str:
+    try:
+        model_dir = prepared_model_dir(contract.config.source, Path(contract.config.cache_dir))
+    except UserError:
+        return ""  # the engine reads the same source, and says what is wrong with it
+    return weights_digest(model_dir)
 
 
 def _await_challenge(bus: StageBus, contract: PodContract) -> str:

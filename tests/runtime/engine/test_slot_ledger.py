@@ -120,3 +120,35 @@ def test_a_slot_is_free_or_held_and_blocks_never_exceed_their_number(
         assert ledger.held_blocks == sum(map(blocks_of, held.values()))
         assert ledger.held_blocks + ledger.cached_blocks <= ledger.num_blocks
         assert caching or ledger.cached_blocks == 0
+
+
+def test_a_named_beginning_is_held_for_as_long_as_its_blocks_are() -> None:
+    ledger = SlotLedger(1, 4, 64, num_blocks=8, prefix_cache=True)
+    slot, *_ = ledger.take(0, tokens(60), "", (("short", 15), ("half", 31), ("most", 40), ("all", 60)))
+    assert ledger.named_prefixes() == set(), "nothing is computed yet"
+    hold(ledger, slot, tokens(32))
+    assert ledger.named_prefixes() == {"half", "most"}, "to their last whole block; the short one has none"
+    hold(ledger, slot, tokens(16, 32))
+    assert ledger.named_prefixes() == {"half", "most", "all"}
+    ledger.give_back(slot)
+    assert ledger.named_prefixes() == {"half", "most", "all"}, "a free slot keeps what it has"
+    ledger.take(0, tokens(64, 100))
+    ledger.take(0, tokens(33, 200))
+    assert ledger.named_prefixes() == {"half"}, "its last two blocks went to others"
+
+
+def test_names_go_with_the_next_holder_of_the_slot() -> None:
+    ledger = SlotLedger(1, 1, 64, prefix_cache=True)
+    ledger.take(0, tokens(48), "", (("old", 32),))
+    hold(ledger, 0, tokens(48))
+    ledger.give_back(0)
+    ledger.take(0, tokens(48, 500), "", (("new", 32),))
+    assert ledger.named_prefixes() == set()
+    hold(ledger, 0, tokens(48, 500))
+    assert ledger.named_prefixes() == {"new"}
+
+
+def test_without_a_prefix_cache_no_name_is_held() -> None:
+    ledger = SlotLedger(1, 1, 64)
+    ledger.take(0, tokens(48), "", (("old", 32),))
+    assert ledger.named_prefixes() == set()

@@ -10,7 +10,7 @@ import pytest
 
 from oracles.pipeline_checks import Prompt, open_stream, samples, stage_samples
 from oracles.tiny_models import VOCAB_SIZE
-from processes.running_group import RunningGroup, running_group
+from processes.running_group import RunningGroup, page, running_group
 from processes.small_machines import short_stage_command
 from stageline_api.engine_http import SamplingParams
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
@@ -102,6 +102,17 @@ def test_a_beginning_is_shared_under_one_salt_alone(short_group: RunningGroup) -
         told.append(([i for event in events[:-1] for i in event.get("token_ids", ())], events[-1]["cached_tokens"]))
     assert [cached for _, cached in told] == [0, 0, 48, 0, 48]
     assert all(ids == told[0][0] for ids, _ in told), "and the answers are the same"
+
+
+def test_beginnings_are_told_by_the_names_that_requests_gave_them(short_group: RunningGroup) -> None:
+    assert short_group.engine_status()["tells_prefixes"] is True
+    assert short_group.engine_status()["slots"] == 8
+    prompt = tuple(random.Random(11).randrange(3, VOCAB_SIZE) for _ in range(50))
+    prefixes = [("0a0a0a0a0a0a", 0.1), ("0b0b0b0b0b0b", 0.5), ("0c0c0c0c0c0c", 1.0)]
+    with open_stream(short_group, prompt, SamplingParams(max_tokens=3, ignore_eos=True), prefixes=prefixes) as stream:
+        stream.rest()
+    held = set(page(f"{short_group.url}/v1/prefixes").json()["keys"])
+    assert held & {name for name, _ in prefixes} == {"0b0b0b0b0b0b", "0c0c0c0c0c0c"}, "five tokens are no block"
 
 
 def test_clients_that_leave_and_come_back_find_their_tokens(short_group: RunningGroup) -> None:

@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from oracles.tokenizer_models import write_byte_level
-from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
+from stageline_api.engine_http import ErrorCode, FinishReason, HeldPrefixes, ModelInfo
 from stageline_api.health import EngineStatus, Phase
 from stageline_runtime.engine.core_api import (
     AdmittedRequest,
@@ -78,6 +78,8 @@ class ScriptedCore:
     phase: Phase = Phase.READY
     submitted: list[AdmittedRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    held: tuple[str, ...] = ()
+    """Names of beginnings of prompts that its cache holds."""
     steps: int | None = None
     """Steps that it says it has begun while a request waits."""
     times_asked_for_steps: int = 0
@@ -118,6 +120,9 @@ class ScriptedCore:
 
     def status(self) -> EngineStatus:
         return EngineStatus(phase=self.phase, served_name="tiny", max_model_len=MAX_MODEL_LEN)
+
+    def held_prefixes(self) -> HeldPrefixes:
+        return HeldPrefixes(keys=self.held)
 
     def info(self) -> ModelInfo:
         return ModelInfo(

@@ -9,7 +9,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stageline_api.engine_http import Admitted, Delta, EngineError, Failed, Finished, FinishReason, GenerateRequest
+from pydantic import BaseModel
+
+from stageline_api.engine_http import (
+    Admitted,
+    Delta,
+    EngineError,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    HeldPrefixes,
+)
 from stageline_api.health import EngineStatus, Phase
 
 
@@ -95,6 +106,14 @@ class ScriptedEngine:
     """What it tells those who probe it."""
     queue_room: int | None = None
     """How many more requests may wait, as it tells them too."""
+    slots: int | None = None
+    """How many can run at once, likewise."""
+    running: int = 0
+    """How many it says do, whoever sent them."""
+    weights: str = ""
+    """Digest of those it says it computes with."""
+    held: tuple[str, ...] | None = None
+    """Names of beginnings of prompts that it says its cache holds; None: it is of a version that knows no names."""
     answers_probes: bool = True
     probes: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
@@ -141,6 +160,9 @@ class ScriptedEngine:
                     self.num_probes += 1
                     await self._answer_probe(reader, writer)
                     return
+                if asked == "GET /v1/prefixes" and self.held is not None:
+                    await self._say(writer, HeldPrefixes(keys=self.held))
+                    return
                 if asked != "POST /v1/generate":
                     self.asked_with.append(headers)
                     await self._reply(asked, body, writer)
@@ -162,6 +184,11 @@ class ScriptedEngine:
             writer.transport.abort()  # the engine stops; asyncio's streams log a task that ends cancelled
         finally:
             writer.transport.abort() if writer.transport.is_closing() else writer.close()
+
+    async def _say(self, writer: asyncio.StreamWriter, model: BaseModel) -> None:
+        body = model.model_dump_json().encode()
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
 
     async def _reply(self, asked: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         self.asked.append((asked, body))
@@ -187,6 +214,10 @@ class ScriptedEngine:
             group=self.group,
             incarnation=self.incarnation,
             queue_room=self.queue_room,
+            slots=self.slots,
+            requests_running=self.running,
+            weights=self.weights,
+            tells_prefixes=self.held is not None,
         )
 
     async def _play(self, steps: list[Step], writer: asyncio.StreamWriter) -> None:

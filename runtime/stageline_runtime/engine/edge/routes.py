@@ -167,6 +167,10 @@ def _add_state(app: FastAPI, core: EngineCoreApi) -> None:
         state = core.status()
         return _json(state, 200 if state.phase is Phase.READY else 503)
 
+    @app.get("/v1/prefixes")
+    async def prefixes() -> Response:
+        return _json(core.held_prefixes())
+
     @app.get("/v1/info")
     async def info() -> Response:
         return _json(core.info())

@@ -98,6 +98,11 @@ class StageGroup:
     def num_loaded(self) -> int:
         return len(self._loaded)
 
+    @property
+    def weights(self) -> str:
+        """Digest of the weights that all stages hold; empty until one has said."""
+        return next((hello.weights for _, hello in sorted(self._hellos.items()) if hello.weights), "")
+
     async def listen(self) -> None:
         """Open the bus; raises RuntimeFailure when its port can't be had."""
         loop = asyncio.get_running_loop()

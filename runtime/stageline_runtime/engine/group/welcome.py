@@ -41,9 +41,11 @@ def welcome_stages(
     """The cache's size and each stage's welcome, once every stage has said hello.
 
     Raises:
-        RuntimeFailure: class BadConfig (the cut can't be made) or OutOfMemory (naming how much is missing).
+        RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (naming how much is missing) or ModelLoad
+            (stages hold different weights).
     """
     config = contract.config
+    check_weights(hellos, config.source)
     dtype = chosen_dtype(config.dtype, model.dtype, on_devices=all(hello.device for hello in hellos.values()))
     _check_speculation(config, hellos)
     layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype]))
@@ -79,9 +81,10 @@ def welcome_supervisors(
     The cut goes by the layers' costs alone: a supervisor doesn't know the memory of the devices.
 
     Raises:
-        RuntimeFailure: class BadConfig (the cut can't be made).
+        RuntimeFailure: class BadConfig (the cut can't be made) or ModelLoad (stages hold different weights).
     """
     config = contract.config
+    check_weights(hellos, config.source)
     layers = _cut(contract, model, memory=None)
     hosts = [hello.host for hello in hellos.values()]
     return {
@@ -99,6 +102,25 @@ def welcome_supervisors(
         )
         for stage, hello in hellos.items()
     }
+
+
+def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
+    """Check that all stages that can tell would load the same weights: the tokens of a mixed group are nobody's.
+
+    Raises:
+        RuntimeFailure: class ModelLoad, naming the first stage that differs from those before it.
+    """
+    first, expected = -1, ""
+    for stage, hello in sorted(hellos.items()):
+        if hello.weights and not expected:
+            first, expected = stage, hello.weights
+        elif hello.weights and hello.weights != expected:
+            detail = (
+                f"stage {stage} has other weights of {source} than stage {first} "
+                f"(digest {hello.weights}, not {expected}): "
+                "name a revision in spec.model.source, or empty the model cache that is older"
+            )
+            raise RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="compare weights", peer=stage)
 
 
 def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> None:

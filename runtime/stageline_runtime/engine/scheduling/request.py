@@ -48,6 +48,8 @@ class Request:
     """Lower runs first."""
     cache_salt: str = ""
     """It begins with what requests of the same salt left in the cache, and with nobody else's."""
+    prefixes: tuple[tuple[str, int], ...] = ()
+    """Names of the prompt's beginnings, and how many tokens each has."""
     arrival: int = 0
     """Its place among all requests that came; kept when it has to queue again."""
     cohort: int = -1

@@ -47,6 +47,8 @@ class SlotLedger:
         self._cached_blocks = 0
         self._held_blocks = 0
         self._trims: dict[int, int] = {}
+        self._names: dict[int, tuple[tuple[str, int], ...]] = {}
+        """By slot: names of beginnings of its last holder's prompt, and their tokens."""
 
     @classmethod
     def of(cls, size: CacheSize, *, prefix_cache: bool) -> "SlotLedger":
@@ -79,7 +81,24 @@ class SlotLedger:
     def held_by(self, slot: int) -> int:
         return self._held[slot]
 
-    def take(self, cohort: int, inputs: tuple[int, ...], salt: str = "") -> tuple[int, int, int]:
+    @property
+    def num_slots(self) -> int:
+        return len(self._generation)
+
+    def named_prefixes(self) -> set[str]:
+        """Names of those beginnings of prompts that lie in some slot up to their last whole block."""
+        if self.prefixes is None:
+            return set()
+        return {
+            name
+            for slot, names in self._names.items()
+            for name, tokens in names
+            if 0 < tokens // BLOCK_TOKENS <= self._cached(slot)
+        }
+
+    def take(
+        self, cohort: int, inputs: tuple[int, ...], salt: str = "", names: tuple[tuple[str, int], ...] = ()
+    ) -> tuple[int, int, int]:
         """Give out a slot with blocks for `inputs`; returns slot, generation and how many inputs lie in it already.
 
         A slot that holds a beginning of `inputs` is preferred where that is at least half of what it holds; otherwise
@@ -95,6 +114,7 @@ class SlotLedger:
         self._held[slot] = needed
         self._held_blocks += needed
         self._reclaim()
+        self._names[slot] = names
         self._generation[slot] += 1
         return slot, self._generation[slot], kept * BLOCK_TOKENS
 

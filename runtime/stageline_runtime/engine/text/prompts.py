@@ -5,6 +5,7 @@ fit the context. What can't be served is refused with the field, the value and t
 an answer is not asked here, since it may take too long: that is `schema_check`'s.
 """
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ class PromptReader:
             generated_token_ids=request.generated_token_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            prefixes=tuple((name, math.ceil(share * len(token_ids))) for name, share in request.prefixes),
             adapter=request.adapter,
             is_chat=isinstance(request.prompt, ChatPrompt),
             traceparent=request.traceparent,

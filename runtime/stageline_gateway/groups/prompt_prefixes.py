@@ -1,0 +1,82 @@
+"""Names the beginnings of a prompt by their content, so that a group can be found that holds a long one. Pure.
+
+A name is the hash of the prompt up to some place, begun with all that keeps caches apart (salt, adapter). The places
+are the same for every prompt that begins alike: near its begin every `STEP` bytes, then ever farther apart, and the
+ends of a chat's last messages, where its next turn goes on. Engines repeat the names and know nothing of how they are
+made; all gateways of a model make the same ones.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Final, assert_never
+
+from stageline_api.engine_http import ChatPrompt, GenerateRequest, PromptPrefix, TextPrompt, TokenPrompt
+
+STEP: Final = 256
+"""Bytes, about 64 tokens: what is shorter is sooner computed again than looked for."""
+EVEN_STEPS: Final = 16
+GROWTH: Final = 1.3
+LAST_MESSAGES: Final = 12
+LONGEST: Final = 1 << 20
+"""Bytes: a beginning that is longer costs the event loop too much to name."""
+NAME_BYTES: Final = 6
+
+
+def prefixes_of(request: GenerateRequest) -> tuple[PromptPrefix, ...]:
+    """Beginnings of the request's prompt, the shortest first, each with its share of the whole."""
+    parts = list(_parts_of(request))
+    ends = list(accumulate(map(len, parts)))
+    total = ends[-1] if ends else 0
+    if not total:
+        return ()
+    places = {end for end in ends[-LAST_MESSAGES:] if STEP <= end <= LONGEST} | set(_spread(min(total, LONGEST)))
+    content = memoryview(b"".join(parts)[:LONGEST])
+    digest = blake2b(_apart(request), digest_size=NAME_BYTES)
+    named: list[PromptPrefix] = []
+    start = 0
+    for place in sorted(places):
+        digest.update(content[start:place])
+        named.append((digest.hexdigest(), place / total))
+        start = place
+    return tuple(named)
+
+
+def _apart(request: GenerateRequest) -> bytes:
+    parts = (request.cache_salt or "", request.adapter or "", request.prompt.kind)
+    return "\0".join(parts).encode(errors="surrogatepass")
+
+
+def _spread(total: int) -> Iterator[int]:
+    place = STEP
+    while place <= total:
+        yield place
+        place += STEP if place < STEP * EVEN_STEPS else int(place * (GROWTH - 1))
+
+
+def _parts_of(request: GenerateRequest) -> Iterator[bytes]:
+    """The prompt in pieces, a message to each: what is the same here is the same to the model."""
+    match request.prompt:
+        case TokenPrompt(token_ids=token_ids):
+            # An id that doesn't fit is in no vocabulary: the engine refuses it.
+            with suppress(OverflowError):
+                yield array("i", token_ids).tobytes()
+        case TextPrompt(text=text):
+            yield text.encode(errors="surrogatepass")
+        case ChatPrompt() as chat:
+            yield _before_messages(chat)
+            for message in chat.messages:
+                calls = "".join(call.model_dump_json() for call in message.tool_calls)
+                parts = (message.role, message.name or "", message.tool_call_id or "", calls, message.content)
+                yield "\0".join((*parts, "")).encode(errors="surrogatepass")
+        case _:
+            assert_never(request.prompt)
+
+
+def _before_messages(chat: ChatPrompt) -> bytes:
+    tools = "".join(tool.model_dump_json() for tool in chat.tools)
+    arguments = json.dumps(chat.template_arguments, sort_keys=True) if chat.template_arguments else ""
+    return f"{tools}{arguments}{chat.reasoning_effort or ''}".encode(errors="surrogatepass")
