@@ -2,16 +2,19 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from stageline_api import env
 from stageline_api.errors import UserError
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_local.node.images import LocalImages
 from stageline_operator.planner.types import PodHost
 
 LOCAL_IMAGE: Final = "stageline:local"
 """Stands for this installation; any other image is one that the process node can't run."""
+THREADS: Final = "OMP_NUM_THREADS"
 THIS_MACHINE: Final = PodHost(gpu_resource="", root_is_read_only=False)
 """Its processes have the home of who started them, and see the machine's devices without asking for them."""
 
@@ -32,6 +35,19 @@ def with_local_engine(model: PipelineModel) -> PipelineModel:
     manifest = model.to_manifest()
     del manifest["spec"]["engine"]["image"]
     return PipelineModel.model_validate(manifest)
+
+
+def with_shared_cores(images: LocalImages, model: PipelineModel) -> LocalImages:
+    """The same, where groups share this machine: each stage gets its part of the cores, unless the caller has set it.
+
+    A stage counts the stages of its own group alone. Several groups with as many threads each as there are cores wait
+    for each other most of the time.
+    """
+    if model.spec.replicas < 2 or THREADS in images.env:
+        return images
+    stages = model.spec.replicas * model.spec.parallelism.pipeline
+    threads = max(1, len(os.sched_getaffinity(0)) // stages)
+    return replace(images, env={**images.env, THREADS: str(threads)})
 
 
 def token_secret(model: PipelineModel, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:

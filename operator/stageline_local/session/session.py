@@ -25,7 +25,7 @@ from stageline_local.node.pod_status import Terminated
 from stageline_local.node.process_node import ProcessNode
 from stageline_local.node.supervised_process import SupervisedProcess
 from stageline_local.session.endpoints_file import group_endpoints, write_endpoints
-from stageline_local.session.local_overrides import LOCAL_IMAGE, THIS_MACHINE
+from stageline_local.session.local_overrides import LOCAL_IMAGE, THIS_MACHINE, with_shared_cores
 from stageline_local.session.object_store import ObjectStore
 from stageline_local.session.reconcile import Reconciler
 from stageline_local.session.stage_polling import Readings, poll
@@ -85,7 +85,8 @@ class LocalSession:
         self._store = store = ObjectStore()
         for secret in secrets:
             store.apply(secret)
-        self.node = ProcessNode(options.state_dir, store, options.images, self._pods_changed)
+        images = with_shared_cores(options.images, model)
+        self.node = ProcessNode(options.state_dir, store, images, self._pods_changed)
         admin_port = None if options.monitor is None else _port_for_metrics(options)
         self.watcher = watcher_of(model, options.monitor, options.state_dir, admin_port, on_prometheus_end)
         self._reconciler = Reconciler(

@@ -43,10 +43,16 @@ def memory_identity() -> str:
 
 
 def stage_threads(stages_on_host: int, stages_in_container: int) -> int:
-    """Threads for one of the stages that share this machine and this container's CPU limit."""
-    cores = len(os.sched_getaffinity(0)) / stages_on_host
+    """Threads for one of the stages that share this machine and this container's CPU limit.
+
+    `OMP_NUM_THREADS` bounds them too: stages know nothing of other groups on their machine, who sets it may.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    bounds = [len(os.sched_getaffinity(0)) / stages_on_host]
+    bounds += [int(asked)] if asked.isdigit() else []
     limit = _cpu_limit()
-    return max(1, int(cores if limit is None else min(cores, limit / stages_in_container)))
+    bounds += [] if limit is None else [limit / stages_in_container]
+    return max(1, int(min(bounds)))
 
 
 def _cpu_limit() -> float | None:

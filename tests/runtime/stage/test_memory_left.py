@@ -73,7 +73,17 @@ def test_a_stage_takes_as_many_threads_as_it_may_run_at_once(
     expected: int,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, text in files.items():
         (machine / name).parent.mkdir(exist_ok=True)
         (machine / name).write_text(text + "\n")
     assert this_machine.stage_threads(on_host, in_container) == expected
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("3", 3), ("100", 32), ("0", 1), ("", 32), ("many", 32)])
+def test_whoever_starts_a_stage_may_give_it_fewer_threads(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, asked: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert this_machine.stage_threads(2, 1) == expected, machine
