@@ -73,6 +73,16 @@ SPEC_CASES = {
         'spec.engine.extraArgs[0]: "-pp=2" is not allowed: -pp stands for --pipeline-parallel-size, '
         "which is spec.parallelism.pipeline",
     ),
+    "vllm-owned-variable-of-the-network": (
+        "engine: {name: vllm}\n  network: {env: [{name: NCCL_DEBUG, value: INFO}, {name: VLLM_HOST_IP, value: '1'}]}",
+        'spec.network.env[1].name: "VLLM_HOST_IP" is not allowed: VLLM_HOST_IP is decided by the operator: '
+        "it follows from the group's pods",
+    ),
+    "vllm-silent": (
+        "engine: {name: vllm}\n  template: {env: [{name: VLLM_LOGGING_LEVEL, value: CRITICAL}]}",
+        'spec.template.env[0].name: "VLLM_LOGGING_LEVEL" is not allowed: VLLM_LOGGING_LEVEL must be DEBUG, INFO, '
+        "WARNING or ERROR: a failure's cause is read from vLLM's log",
+    ),
     "vllm-speculation": (
         "engine: {name: vllm, extraArgs: ['--speculative-config.method', ngram]}",
         'spec.engine.extraArgs[0]: "--speculative-config.method" is not allowed: --speculative-config is refused: '

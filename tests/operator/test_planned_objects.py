@@ -1,6 +1,7 @@
 """What the planner makes of a PipelineModel: valid, complete and the same every time."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -521,6 +522,10 @@ def test_a_vllm_stage_is_a_supervisor_and_all_else_stays() -> None:
     own, vllm = (stage_pod(pipeline_model(engine={"name": name}), 0) for name in ("stageline", "vllm"))
     assert container(vllm, "stage")["command"] == ["stageline", "vllm-stage"]
     assert container(vllm, "engine") == container(own, "engine"), "template, tokenizer, queue and drain stay ours"
+    cache = container(vllm, "stage")["env"].pop(
+        [each["name"] for each in container(vllm, "stage")["env"]].index("VLLM_CACHE_ROOT")
+    )
+    assert cache["value"].startswith("/var/cache/stageline-compiled/")
     changed = {"command", "image"}
     for name in ("stage", "prepare"):
         one, other = container(own, name), container(vllm, name)
@@ -545,6 +550,24 @@ def test_vllms_own_image_gets_stageline_on_a_volume() -> None:
         others = [each["image"] for each in pod["spec"]["initContainers"] + pod["spec"]["containers"]]
         assert others.count(IMAGE) == len(others) - 1, "everything but the node itself is Stageline's own image"
         check_pod(pod)
+
+
+def test_every_container_names_what_a_quota_counts_where_the_stage_does() -> None:
+    resources = {"requests": {"cpu": "2"}, "limits": {"memory": "4Gi"}}
+    engine = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0"}
+    pod = stage_pod(pipeline_model(engine=engine, template={"resources": resources}), 0)
+    for each in pod["spec"]["initContainers"] + pod["spec"]["containers"]:
+        assert "cpu" in each["resources"]["requests"], each["name"]
+        assert "memory" in each["resources"]["limits"], each["name"]
+
+
+def test_what_vllm_compiles_is_kept_where_stages_of_later_incarnations_find_it() -> None:
+    stage = container(stage_pod(pipeline_model(engine={"name": "vllm"}), 0), "stage")
+    folder = Path(environment(stage)["VLLM_CACHE_ROOT"])
+    assert any(
+        folder.is_relative_to(mount["mountPath"]) for mount in stage["volumeMounts"] if not mount.get("readOnly")
+    )
+    assert "VLLM_CACHE_ROOT" not in environment(container(stage_pod(pipeline_model(), 0), "stage"))
 
 
 UPSTREAM, FILES, THEIRS = "vllm/vllm-openai:v0.32.0", "stageline:files", "example.org/both:1"

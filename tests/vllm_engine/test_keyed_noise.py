@@ -1,5 +1,6 @@
 """vLLM's tokens under the logits processor are the own runtime's, however vLLM's batch changes and whoever began."""
 
+import gc
 import itertools
 import json
 import random
@@ -63,8 +64,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def processor(model_dir: Path) -> KeyedNoise:
-    model = SimpleNamespace(model=str(model_dir), get_vocab_size=lambda: VOCAB_SIZE)
-    return KeyedNoise(SimpleNamespace(model_config=model), torch.device("cpu"), False)
+    return made(model_dir)
+
+
+MOST_AT_ONCE = 8
+
+
+def made(model_dir: Path, *, rank: int = 0, stages: int = 1, tensor: int = 1) -> KeyedNoise:
+    """Of one worker."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model=str(model_dir), get_vocab_size=lambda: VOCAB_SIZE),
+        parallel_config=SimpleNamespace(rank=rank, pipeline_parallel_size=stages, tensor_parallel_size=tensor),
+        scheduler_config=SimpleNamespace(max_num_seqs=MOST_AT_ONCE),
+    )
+    return KeyedNoise(config, torch.device("cpu"), False)
 
 
 def bordered(sampling: RequestSampling, num_prompt_tokens: int = len(PROMPT)) -> RequestSampling:
@@ -176,9 +189,8 @@ def test_tokens_are_those_of_the_own_runtime(processor: KeyedNoise, model_dir: P
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_an_answer_goes_on_in_another_group_where_it_was_left(model_dir: Path, name: str) -> None:
     expected = own_answer(model_dir, SAMPLINGS[name], 24)
-    model = SimpleNamespace(model=str(model_dir), get_vocab_size=lambda: VOCAB_SIZE)
     for cut in range(1, len(expected)):
-        fresh = KeyedNoise(SimpleNamespace(model_config=model), torch.device("cpu"), False)
+        fresh = made(model_dir)
         request = VllmRequest.of(SAMPLINGS[name], 1, PROMPT, *expected[:cut])
         assert answer(VllmBatch(fresh), request, 24 - cut) == expected[cut:], f"left after {cut} tokens"
 
@@ -195,6 +207,36 @@ def test_a_batch_that_changes_every_step_changes_no_answer(processor: KeyedNoise
     for sampling, prompt, request in zip(samplings, prompts, requests, strict=True):
         plain = RequestSampling(temperature=0.0)
         assert request.output == own_answer(model_dir, sampling or plain, 12, prompt), sampling
+
+
+def test_requests_that_are_over_hold_no_memory(model_dir: Path) -> None:
+    """vLLM says alike of one that is over and of one that only sits out a step; so few are kept, and no ids of them."""
+    processor = made(model_dir)
+    batch = VllmBatch(processor)
+    sampling = SAMPLINGS["penalties"]
+    left_out = VllmRequest.of(sampling, 1, PROMPT)
+    batch.step([left_out])
+    prompts = []
+    for number in range(2, 50):
+        request = VllmRequest.of(sampling, number, (number,) * 100)
+        prompts.append(request.prompt)
+        batch.step([request])
+    batch.step([VllmRequest.of(None, 0, PROMPT)])
+    gc.collect()
+    holders = [each for each in gc.get_objects() if type(each).__name__ == "_Row" and each.position < 1000]
+    mine = [row for row in holders if any(row._prompt is prompt for prompt in prompts)]
+    assert mine == [], "the ids of those that left are vLLM's alone"
+    assert len(processor._draws._kept) <= 2 * MOST_AT_ONCE
+    assert answer(batch, left_out, 24) == own_answer(model_dir, sampling, 24), "forgotten meanwhile, and followed anew"
+
+
+@pytest.mark.parametrize(("rank", "samples"), [(0, False), (1, False), (2, True), (3, True)])
+def test_only_workers_of_the_last_stage_follow_requests(model_dir: Path, rank: int, samples: bool) -> None:
+    """The others are shown the batch too, and never asked for a token."""
+    processor = made(model_dir, rank=rank, stages=2, tensor=2)
+    request = VllmRequest.of(SAMPLINGS["a grammar"], 1, PROMPT)
+    processor.update_state(BatchUpdate(1, [], [(0, request.params, request.prompt, request.output)], []))
+    assert len(processor._draws._kept) == samples
 
 
 def test_alternating_cohorts_follow_a_history_once_only(processor: KeyedNoise, model_dir: Path) -> None:

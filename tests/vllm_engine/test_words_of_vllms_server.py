@@ -25,6 +25,7 @@ from stageline_vllm.engine.generate_words import (
 from stageline_vllm.engine.response_reader import ResponseError, ResponseReader
 from stageline_vllm.engine.vllm_figures import SAMPLE_NAMES, VllmFigures, read_figures
 from stageline_vllm.request_draws import KEY, read_draws
+from stageline_vllm.seams import SEAMS
 from stageline_vllm.serve_words import NEEDED_WORDS
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -100,6 +101,20 @@ def test_what_is_no_such_response_is_refused(data: bytes) -> None:
 def test_a_salt_goes_where_vllm_keeps_its_cache_apart_by() -> None:
     assert "cache_salt" not in body(admitted())
     assert body(admitted(cache_salt="ours")) == body(admitted()) | {"cache_salt": "ours"}
+
+
+def test_a_requests_priority_is_vllms_too() -> None:
+    """It decides there who gives up KV blocks when they are short."""
+    assert [body(admitted(priority=priority))["priority"] for priority in (-10, 0, 7)] == [-10, 0, 7]
+
+
+def test_every_field_that_is_sent_is_listed_as_a_seam() -> None:
+    """vLLM ignores what it doesn't know, so a name that it changes would be lost in silence."""
+    listed = {seam.path.rpartition(":")[2]: set(seam.fields) for seam in SEAMS}
+    drawn = RequestSampling(temperature=0.5, num_top_logprobs=2)
+    said = body(admitted(drawn, cache_salt="ours", adapter="mine"))
+    assert said.keys() <= listed["GenerateRequest"]
+    assert said["sampling_params"].keys() <= listed["SamplingParams"]
 
 
 def test_plain_greedy_requests_are_vllms_own() -> None:

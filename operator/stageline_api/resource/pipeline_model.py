@@ -248,7 +248,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
         problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)
-    problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.stages)
+    problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.network, spec.stages)
     if spec.engine.speculative is not None and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds
@@ -263,7 +263,8 @@ def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int
     """What a spec asks for and its model can't give: of `num_layers` layers, and `context_length` tokens at most."""
     problems = check_cut(spec, num_layers)
     asked = spec.engine.max_model_len
-    if asked is not None and asked > context_length:
+    # vLLM judges by itself how far a model may go beyond what its config says.
+    if asked is not None and asked > context_length and spec.engine.name != "vllm":
         rule = f"must be at most {context_length}, the model's context length"
         problems.append(FieldProblem(path="spec.engine.maxModelLen", value=str(asked), rule=rule))
     return problems

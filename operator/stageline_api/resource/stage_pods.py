@@ -5,6 +5,7 @@ from typing import Final
 from stageline_api.resource.base import cel
 from stageline_api.resource.engine import EngineSpec, ParallelismSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.placement import NetworkSpec
 from stageline_api.resource.pod import StageSpec
 from stageline_api.resource.template import TemplateSpec
 from stageline_api.resource.vllm_environment import OWNED_LIST, OWNED_RULE, variable_problem
@@ -33,27 +34,35 @@ STAGE_POD_RULES: Final = (
         _GPU_RULE,
         ".stages",
     ),
-    cel(
-        "self.engine.name != 'vllm' || !has(self.template.env) || "
-        f"!self.template.env.exists(each, each.name in [{OWNED_LIST}])",
-        OWNED_RULE,
-        ".template.env",
+    *(
+        cel(
+            f"self.engine.name != 'vllm' || !has(self.{part}.env) || "
+            f"!self.{part}.env.exists(each, each.name in [{OWNED_LIST}])",
+            OWNED_RULE,
+            f".{part}.env",
+        )
+        for part in ("template", "network")
     ),
 )
 """What the API server checks of it."""
 
 
 def stage_pod_problems(
-    engine: EngineSpec, parallelism: ParallelismSpec, template: TemplateSpec, stages: tuple[StageSpec, ...]
+    engine: EngineSpec,
+    parallelism: ParallelismSpec,
+    template: TemplateSpec,
+    network: NetworkSpec,
+    stages: tuple[StageSpec, ...],
 ) -> list[FieldProblem]:
     """GPUs in limits that are not one for each rank, and variables for vLLM's nodes that the operator decides."""
     problems = _gpu_problems(engine, parallelism, template, stages)
     if engine.name != "vllm":
         return problems
     return problems + [
-        FieldProblem(path=f"spec.template.env[{at}].name", value=show_value(each.name), rule=f"{each.name} {problem}")
-        for at, each in enumerate(template.env)
-        if (problem := variable_problem(each.name)) is not None
+        FieldProblem(path=f"spec.{part}.env[{at}].name", value=show_value(each.name), rule=f"{each.name} {problem}")
+        for part, variables in (("template", template.env), ("network", network.env))
+        for at, each in enumerate(variables)
+        if (problem := variable_problem(each.name, each.value)) is not None
     ]
 
 

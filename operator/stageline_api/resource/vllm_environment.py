@@ -1,4 +1,4 @@
-"""`spec.template.env` under `vllm`: the variables that vLLM reads and the operator decides by itself.
+"""The `env` of template and network under `vllm`: the variables that vLLM reads and the operator decides by itself.
 
 A variable that would put vLLM's server out of the engine's reach, change who is in the group, undo a field of the spec
 or hide the words of a failure is refused by name, with what to write instead. The supervisor hands none of them on
@@ -53,6 +53,12 @@ OWNED_LIST: Final = ", ".join(f"'{name}'" for name in sorted(OWNED_VARIABLES))
 OWNED_RULE: Final = "has a variable that the operator decides under vllm, or that hides vLLM from it"
 
 
-def variable_problem(name: str) -> str | None:
+LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
+_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def variable_problem(name: str, value: str) -> str | None:
     """Why vLLM's nodes can't be given this variable; None when they can."""
+    if name == LEVEL_VARIABLE and value not in _LEVELS:
+        return f"must be {', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}: a failure's cause is read from vLLM's log"
     return OWNED_VARIABLES.get(name)

@@ -60,6 +60,8 @@ class Computing:
     read_model: Callable[[Path], ModelConfig]
     """Raises UnsupportedModelError for a model that it can't run."""
     make_core: Callable[[CoreParts], GroupCore]
+    takes_longer_contexts: bool = False
+    """Whether it judges by itself how far beyond a config's context a model may go."""
 
 
 def _read_own_model(model_dir: Path) -> ModelConfig:

@@ -200,7 +200,7 @@ class EngineProcess:
 
     def _read_prompts(self, model_dir: Path, model: ModelConfig) -> PromptReader:
         asked = self._contract.config.max_model_len
-        if asked is not None and asked > model.context_length:
+        if asked is not None and asked > model.context_length and not self._computing.takes_longer_contexts:
             detail = f"spec.engine.maxModelLen {asked} is larger than the model's context of {model.context_length}"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check maxModelLen")
         return PromptReader.load(

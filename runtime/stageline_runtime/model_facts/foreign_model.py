@@ -1,7 +1,8 @@
 """What an engine has to know of a model that another engine computes: sizes for the cut, vocabulary, context, ends.
 
-That engine says itself what it can't run, so nothing is refused here but a config that doesn't tell these numbers. Of a
-model with other inputs than text the config of its text part counts. What shapes a layer's inside means nothing.
+That engine says itself what it can't run, so nothing is refused here but a config that doesn't tell these numbers, by
+any of the names that families give them. Of a model with other inputs than text the config of its text part counts.
+What shapes a layer's inside means nothing.
 """
 
 from pathlib import Path
@@ -20,6 +21,15 @@ from stageline_runtime.model_facts.model_fields import (
 )
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "n_embed")
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_VOCABULARY: Final = ("vocab_size", "padded_vocab_size")
+_CONTEXT: Final = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
+)  # fmt: skip
+UNSAID_CONTEXT: Final = 2048
+"""Tokens, where a config names no longest context (ALiBi, state spaces): vLLM's own default."""
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _ELEMENTS_OF_LAYER: Final = 12
 """Times the square of the hidden size: a layer's weights, where no checkpoint tells; all layers are alike then."""
@@ -35,9 +45,9 @@ def read_foreign_model(model_dir: Path) -> ModelConfig:
     fields = _text_part(whole)
     generation_path = model_dir / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    num_layers, hidden_size = positive(fields, "num_hidden_layers"), positive(fields, "hidden_size")
-    vocab_size = positive(fields, "vocab_size")
-    num_heads = positive_or_none(fields, "num_attention_heads") or 1
+    num_layers, hidden_size = positive(fields, _name_of(fields, _LAYERS)), positive(fields, _name_of(fields, _HIDDEN))
+    vocab_size = positive(fields, _name_of(fields, _VOCABULARY))
+    num_heads = positive_or_none(fields, _name_of(fields, _HEADS)) or 1
     return ModelConfig(
         architecture=str(whole.get("model_type", "")),
         hidden_size=hidden_size,
@@ -47,7 +57,7 @@ def read_foreign_model(model_dir: Path) -> ModelConfig:
         num_kv_heads=positive_or_none(fields, "num_key_value_heads") or num_heads,
         head_dim=positive_or_none(fields, "head_dim") or max(1, hidden_size // num_heads),
         vocab_size=vocab_size,
-        context_length=positive(fields, "max_position_embeddings"),
+        context_length=positive_or_none(fields, _name_of(fields, _CONTEXT)) or UNSAID_CONTEXT,
         rms_norm_eps=1e-6,
         rope_theta=10_000.0,
         rope_scaling=None,
@@ -65,10 +75,15 @@ def read_foreign_model(model_dir: Path) -> ModelConfig:
     )
 
 
+def _name_of(fields: Fields, names: tuple[str, ...]) -> str:
+    """Under which of these names the config has a number; the first where it has none."""
+    return next((name for name in names if fields.get(name) is not None), names[0])
+
+
 def _text_part(fields: Fields) -> Fields:
     for name in _TEXT_PARTS:
         part = fields.get(name)
-        if isinstance(part, dict) and "num_hidden_layers" in part:
+        if isinstance(part, dict) and not part.keys().isdisjoint(_LAYERS):
             return part
     return fields
 

@@ -1,8 +1,8 @@
 """The engine's core over vLLM: requests wait here, as many as vLLM takes at once are handed to it, tokens come back.
 
 The queue is the engine's own, as for the own runtime: by priority, then by arrival, bounded, and told to who waits.
-vLLM never holds more than `max_num_seqs` of our requests, so its own order decides nothing. Stages learn from here
-whether work is outstanding. Nothing here blocks; one task a request sleeps while its tokens come.
+vLLM never holds more than `max_num_seqs` of our requests, so its order decides only who gives up KV blocks. Stages
+learn from here whether work is outstanding. Nothing here blocks; one task a request sleeps while its tokens come.
 """
 
 import asyncio

@@ -104,6 +104,7 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
         "sampling_params": sampling,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "priority": request.priority,
     }
     if request.cache_salt is not None:
         body["cache_salt"] = request.cache_salt

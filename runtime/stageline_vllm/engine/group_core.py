@@ -62,4 +62,4 @@ def _no_plans(done: StepDone) -> None:
     raise AssertionError(f"a stage of vLLM has answered a plan: {done}")
 
 
-VLLM: Final = Computing(read_foreign_model, _vllm_core)
+VLLM: Final = Computing(read_foreign_model, _vllm_core, takes_longer_contexts=True)

@@ -6,7 +6,9 @@ token follows from (seed, choice, position), the logits and the ids of prompt an
 token is left as the only one that argmax can take.
 
 A request that a step leaves out is removed from vLLM's batch and added again with its next one, so what its history
-cost is kept by the request's number and not by its place. Knows torch, but nothing of vllm.
+cost is kept by the request's number and not by its place. vLLM says alike of one that is over, so only the latest are
+kept; one that comes back later than that is followed anew from the ids that vLLM shows. Of those that are away no ids
+are held. Knows torch, but nothing of vllm.
 """
 
 from collections import OrderedDict
@@ -25,17 +27,18 @@ from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.stage.step.sampling_state import SlotSampling, slot_sampling
 from stageline_vllm.request_draws import RequestDraws, read_draws
 
-MOST_KEPT: Final = 4096
-"""Histories kept, the latest used first: far more than run at once."""
+KEPT_FOR_EACH: Final = 2
+"""Histories kept for each request that may run at once, the latest used first."""
 
 
 class KeyedDraws:
     """The rows of vLLM's batch that are drawn here, by their place in it."""
 
-    def __init__(self, model_dir: Path, vocab_size: int) -> None:
-        """Both are for grammars: where `tokenizer.json` is, and how many ids there are."""
+    def __init__(self, model_dir: Path, vocab_size: int, most_at_once: int) -> None:
+        """The first two are for grammars: where `tokenizer.json` is, and how many ids there are."""
         self._model_dir = model_dir
         self._vocab_size = vocab_size
+        self._most_kept = KEPT_FOR_EACH * most_at_once
         self._guides: dict[tuple[int, ...], GuideMaker] = {}
         self._rows: dict[int, _Row] = {}
         self._kept: OrderedDict[int, _Row] = OrderedDict()
@@ -49,14 +52,17 @@ class KeyedDraws:
             self.remove(place)
             return
         assert prompt is not None, "vLLM shows no prompt ids of a request whose tokens depend on them"
+        self.remove(place)
         row = self._kept.pop(draws.number, None) or _Row(draws, self._slot_of(draws))
         row.show(prompt, output)
         self._rows[place] = self._kept[draws.number] = row
-        if len(self._kept) > MOST_KEPT:
+        if len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)
 
     def remove(self, place: int) -> None:
-        self._rows.pop(place, None)
+        row = self._rows.pop(place, None)
+        if row is not None:
+            row.show([], [])
 
     def move(self, source: int, target: int, *, swap: bool) -> None:
         """The request at `source` goes to `target`; with `swap` the other one comes here."""

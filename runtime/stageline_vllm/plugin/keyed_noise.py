@@ -39,9 +39,12 @@ class KeyedNoise(LogitsProcessor):  # type: ignore[misc]  # vllm has no types wh
                 raise ValueError(f"{name} is {value}; a request that is drawn by keyed noise has {neutral}")
 
     def __init__(self, vllm_config: "VllmConfig", device: "torch.device", is_pin_memory: bool) -> None:  # noqa: ARG002
-        """vLLM: made once, in the worker that samples."""
-        model = vllm_config.model_config
-        self._draws = KeyedDraws(Path(model.model), model.get_vocab_size())
+        """vLLM: made once in every worker, of which those of the last stage sample."""
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        stage = parallel.rank // parallel.tensor_parallel_size
+        self._samples = stage == parallel.pipeline_parallel_size - 1
+        most_at_once = vllm_config.scheduler_config.max_num_seqs
+        self._draws = KeyedDraws(Path(model.model), model.get_vocab_size(), most_at_once)
 
     def is_argmax_invariant(self) -> bool:
         """vLLM: never, the drawn token is what argmax is to find."""
@@ -49,7 +52,7 @@ class KeyedNoise(LogitsProcessor):  # type: ignore[misc]  # vllm has no types wh
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """vLLM: before each step; who left the batch, came to it, or changed places, to be taken in this order."""
-        if batch_update is None:
+        if batch_update is None or not self._samples:
             return
         for place in batch_update.removed:
             self._draws.remove(place)

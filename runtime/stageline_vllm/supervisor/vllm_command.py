@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from stageline_api import ports
-from stageline_api.resource.vllm_environment import OWNED_VARIABLES
+from stageline_api.resource.vllm_environment import variable_problem
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome
 from stageline_vllm.addresses import http_host, network_interface, rendezvous_port
@@ -121,15 +121,19 @@ def node_environment(
         **_interface(contract),
         **_own_cores(contract, welcome, cores, num_memories),
     }
-    kept = {name: value for name, value in environ.items() if name not in _NOT_PASSED_ON}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _NOT_PASSED_ON and variable_problem(name, value) is None
+    }
     return defaults | kept | decided
 
 
-_NOT_PASSED_ON: Final = OWNED_VARIABLES.keys() | {
+_NOT_PASSED_ON: Final = {
     "STAGELINE_BUS_TOKEN", "HF_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 }  # fmt: skip
-"""Secrets that vLLM has no use for, what torch would take for a group of its own, and what an image may have set of the
-variables that a person may not."""
+"""Secrets that vLLM has no use for, and what torch would take for a group of its own. Nor what an image may have set of
+the variables that a person may not."""
 
 
 def _interface(contract: PodContract) -> dict[str, str]:

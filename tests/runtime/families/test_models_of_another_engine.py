@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stageline_runtime.model_facts.foreign_model import read_foreign_model
+from stageline_runtime.model_facts.foreign_model import UNSAID_CONTEXT, read_foreign_model
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
 from stageline_runtime.planning.cut import cut_layers, estimate_costs
 
@@ -48,7 +48,28 @@ def test_ends_of_sequence_are_those_of_the_generation_config(tmp_path: Path) -> 
     assert read_foreign_model(model_dir).eos_token_ids == (5, 6)
 
 
-@pytest.mark.parametrize("field", ["num_hidden_layers", "vocab_size", "max_position_embeddings"])
+NAMES: dict[str, dict[str, int]] = {
+    "gpt2": {"n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 512, "vocab_size": 300},
+    "chatglm": {
+        "num_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 512, "padded_vocab_size": 300,
+    },
+    "mpt": {"n_layers": 8, "d_model": 64, "n_heads": 4, "max_seq_len": 512, "vocab_size": 300},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_numbers_are_found_by_the_names_that_a_family_gives_them(tmp_path: Path, family: str) -> None:
+    model = read_foreign_model(write(tmp_path, {"model_type": family, **NAMES[family]}))
+    assert (model.num_layers, model.hidden_size, model.num_heads) == (8, 64, 4)
+    assert (model.vocab_size, model.context_length) == (300, 512)
+
+
+def test_a_model_without_a_longest_context_has_vllms_own(tmp_path: Path) -> None:
+    config = {name: value for name, value in TEXT.items() if name != "max_position_embeddings"}
+    assert read_foreign_model(write(tmp_path, config | {"model_type": "mamba2"})).context_length == UNSAID_CONTEXT
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "vocab_size", "hidden_size"])
 def test_a_number_that_is_missing_is_named(tmp_path: Path, field: str) -> None:
     config = {name: value for name, value in CONFIGS["quantised"].items() if name != field}
     with pytest.raises(UnsupportedModelError, match=field):

@@ -71,6 +71,7 @@ def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
         "TRITON_CACHE_DIR": f"{COMPILED_DIR}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED_DIR}/inductor",
         "CUDA_CACHE_PATH": f"{COMPILED_DIR}/cuda",
+        **({"VLLM_CACHE_ROOT": f"{COMPILED_DIR}/vllm"} if model.spec.engine.name == "vllm" else {}),
     }
     return [_literal(name, folder) for name, folder in folders.items() if name not in taken]
 

@@ -103,7 +103,9 @@ def _init_containers(
     if files_image is None:
         return [prepare]
     files = _container(model, FILES_CONTAINER, files_image) | {"env": base_env(model, host)}
-    return [prepare, files_container(files)]
+    # It runs before the stage too, and a quota refuses a pod of which one container names nothing.
+    resources = {"resources": prepare["resources"]} if "resources" in prepare else {}
+    return [prepare, files_container(files) | resources]
 
 
 def _prepare_container(model: PipelineModel, stage: int, default_image: str, host: PodHost) -> dict[str, Any]:
