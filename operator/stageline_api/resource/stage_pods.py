@@ -8,7 +8,7 @@ from stageline_api.resource.field_problem import FieldProblem, show_value
 from stageline_api.resource.placement import NetworkSpec
 from stageline_api.resource.pod import StageSpec
 from stageline_api.resource.template import TemplateSpec
-from stageline_api.resource.vllm_environment import OWNED_LIST, OWNED_RULE, variable_problem
+from stageline_api.resource.vllm_environment import OWNED_CONDITION, OWNED_RULE, variable_problem
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 _GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
@@ -36,8 +36,7 @@ STAGE_POD_RULES: Final = (
     ),
     *(
         cel(
-            f"self.engine.name != 'vllm' || !has(self.{part}.env) || "
-            f"!self.{part}.env.exists(each, each.name in [{OWNED_LIST}])",
+            f"self.engine.name != 'vllm' || !has(self.{part}.env) || !self.{part}.env.exists(each, {OWNED_CONDITION})",
             OWNED_RULE,
             f".{part}.env",
         )

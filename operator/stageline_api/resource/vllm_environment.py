@@ -48,13 +48,13 @@ OWNED_VARIABLES: Final[dict[str, str]] = {
 
 OUTSIDE_VLLMS_LIST: Final = frozenset({"VLLM_DIST_IDENT", "LOCAL_WORLD_SIZE", "HUGGING_FACE_HUB_TOKEN"})
 """Those that vLLM or a library of its reads without naming them in `vllm.envs`."""
-OWNED_LIST: Final = ", ".join(f"'{name}'" for name in sorted(OWNED_VARIABLES))
-"""The names as a list of CEL."""
-OWNED_RULE: Final = "has a variable that the operator decides under vllm, or that hides vLLM from it"
-
-
 LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+OWNED_CONDITION: Final = (
+    f"each.name in {sorted(OWNED_VARIABLES)} || (each.name == '{LEVEL_VARIABLE}' && !(each.value in {[*_LEVELS]}))"
+)
+"""In CEL: whether the variable `each` has a problem."""
+OWNED_RULE: Final = "has a variable that the operator decides under vllm, or that hides vLLM from it"
 
 
 def variable_problem(name: str, value: str) -> str | None:
