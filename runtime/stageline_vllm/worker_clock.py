@@ -109,8 +109,12 @@ class WorkerClock:
         self._life = life
         self._publisher.publish_life(life)
 
-    def enter_phase(self, phase: WorkerPhase, message: str = "") -> None:
-        self.live(replace(self._life, phase=phase, message=message))
+    def enter_phase(self, phase: WorkerPhase) -> None:
+        self.live(replace(self._life, phase=phase))
+
+    def fail(self, message: str) -> None:
+        """An exception has left a call of the worker."""
+        self.live(replace(self._life, message=message))
 
     def enter(self, state: State, operation: Operation = Operation.NONE, at_nanoseconds: int | None = None) -> None:
         """Close the running state and begin `state`; a moment before the last change counts from that on."""

@@ -92,7 +92,6 @@ class WorkerPhase(IntEnum):
     LOADING = 1
     WARMING = 2
     READY = 3
-    FAILED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,8 @@ class Life:
     """Blocks of KV cache, one request holding several."""
     kv_capacity_tokens: int = 0
     message: str = ""
-    """What went wrong, for a phase of FAILED. Cut to `MESSAGE_BYTES`."""
+    """The exception that left one of its calls, cut to `MESSAGE_BYTES`; empty while none has. The phase stays the one
+    that it happened in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

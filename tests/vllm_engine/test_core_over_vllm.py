@@ -354,7 +354,7 @@ def test_the_warm_up_takes_one_token_or_says_why_not(vllm: StandIn, tmp_path: Pa
 
     asyncio.run(run(vllm))
     with (
-        stand_in(tmp_path, environment={"FAKE_VLLM_FAULTS": "0:step1:crash"}) as broken,
+        stand_in(tmp_path, environment={"FAKE_VLLM_FAULTS": "0:step1:raise"}) as broken,
         pytest.raises((VllmAnswerError, VllmUnreachableError), match="vLLM"),
     ):
         asyncio.run(run(broken))

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from stageline_api.failures import FailureClass
-from stageline_vllm.supervisor.outcome import FirstWords, Forgetting, NodeEnd, failure_of, is_lost_connection
+from stageline_vllm.supervisor.outcome import (
+    FirstWords,
+    Forgetting,
+    NodeEnd,
+    WorkerFailure,
+    failure_of,
+    first_of,
+    is_lost_connection,
+)
 from stageline_vllm.supervisor.step_watchdog import BYSTANDER_SECONDS, StepWatchdog, WorkerView
 from stageline_vllm.worker_clock import WorkerClock
 from stageline_vllm.worker_state import (
@@ -74,7 +82,10 @@ def test_a_refused_setting_is_kept_with_its_reason() -> None:
 
 
 def test_who_only_says_that_another_failed_names_nothing() -> None:
-    words = first_words("ERROR Worker proc VllmWorker-0 died unexpectedly\nERROR EngineDeadError: see above")
+    words = first_words(
+        "ERROR Worker proc VllmWorker-0 died unexpectedly\nERROR EngineDeadError: see above\n"
+        "RuntimeError: Worker failed with error 'no lm_head', please check the stack trace above for the root cause"
+    )
     assert (words.first, words.worker_died) == ("", True)
 
 
@@ -152,6 +163,44 @@ def test_each_end_has_its_class(end: NodeEnd, failure_class: FailureClass, part:
     failure = failure_of(end)
     assert failure.failure_class is failure_class, failure.detail
     assert part in failure.detail
+
+
+WARMING = WorkerPhase.WARMING
+
+
+def failed(words: str, phase: WorkerPhase = READY, worker: str = "vLLM's worker") -> WorkerFailure:
+    return WorkerFailure(worker=worker, words=words, phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("failure", "failure_class", "operation"),
+    [
+        (failed("ValueError: no lm_head", LOADING), FailureClass.MODEL_LOAD, "load the model"),
+        (failed("RuntimeError: nvcc is gone", WARMING), FailureClass.MODEL_LOAD, "warm up"),
+        (failed("OutOfMemoryError: CUDA out of memory", LOADING), FailureClass.OUT_OF_MEMORY, "load the model"),
+        (failed("OutOfMemoryError: CUDA out of memory", READY), FailureClass.OUT_OF_MEMORY, "run vLLM"),
+        (failed("RuntimeError: kernel", READY), FailureClass.INTERNAL, "run vLLM"),
+    ],
+)
+@pytest.mark.parametrize("status", [0, 1, 2, -9, 137])
+def test_a_workers_own_words_go_before_the_log_and_what_became_of_its_node(
+    failure: WorkerFailure, failure_class: FailureClass, operation: str, status: int
+) -> None:
+    """Its phase too: the others of its stage may be further, or not have begun."""
+    end = NodeEnd(status=status, words="ImportError: a kernel", phase=None, failed=failure, worker_vanished=True)
+    told = failure_of(end)
+    assert (told.failure_class, told.operation) == (failure_class, operation)
+    assert told.detail == f"vLLM's worker failed: {failure.words}"
+
+
+def test_of_several_workers_the_one_that_did_not_lose_another_is_named() -> None:
+    lost = failed("RuntimeError: [gloo] Connection closed by peer", worker="vLLM's worker 0")
+    first = first_of([lost, failed("ValueError: no heads", worker="vLLM's worker 1")])
+    assert first is not None
+    assert failure_of(NodeEnd(status=1, words="", phase=READY, failed=first)).detail.startswith("vLLM's worker 1 fail")
+    assert first_of([lost]) is lost
+    assert is_lost_connection(NodeEnd(status=1, words="", phase=READY, failed=lost))
+    assert first_of([]) is None
 
 
 CODE_WORDS = [

@@ -8,13 +8,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stageline_vllm.step_ring import step_ring_path
-from stageline_vllm.worker_state import DIRECTORY_VARIABLE, State, WorkerPhase, WorkerStateReader, worker_state_path
+from stageline_vllm.worker_state import (
+    DIRECTORY_VARIABLE,
+    State,
+    WorkerPhase,
+    WorkerState,
+    WorkerStateReader,
+    worker_state_path,
+)
 
 WORKER = """
 import json, sys, time, types
@@ -95,18 +103,33 @@ results.append(worker.initialize_from_config(
 results.append(worker.compile_or_warm_up_model())
 for _ in range(3):
     results += [worker.execute_model(step("a", "b")), worker.sample_tokens(None)]
-if FAILS:
-    try:
-        worker.execute_model(step("a", fails=True))
-    except RuntimeError as error:
-        results.append(str(error))
 print(json.dumps([results, time.monotonic_ns()]), flush=True)
 sys.stdin.read()
+try:
+    worker.execute_model(step("a", fails=FAILS))
+except RuntimeError:
+    worker.sample_tokens(None)
+    print("vLLM went on", flush=True)
 """
 
 
-def run(directory: Path, *, rank: int = 0, tensor: int = 1, fails: bool = False) -> tuple[list[Any], int, Any]:
-    """What the calls gave, when they were over, and the worker's state as a supervisor reads it."""
+@dataclass(frozen=True)
+class Run:
+    results: list[Any]
+    """What the calls gave."""
+    ended: int
+    """When they were over."""
+    state: WorkerState
+    """As a supervisor reads it, after those."""
+    after: WorkerState
+    """After one more step, and the end of the process."""
+    status: int
+    output: str
+    log: str
+
+
+def run(directory: Path, *, rank: int = 0, tensor: int = 1, fails: bool = False) -> Run:
+    """A worker's life; its last step `fails`."""
     program = WORKER.replace("RANK", str(rank)).replace("TENSOR", str(tensor)).replace("FAILS", str(fails))
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -121,39 +144,44 @@ def run(directory: Path, *, rank: int = 0, tensor: int = 1, fails: bool = False)
     if not line:
         raise AssertionError(process.communicate()[1])
     results, ended = json.loads(line)
-    state = WorkerStateReader(worker_state_path(directory, rank % tensor)).read()
-    process.communicate("")
-    return results, ended, state
+    reader = WorkerStateReader(worker_state_path(directory, rank % tensor))
+    state = reader.read()
+    output, log = process.communicate("")
+    after = reader.read()
+    assert state is not None
+    assert after is not None
+    return Run(results, ended, state, after, process.returncode, output, log)
 
 
 def test_what_vllms_calls_give_passes_through_and_their_time_is_accounted_for(tmp_path: Path) -> None:
-    results, ended, state = run(tmp_path)
-    assert results == [None, "loaded", 77, None, 0.5] + ["executed", ["sampled", None]] * 3
-    assert state is not None
-    life, clock, counters = state.life, state.clock, state.counters
+    done = run(tmp_path)
+    assert done.status == 0, done.log
+    assert done.results == [None, "loaded", 77, None, 0.5] + ["executed", ["sampled", None]] * 3
+    life, clock, counters = done.state.life, done.state.clock, done.state.counters
     assert (life.stage, life.rank, life.phase) == (0, 0, WorkerPhase.READY)
     assert (life.first_layer, life.end_layer, life.memory_bytes, life.kv_capacity_tokens) == (4, 9, 1400, 128)
     assert (clock.steps_done, counters.hidden_bytes_sent) == (3, 3 * 200)
-    spent = clock.spent_at(ended)
-    assert sum(spent.values()) == ended - clock.started_nanoseconds, "states sum to wall time exactly"
+    spent = clock.spent_at(done.ended)
+    assert sum(spent.values()) == done.ended - clock.started_nanoseconds, "states sum to wall time exactly"
     assert spent[State.RECV] >= 3 * 0.05e9, "the receive and the wait for its tensors"
     assert spent[State.DECODE] >= 3 * 0.04e9
     assert spent[State.SEND] >= 3 * 0.01e9
     assert step_ring_path(tmp_path, 0).exists()
 
 
-def test_a_workers_exception_passes_through_and_is_written_down_first(tmp_path: Path) -> None:
-    results, _, state = run(tmp_path, fails=True)
-    assert results[-1] == "out of luck"
-    assert state is not None
-    assert (state.life.phase, state.life.message) == (WorkerPhase.FAILED, "RuntimeError: out of luck")
-    assert state.clock.steps_done == 3
+def test_an_exception_is_written_down_and_ends_the_worker_before_its_next_call(tmp_path: Path) -> None:
+    """vLLM would drop it and call `sample_tokens`, and then send the next step's hidden states as this one's."""
+    done = run(tmp_path, fails=True)
+    assert (done.status, done.output) == (1, ""), done.log
+    assert (done.after.life.phase, done.after.life.message) == (WorkerPhase.READY, "RuntimeError: out of luck")
+    assert (done.after.clock.steps_begun, done.after.clock.steps_done) == (4, 3)
+    assert "in execute_model" in done.log, "where it was raised"
+    assert done.log.rstrip().endswith("RuntimeError: out of luck")
 
 
 @pytest.mark.parametrize(("rank", "tensor", "stage", "place"), [(1, 1, 1, 0), (1, 2, 0, 1), (5, 3, 1, 2)])
 def test_workers_of_a_stage_write_into_files_of_their_own(
     rank: int, tensor: int, stage: int, place: int, tmp_path: Path
 ) -> None:
-    _, _, state = run(tmp_path, rank=rank, tensor=tensor)
-    assert state is not None
+    state = run(tmp_path, rank=rank, tensor=tensor).state
     assert (state.life.stage, state.life.rank) == (stage, place)

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from processes.fake_vllm.tokens import next_token
 from processes.vllm_group import (
     SupervisedGroup,
     children_of,
@@ -201,14 +202,14 @@ def start_hanging_request(group: SupervisedGroup) -> None:
 FAULTS = {
     "weights": ("1:load:no-weights", "ModelLoad", 65, "Following weights were not initialized from checkpoint"),
     "device-memory": ("1:load:device-memory", "OutOfMemory", 66, "CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "cache": ("0:load:no-cache", "OutOfMemory", 66, "No available memory for the cache blocks"),
-    "crash": ("1:step2:crash", "Internal", 1, "RuntimeError: the kernel refused"),
+    "cache": ("0:cache:no-cache", "OutOfMemory", 66, "No available memory for the cache blocks"),
+    "last stage": ("1:step2:raise", "Internal", 1, "vLLM's worker failed: RuntimeError: the kernel refused"),
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    ["weights", "crash", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("device-memory", "cache"))],
+    ["weights", "last stage", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("device-memory", "cache"))],
 )
 def test_the_words_kept_are_those_of_the_first_failure(tmp_path: Path, model_dir: Path, name: str) -> None:
     """Not the sixty lines of shutdown that follow, nor what the other node says of it."""
@@ -221,6 +222,62 @@ def test_the_words_kept_are_those_of_the_first_failure(tmp_path: Path, model_dir
         assert_failed(group, stage, failure_class, words)
         assert group.processes[stage].returncode == code
         assert_lost(group, 1 - stage, peer=stage)
+
+
+def test_an_exception_that_vllm_drops_ends_the_group_before_a_wrong_token_is_out(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """The first stage's worker: vLLM logs it and goes on, and from then on tokens would be those of other steps."""
+    with supervised_group(tmp_path, model_dir, environment={"FAKE_VLLM_FAULTS": "0:step9:raise"}) as group:
+        group.wait_formed()
+        began = time.monotonic()
+        tokens = tokens_until_it_breaks(group)
+        words = assert_failed(group, 0, "Internal", "vLLM's worker failed: RuntimeError: the kernel refused")
+        assert_lost(group, 1, peer=0)
+        assert time.monotonic() - began < NOTICED_SECONDS, group.explain()
+        assert words["operation"] == "run vLLM"
+        assert tokens == right_tokens(8), group.explain()
+        assert "in _compute" in group.log(0), "the traceback is in the log"
+
+
+def test_a_worker_that_outlives_its_exception_is_found_by_what_it_wrote(tmp_path: Path, model_dir: Path) -> None:
+    """Should the plugin not get to end it, as with a log that nobody reads."""
+    faults = {"FAKE_VLLM_FAULTS": "0:step2:raise", "FAKE_VLLM_OUTLIVES": "1"}
+    with supervised_group(tmp_path, model_dir, environment=faults) as group:
+        group.wait_formed()
+        worker, began = group.worker_pid(0), time.monotonic()
+        tokens = tokens_until_it_breaks(group)
+        assert tokens[:3] != right_tokens(3), "the stand-in goes on with wrong ones, or nothing is shown here"
+        assert_failed(group, 0, "Internal", "vLLM's worker failed: RuntimeError: the kernel refused")
+        assert time.monotonic() - began < NOTICED_SECONDS, group.explain()
+        assert is_gone(worker)
+
+
+PROMPT = (1, 2, 3)
+
+
+def right_tokens(count: int) -> list[int]:
+    """The stand-in's greedy answer to the prompt of `generate`."""
+    ids = list(PROMPT)
+    for drawn in range(count):
+        ids.append(next_token(ids, {"temperature": 0}, draws=drawn, vocabulary=512, adapter=None))
+    return ids[len(PROMPT) :]
+
+
+def tokens_until_it_breaks(group: SupervisedGroup) -> list[int]:
+    """What a client gets of a long answer before the group is gone."""
+    sampling = {"temperature": 0, "ignore_eos": True, "max_tokens": 1000}
+    body = {"token_ids": PROMPT, "sampling_params": sampling, "stream": True}
+    url = f"http://{group.addresses[0]}:{ports.VLLM_HTTP}/inference/v1/generate"
+    tokens: list[int] = []
+    try:
+        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {") and "choices" in (chunk := json.loads(line.removeprefix("data: "))):
+                    tokens += chunk["choices"][0]["token_ids"]
+    except httpx.HTTPError:
+        pass
+    return tokens
 
 
 def test_an_error_that_did_no_harm_is_not_the_cause_of_a_later_death(tmp_path: Path, model_dir: Path) -> None:

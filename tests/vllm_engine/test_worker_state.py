@@ -238,8 +238,11 @@ def test_a_file_of_something_else_is_refused_by_name(path: Path, content: bytes)
         WorkerStateReader(path).read()
 
 
-def test_a_long_message_is_cut_and_stays_readable(path: Path) -> None:
-    WorkerClock(WorkerStateWriter(path), stage=0).enter_phase(WorkerPhase.FAILED, "ü" * 1000)
+def test_a_failure_leaves_the_phase_that_it_happened_in_and_its_message_is_cut(path: Path) -> None:
+    clock = WorkerClock(WorkerStateWriter(path), stage=0)
+    clock.enter_phase(WorkerPhase.WARMING)
+    clock.fail("ü" * 1000)
     read = WorkerStateReader(path).read()
     assert read is not None
+    assert read.life.phase is WorkerPhase.WARMING
     assert read.life.message.startswith("ü" * 128)

@@ -5,8 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from stageline_vllm.plugin.worker_watch import WorkerWatch
 from stageline_vllm.worker_clock import Step, WorkerClock
 from stageline_vllm.worker_state import (
@@ -159,20 +157,6 @@ def test_transfers_outside_of_a_step_are_warm_up_and_not_counted(tmp_path: Path)
     assert worker.watch.sent({"hidden": Tensor()}, list(handles)) == handles
     assert worker.spent() == {"idle": 5}
     assert worker.state().counters.hidden_bytes_sent == 0
-
-
-def test_the_first_exception_is_kept_as_the_workers_last_word(tmp_path: Path) -> None:
-    """vLLM drops the errors of every rank but the last stage's."""
-    worker = Worker(tmp_path, is_last_stage=False)
-    worker.watch.begin(decode("a"))
-    for words in ("Connection closed by peer [127.0.0.12]:41433", "noise of the shutdown"):
-        with pytest.raises(RuntimeError), worker.watch.failing():
-            raise RuntimeError(words)
-    life = worker.state().life
-    assert (life.phase, life.message) == (
-        WorkerPhase.FAILED,
-        "RuntimeError: Connection closed by peer [127.0.0.12]:41433",
-    )
 
 
 def test_a_hang_shows_what_the_worker_was_in(tmp_path: Path) -> None:

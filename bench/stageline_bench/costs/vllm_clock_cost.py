@@ -14,6 +14,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, Final
 
+from stageline_vllm.plugin.last_words import LastWords
 from stageline_vllm.plugin.worker_watch import WorkerWatch
 from stageline_vllm.step_ring import StepRingWriter, step_ring_path
 from stageline_vllm.worker_clock import WorkerClock
@@ -60,8 +61,9 @@ def clock_step_seconds(rows: int, steps: int = STEPS) -> float:
 
 def _step(watch: WorkerWatch, scheduled: Any, tensors: dict[str, Any]) -> None:
     """One call of `execute_model` and one of `sample_tokens`, without what they compute."""
-    watch.begin(scheduled)
-    with watch.failing():
+    last_words = LastWords(watch.clock)
+    with last_words.of_call():
+        watch.begin(scheduled)
         with watch.receiving():
             pass
         with watch.receiving():
@@ -70,11 +72,10 @@ def _step(watch: WorkerWatch, scheduled: Any, tensors: dict[str, Any]) -> None:
             handles: list[Any] = [_Handle() for _ in tensors]
         for handle in watch.sent(tensors, handles):
             handle.wait()
-    watch.executed()
-    watch.sample()
-    with watch.failing():
-        pass
-    watch.sampled()
+        watch.executed()
+    with last_words.of_call():
+        watch.sample()
+        watch.sampled()
 
 
 def _watch(directory: Path) -> WorkerWatch:

@@ -3,11 +3,11 @@
 vLLM loads it in each of its processes; only a process that makes a worker gets a clock. `Worker.execute_model` and
 `Worker.sample_tokens` are a step; `irecv_tensor_dict`, the wait for its tensors, `isend_tensor_dict` and the waits for
 earlier sends are its transfers. What lies between steps is starved or idle, what lies between a step's two calls is
-host. The clock publishes into files that the supervisor reads (`worker_state`, `step_ring`). An exception that leaves
-one of these calls is written down there first: vLLM drops the errors of all ranks but one.
+host. The clock publishes into files that the supervisor reads (`worker_state`, `step_ring`).
 
-The plugin measures and never decides: vLLM's arguments, results and exceptions pass through unchanged, and without
-`STAGELINE_WORKER_STATE` nothing is wrapped at all.
+The plugin measures and decides one thing: an exception that leaves one of these calls ends the worker (`last_words`),
+because vLLM may drop it and go on. Arguments and results pass through unchanged, and without `STAGELINE_WORKER_STATE`
+nothing is wrapped at all.
 """
 
 import functools
@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from stageline_vllm.plugin.last_words import LastWords
 from stageline_vllm.plugin.worker_watch import WorkerWatch
 from stageline_vllm.step_ring import StepRingWriter, step_ring_path
 from stageline_vllm.worker_clock import WorkerClock
@@ -30,6 +31,7 @@ _LIFE_CALLS: Final = {
 }
 _watch: WorkerWatch | None = None
 """This process's worker: vLLM makes one in a process."""
+_last_words: LastWords | None = None
 
 
 def register() -> None:
@@ -60,15 +62,17 @@ def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
 
 def _around_init(original: Callable[..., None], worker: Any, *args: Any, **kwargs: Any) -> None:
     """The first worker of its class: its own methods are wrapped, which may override those of `Worker`."""
-    global _watch
+    global _watch, _last_words
     original(worker, *args, **kwargs)
     tensor = worker.parallel_config.tensor_parallel_size
     stage, rank = divmod(worker.rank, tensor)
     directory = Path(os.environ[DIRECTORY_VARIABLE])
     ring = StepRingWriter(step_ring_path(directory, rank))
     writer = WorkerStateWriter(worker_state_path(directory, rank))
+    clock = WorkerClock(writer, stage=stage, rank=rank, step_done=ring.append)
+    _last_words = LastWords(clock)
     _watch = WorkerWatch(
-        WorkerClock(writer, stage=stage, rank=rank, step_done=ring.append),
+        clock,
         is_last_stage=stage == worker.parallel_config.pipeline_parallel_size - 1,
         is_asynchronous=bool(worker.vllm_config.scheduler_config.async_scheduling),
     )
@@ -76,17 +80,27 @@ def _around_init(original: Callable[..., None], worker: Any, *args: Any, **kwarg
     if "_stageline_methods" in own.__dict__:
         return
     own._stageline_methods = True
-    _wrap(own, "init_device", _around_init_device)
+    _wrap(own, "init_device", _ending(_around_init_device))
     for name in _LIFE_CALLS:
-        _wrap(own, name, functools.partial(_around_life, name))
-    _wrap(own, "execute_model", _around_execute)
-    _wrap(own, "sample_tokens", _around_sample)
+        _wrap(own, name, _ending(functools.partial(_around_life, name)))
+    _wrap(own, "execute_model", _ending(_around_execute))
+    _wrap(own, "sample_tokens", _ending(_around_sample))
+
+
+def _ending(around: Callable[..., Any]) -> Callable[..., Any]:
+    """An exception ends the worker, also one of the clock itself."""
+
+    def ending(*args: Any, **kwargs: Any) -> Any:
+        assert _last_words is not None, "a worker's method was called before its __init__"
+        with _last_words.of_call():
+            return around(*args, **kwargs)
+
+    return ending
 
 
 def _around_init_device(original: Callable[..., Any], worker: Any) -> Any:
     watch = _the_watch()
-    with watch.failing():
-        done = original(worker)
+    done = original(worker)
     if worker.device.type == "cuda":
         watch.use_device()
     return done
@@ -94,7 +108,7 @@ def _around_init_device(original: Callable[..., Any], worker: Any) -> Any:
 
 def _around_life(name: str, original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
     watch, (phase, operation) = _the_watch(), _LIFE_CALLS[name]
-    with watch.failing(), watch.living(phase, operation):
+    with watch.living(phase, operation):
         done = original(worker, *args, **kwargs)
     match name:
         case "load_model":
@@ -112,8 +126,7 @@ def _around_life(name: str, original: Callable[..., Any], worker: Any, *args: An
 def _around_execute(original: Callable[..., Any], worker: Any, scheduler_output: Any) -> Any:
     watch = _the_watch()
     watch.begin(scheduler_output)
-    with watch.failing():
-        done = original(worker, scheduler_output)
+    done = original(worker, scheduler_output)
     watch.executed()
     return done
 
@@ -121,8 +134,7 @@ def _around_execute(original: Callable[..., Any], worker: Any, scheduler_output:
 def _around_sample(original: Callable[..., Any], worker: Any, grammar_output: Any) -> Any:
     watch = _the_watch()
     watch.sample()
-    with watch.failing():
-        done = original(worker, grammar_output)
+    done = original(worker, grammar_output)
     watch.sampled()
     return done
 

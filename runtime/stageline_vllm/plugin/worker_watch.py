@@ -38,7 +38,6 @@ class WorkerWatch:
         """Of the step whose `execute_model` runs; None outside of it."""
         self._sampling: State = State.DECODE
         """Kind of the step that `sample_tokens` belongs to."""
-        self._failed = False
         self._receive = _Transfer(self, State.RECV, Operation.RECEIVE_HIDDEN)
         self._send = _Transfer(self, State.SEND, Operation.SEND_HIDDEN)
 
@@ -67,17 +66,6 @@ class WorkerWatch:
         self.clock.enter(State.IDLE, operation)
         yield
         self.clock.enter(State.IDLE)
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """The first exception is the worker's last word: vLLM may never tell it to anybody."""
-        try:
-            yield
-        except Exception as error:
-            if not self._failed:
-                self._failed = True
-                self.clock.enter_phase(WorkerPhase.FAILED, f"{type(error).__name__}: {error}")
-            raise
 
     def begin(self, scheduler_output: "SchedulerOutput") -> None:
         """`execute_model` begins."""

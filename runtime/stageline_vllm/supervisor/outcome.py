@@ -2,13 +2,15 @@
 
 A node that fails says why in one line of a traceback, and after it hundreds of lines of shutdown: of the workers that
 lost the first one, of the engine that lost the workers. So the first line that names an exception is kept, and a class
-follows from it, from the exit status, from what the kernel did, and from how far the worker had come.
+follows from it, from the exit status, from what the kernel did, and from how far the worker had come. An exception that
+the worker itself has written down (`worker_state`) goes before all lines: it is what ended it.
 """
 
 import re
 import signal
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +30,7 @@ _CONSEQUENCES: Final = (
     "EngineGenerateError",
     "WorkerProc initialization failed",
     "Executor failed",
+    "Worker failed with error",
     "RPC call to",
     "cancelled",
 )
@@ -168,16 +171,33 @@ def failure_words(line: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure:
+    """The exception that left a call of a worker, as the worker wrote it down."""
+
+    worker: str
+    """Which one, for people."""
+    words: str
+    phase: WorkerPhase
+
+
+def first_of(failures: Sequence[WorkerFailure]) -> WorkerFailure | None:
+    """Of a stage's workers the one that failed first, as far as words tell: not of having lost another."""
+    return min(failures, key=lambda one: _CONNECTION_LOST.search(one.words) is not None, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnd:
     """What is known of a node that has ended without having been told to."""
 
     status: int
     """As `subprocess` has it: negative for a signal."""
     words: str
-    """The exception it named first; empty where it named none."""
+    """The exception that its log named first; empty where it named none."""
     last_line: str = ""
     phase: WorkerPhase | None
     """How far its worker had come; None where there never was one."""
+    failed: WorkerFailure | None = None
+    """What a worker of it wrote down."""
     kernel_kills: int = 0
     """Processes of this container that the kernel ended since the start, for want of memory."""
     worker_vanished: bool = False
@@ -186,13 +206,23 @@ class NodeEnd:
     """The node's engine had given up before, and ended its worker."""
 
     @property
+    def cause(self) -> str:
+        """The exception that ended it; empty where none is known."""
+        return self.words if self.failed is None else self.failed.words
+
+    @property
+    def reached(self) -> WorkerPhase | None:
+        """How far the worker was that ended it."""
+        return self.phase if self.failed is None else self.failed.phase
+
+    @property
     def worker_was_killed(self) -> bool:
-        return self.worker_vanished and not self.words and not self.engine_died
+        return self.worker_vanished and not self.cause and not self.engine_died
 
 
 def failure_of(end: NodeEnd) -> RuntimeFailure:
     """Why the pod of this node fails."""
-    words = end.words or end.last_line
+    words = end.cause or end.last_line
     if _is_refusal(end) and _CUSTOM_CODE.search(words) is not None:
         words = f"{_CUSTOM_CODE_RULE}: {words}"
     detail = f"{_how(end)}: {words}" if words else _how(end)
@@ -201,15 +231,17 @@ def failure_of(end: NodeEnd) -> RuntimeFailure:
 
 def is_lost_connection(end: NodeEnd) -> bool:
     """Whether the node ended because another one was gone, by its own words: who that was, the engine may know."""
-    return _CONNECTION_LOST.search(end.words) is not None and _class_of(end) is not FailureClass.OUT_OF_MEMORY
+    return _CONNECTION_LOST.search(end.cause) is not None and _class_of(end) is not FailureClass.OUT_OF_MEMORY
 
 
 def _how(end: NodeEnd) -> str:
     if end.kernel_kills:
         return "the kernel ended a process of vLLM because memory ran out"
+    if end.failed is not None:
+        return f"{end.failed.worker} failed"
     if end.worker_was_killed:
         return "vLLM's worker was killed"
-    if end.engine_died and not end.words:
+    if end.engine_died and not end.cause:
         return "vLLM ended its engine and its worker"
     if end.status < 0:
         return f"vLLM was ended by {signal.Signals(-end.status).name}"
@@ -219,31 +251,38 @@ def _how(end: NodeEnd) -> str:
 
 
 def _class_of(end: NodeEnd) -> FailureClass:
-    if end.kernel_kills or _OUT_OF_MEMORY.search(end.words):
+    if end.kernel_kills or _OUT_OF_MEMORY.search(end.cause):
         return FailureClass.OUT_OF_MEMORY
-    if end.status == 128 + signal.SIGKILL:
-        return FailureClass.OUT_OF_MEMORY  # a wrapper's account of a kill from outside; the kernel's is the usual one
-    if end.worker_was_killed or end.status == -signal.SIGKILL:
-        return FailureClass.KILLED
-    if end.status == ExitCode.BAD_CONFIG or end.status == 2 or _is_refusal(end):
+    if end.failed is None and (killed := _class_of_status(end)) is not None:
+        return killed
+    if _is_refusal(end):
         return FailureClass.BAD_CONFIG
-    if end.phase in (WorkerPhase.LOADING, WorkerPhase.WARMING):
+    if end.reached in (WorkerPhase.LOADING, WorkerPhase.WARMING):
         return FailureClass.MODEL_LOAD
     return FailureClass.INTERNAL
 
 
+def _class_of_status(end: NodeEnd) -> FailureClass | None:
+    """What the end of the node says by itself; after a worker's failure it is only how vLLM went on from there."""
+    if end.status == 128 + signal.SIGKILL:
+        return FailureClass.OUT_OF_MEMORY  # a wrapper's account of a kill from outside; the kernel's is the usual one
+    if end.worker_was_killed or end.status == -signal.SIGKILL:
+        return FailureClass.KILLED
+    return FailureClass.BAD_CONFIG if end.status in (ExitCode.BAD_CONFIG, 2) else None
+
+
 def _is_refusal(end: NodeEnd) -> bool:
     """vLLM checks its configuration before it starts a worker."""
-    return end.phase is None and end.status > 0 and _BAD_CONFIG.search(end.words) is not None
+    return end.reached is None and end.status > 0 and _BAD_CONFIG.search(end.cause) is not None
 
 
 def _operation(end: NodeEnd) -> str:
-    match end.phase:
+    match end.reached:
         case None | WorkerPhase.STARTING:
             return "start vLLM"
         case WorkerPhase.LOADING:
             return "load the model"
         case WorkerPhase.WARMING:
             return "warm up"
-        case WorkerPhase.READY | WorkerPhase.FAILED:
+        case WorkerPhase.READY:
             return "run vLLM"

@@ -2,9 +2,9 @@
 
 One thread looks at everything by turns, ten times a second: the bus, the child, the workers' files, the clock. It is
 woken at once by a message and by the end of the child or of a worker. What ends it is the first of these to be seen:
-the engine's word, a closed bus (the engine is gone), the child's end, a worker that vanished under a node that stands,
-or steps that don't advance. Whatever it is, the child and its workers are gone before this process is, and one
-termination message says why.
+the engine's word, a closed bus (the engine is gone), the child's end, a worker that failed or vanished under a node
+that stands, or steps that don't advance. Whatever it is, the child and its workers are gone before this process is, and
+one termination message says why.
 """
 
 import http.client
@@ -54,7 +54,7 @@ from stageline_vllm.supervisor.child import (
     kernel_kills,
 )
 from stageline_vllm.supervisor.model_code import check_model_code
-from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, is_lost_connection
+from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, first_of, is_lost_connection
 from stageline_vllm.supervisor.package_path import link_packages
 from stageline_vllm.supervisor.scratch import Scratch, short_temporary_directory
 from stageline_vllm.supervisor.step_watchdog import StepWatchdog, WorkerView
@@ -73,10 +73,10 @@ NOTE_SECONDS: Final = 1.0
 HEALTH_ANSWER_SECONDS: Final = 2.0
 VANISHED_SECONDS: Final = 0.3
 """How long the end of a worker may stand unexplained. Its last words are in the log before it ends, and its node's once
-that has noticed; without any it was killed."""
+that has noticed; without any it was killed. One that failed has written down why, and has this long for its log."""
 DYING_SECONDS: Final = 60.0
 """How long vLLM may take from its own limit for a step to its end."""
-CONSEQUENCE_SECONDS: Final = 2.0
+CONSEQUENCE_SECONDS: Final = 5.0
 """How long the engine may take to say whom it lost, when a node ended because of a lost connection."""
 CHILD_GRACE_SECONDS: Final = 8.0
 """What vLLM may take to end by itself once it is told to; drained by then, it has nothing left to do."""
@@ -188,12 +188,12 @@ class Supervisor:
         if (status := child.poll()) is not None:
             raise self._end_of_child(bus, child, status)
         self._note_clock()
-        self._await_ready(bus, child)
         self._watch_workers(bus, child)
+        if self._vanished_since is None:
+            self._await_ready(bus, child)
         self._forget_the_harmless(child)
 
     def _forget_the_harmless(self, child: VllmChild) -> None:
-        """Nothing is forgotten once a call of a worker has failed: vLLM may need long to notice, and drop the error."""
         phases = {state.life.phase for state in self._workers.states().values()}
         if phases == {WorkerPhase.READY} and self._progress.phase not in (Phase.LOADING, Phase.WARMING):
             child.lives_on(self._progress.steps)
@@ -262,8 +262,8 @@ class Supervisor:
         states = self._workers.states()
         for state in states.values():
             self._wake_on_end(bus, state.life.pid)
-        gone = [rank for rank, state in states.items() if not is_running(state.life.pid)]
-        if not gone:
+        lives = [state.life for state in states.values()]
+        if not any(life.message or not is_running(life.pid) for life in lives):
             self._vanished_since = None
         elif self._vanished_since is None:
             self._vanished_since = time.monotonic()
@@ -284,6 +284,7 @@ class Supervisor:
             words=child.words,
             last_line=child.last_line,
             phase=self._workers.phase(),
+            failed=first_of(self._workers.failures()),
             kernel_kills=kernel_kills(self._memory_events) - self._kills_before,
             worker_vanished=worker_vanished or child.said_worker_died,
             engine_died=child.said_engine_died,

@@ -27,6 +27,7 @@ from stageline_runtime.stage.telemetry.state_clock import (
     moments_of,
 )
 from stageline_vllm.step_ring import StepRingReader, step_ring_path
+from stageline_vllm.supervisor.outcome import WorkerFailure
 from stageline_vllm.worker_clock import Step
 from stageline_vllm.worker_state import (
     BUSY_STATES,
@@ -75,6 +76,19 @@ class Workers:
         if len(states) < len(self._readers):
             return None
         return min(state.life.phase for state in states.values())
+
+    def failures(self) -> list[WorkerFailure]:
+        """The exceptions that they have written down."""
+        is_one_of_many = len(self._readers) > 1
+        return [
+            WorkerFailure(
+                worker=f"vLLM's worker {rank}" if is_one_of_many else "vLLM's worker",
+                words=" ".join(state.life.message.split()),
+                phase=state.life.phase,
+            )
+            for rank, state in self.states().items()
+            if state.life.message
+        ]
 
 
 class WorkerClockView(StateClock):

@@ -1,13 +1,15 @@
 """What the stand-in is told to do wrong, by the environment: `FAKE_VLLM_FAULTS=1:load:no-weights,0:step20:hang`.
 
-Each fault is RANK:MOMENT:DEED. A deed happens once where `FAKE_VLLM_FAULT_DIR` names a directory, so that a group that
-comes back after it stays.
+Each fault is RANK:MOMENT:DEED. Exceptions go the way they go in vLLM: out of the worker's call, past what the plugin
+has put round it, into a loop that logs them and tells nobody but on the last stage. A deed happens once where
+`FAKE_VLLM_FAULT_DIR` names a directory, so that a group that comes back after it stays.
 """
 
 import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 FAULTS = "FAKE_VLLM_FAULTS"
@@ -20,6 +22,8 @@ START_SECONDS = "FAKE_VLLM_START_SECONDS"
 
 REFUSE_WITH = "FAKE_VLLM_REFUSE_WITH"
 """Status that the server answers every request with, as something that a person has put before it would."""
+OUTLIVES = "FAKE_VLLM_OUTLIVES"
+"""Set: a worker whose call has failed goes on, as vLLM's would without the plugin."""
 
 
 def say(words: str) -> None:
@@ -63,22 +67,34 @@ def _do(deed: str) -> None:
         case "complain":
             say("(Worker pid=1) ERROR 11-23 08:00:00 [x.py:1] ValueError: a bad request")
         case "no-weights":
-            _die("ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}")
+            raise ValueError("Following weights were not initialized from checkpoint: {'lm_head.weight'}")
         case "device-memory":
-            _die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
-                 "of 4.00 GiB of which 512.00 MiB is free.")  # fmt: skip
+            raise OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of which "
+                "512.00 MiB is free."
+            )
         case "no-cache":
-            _die("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
-        case "crash":
-            _die("RuntimeError: the kernel refused")
+            raise ValueError("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
+        case "raise":
+            raise RuntimeError("the kernel refused")
         case _:
-            raise ValueError(f"no such deed: {deed}")
+            raise AssertionError(f"no such deed: {deed}")
 
 
-def _die(words: str) -> None:
-    """A worker's own words first, then a good deal of noise, as a shutdown makes it."""
-    say("Traceback (most recent call last):")
-    say(f'  File "worker.py", line 1, in load_model\n{words}')
+class OutOfMemoryError(RuntimeError):
+    """torch's, which has no base in Python."""
+
+
+OutOfMemoryError.__module__ = "torch"
+
+
+def log_exception(words: str) -> None:
+    """The exception that is being handled, as vLLM's logger writes it: a level, time and place before each line."""
+    for line in [words, *traceback.format_exc().splitlines()]:
+        say(f"(Worker pid={os.getpid()}) ERROR 11-23 08:00:00 [multiproc_executor.py:950] {line}")
+
+
+def log_shutdown() -> None:
+    """What follows a failure: who lost the first one, one after the other."""
     for number in range(60):
-        say(f"(Worker pid={os.getpid()}) WARNING shutting down, message {number}")
-    os._exit(1)
+        say(f"(EngineCore pid={os.getpid()}) ERROR 11-23 08:00:00 [core.py:900] RuntimeError: shutting down, {number}")

@@ -82,19 +82,21 @@ class Scheduler:
             self.has_work.clear()
         return list(self.running)
 
-    def end_step(self, rows: list[Request]) -> None:
+    def end_step(self, rows: list[Request], is_shifted: bool = False) -> None:
+        """Each row gets its token, or that of another one."""
         self.steps += 1
         for request in rows:
             if request in self.running:  # it may have been aborted meanwhile
-                self._deliver(request)
+                self._deliver(request, is_shifted)
 
-    def _deliver(self, request: Request) -> None:
+    def _deliver(self, request: Request, is_shifted: bool) -> None:
         if request.is_prefill:
             self.prompt_tokens += request.num_prompt
         token = next_token(
             request.token_ids, request.sampling, draws=request.draws, vocabulary=self._vocabulary,
             adapter=request.adapter, model_dir=self._model_dir,
         )  # fmt: skip
+        token = (token + is_shifted) % self._vocabulary
         request.token_ids.append(token)
         request.draws += 1
         self.generation_tokens += 1

@@ -1,8 +1,9 @@
 """`vllm serve` of the stand-in: a leader with HTTP server, scheduler and worker, or a headless follower with a worker.
 
 It is a real program with real processes and sockets that computes nothing. What it does when something dies is what
-vLLM 0.32 was seen to do: a follower whose worker ends says so and ends with status 0; a leader notices the end of its
-own worker at once and that of another node's only when a step runs into `VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`.
+vLLM 0.32 was seen to do: a follower whose worker ends says so and ends with status 0, but with 1 where the worker never
+got ready; a leader notices the end of its own worker at once and that of another node's only when a step runs into
+`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from processes.fake_vllm.arguments import read_arguments
-from processes.fake_vllm.faults import say
+from processes.fake_vllm.faults import fault_at, log_exception, log_shutdown, say
 
 STEP_TIMEOUT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
@@ -33,8 +34,10 @@ def main() -> None:
 
 
 def _follow(given: Namespace) -> NoReturn:
-    worker = _start_worker(given)
+    worker, ready = _start_worker(given)
     try:
+        if not _gets_ready(ready):
+            sys.exit(1)
         worker.wait()
     finally:
         if worker.poll() is None:
@@ -43,12 +46,23 @@ def _follow(given: Namespace) -> NoReturn:
     sys.exit(0)
 
 
-def _start_worker(given: Namespace, connection: socket.socket | None = None) -> "subprocess.Popen[bytes]":
+def _start_worker(given: Namespace, connection: socket.socket | None = None) -> "tuple[subprocess.Popen[bytes], int]":
+    """The worker, and the end of a pipe by which it says that it is ready."""
+    ours, theirs = os.pipe()
     where = (given.node_rank, given.nnodes, given.master_addr or "127.0.0.1", given.master_port)
-    command = [sys.executable, "-m", "processes.fake_vllm.worker", *map(str, where)]
-    if connection is None:
-        return subprocess.Popen(command)
-    return subprocess.Popen([*command, str(connection.fileno())], pass_fds=[connection.fileno()])
+    passed = [theirs] if connection is None else [theirs, connection.fileno()]
+    command = [sys.executable, "-m", "processes.fake_vllm.worker", *map(str, (*where, *passed))]
+    worker = subprocess.Popen(command, pass_fds=passed)
+    os.close(theirs)
+    return worker, ours
+
+
+def _gets_ready(ready: int) -> bool:
+    if os.read(ready, 5):
+        return True
+    log_shutdown()
+    say("Exception: WorkerProc initialization failed due to an exception in a background process.")
+    return False
 
 
 async def _lead(given: Namespace) -> None:
@@ -60,11 +74,13 @@ async def _lead(given: Namespace) -> None:
     config = json.loads((Path(given.model) / "config.json").read_text())
     scheduler = Scheduler(given.max_num_seqs, config["vocab_size"], Path(given.model))
     ours, theirs = socket.socketpair()
-    worker = _start_worker(given, theirs)
+    worker, ready = _start_worker(given, theirs)
     theirs.close()
     engine = _Engine(scheduler, worker, ours)
     try:
-        await engine.wait_ready()
+        if not await asyncio.to_thread(_gets_ready, ready) or not await engine.is_initialized():
+            say("RuntimeError: Engine core initialization failed. See root cause above.")
+            os._exit(1)
         routes = Routes(given, scheduler, lambda: engine.is_dead, _as_list(config.get("eos_token_id")))
         server = uvicorn.Server(
             uvicorn.Config(routes.app(), host=given.host, port=given.port, log_level="warning", lifespan="off")
@@ -94,11 +110,16 @@ class _Engine:
         self.is_dead = False
         self._step = 0
 
-    async def wait_ready(self) -> None:
+    async def is_initialized(self) -> bool:
         self._reader, self._writer = await asyncio.open_connection(sock=self._connection)
-        if not await self._reader.readline():
-            say("RuntimeError: Engine core initialization failed. See root cause above.")
-            os._exit(1)
+        try:
+            fault_at(0, "cache")
+        except Exception:
+            log_exception("EngineCore failed to start.")
+            log_shutdown()
+            return False
+        self._writer.write(b"go\n")
+        return bool(await self._reader.readline())
 
     async def run(self) -> None:
         """Returns once the engine is dead."""
@@ -120,13 +141,17 @@ class _Engine:
                 continue
             try:
                 async with asyncio.timeout(self._limit):
-                    await self._run_step(rows)
+                    is_shifted = await self._run_step(rows)
             except TimeoutError:
                 say("ERROR TimeoutError: RPC call to sample_tokens timed out.")
                 return
-            scheduler.end_step(rows)
+            except RuntimeError:
+                log_exception("EngineCore encountered a fatal error.")
+                return
+            scheduler.end_step(rows, is_shifted)
 
-    async def _run_step(self, rows: list[Any]) -> None:
+    async def _run_step(self, rows: list[Any]) -> bool:
+        """Whether the workers took one step's hidden states for another's."""
         self._step += 1
         prefills = [row for row in rows if row.is_prefill]
         kind = "DECODE" if not prefills else "PREFILL" if len(prefills) == len(rows) else "MIXED"
@@ -134,6 +159,11 @@ class _Engine:
         ending = sum(row.draws + 1 >= row.max_tokens for row in rows)
         unfinished = len(self._scheduler.running) + len(self._scheduler.waiting)
         step = {"step": self._step, "kind": kind, "rows": len(rows), "tokens": tokens, "unfinished": unfinished}
-        self._writer.write(json.dumps(step | {"left": unfinished - ending}).encode() + b"\n")
-        if not await self._reader.readline():
+        step |= {"left": unfinished - ending, "shifted": False}
+        self._writer.write(json.dumps(step).encode() + b"\n")
+        if not (answer := await self._reader.readline()):
             await asyncio.sleep(3600)  # the worker has ended: who waits for its process says so
+        step = json.loads(answer)
+        if "failed" in step:
+            raise RuntimeError(f"Worker failed with error '{step['failed']}', please check the stack trace above")
+        return bool(step["shifted"])

@@ -1,7 +1,8 @@
 """A worker of the stand-in: loads nothing, computes by sleeping, and writes its state as the plugin in vLLM does.
 
 Worker 0 takes steps from the leader and passes each through the others in turn, over connections that the rendezvous at
-the master port made. It treats its peers as vLLM does: one that is gone is logged and told to nobody.
+the master port made. It treats its peers as vLLM does: one that is gone is logged and told to nobody, and so is an
+exception of its own, after which all tokens are wrong ones; only the last stage tells its own.
 """
 
 import json
@@ -13,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from processes.fake_vllm.faults import START_SECONDS, STEP_SECONDS, fault_at, say, seconds
+from processes.fake_vllm.faults import OUTLIVES, START_SECONDS, STEP_SECONDS, fault_at, log_exception, say, seconds
+from stageline_vllm.plugin.last_words import LastWords
 from stageline_vllm.step_ring import StepRingWriter, step_ring_path
 from stageline_vllm.worker_clock import WorkerClock
 from stageline_vllm.worker_state import (
@@ -38,30 +40,41 @@ class Worker:
         steps = StepRingWriter(step_ring_path(directory, 0))
         writer = WorkerStateWriter(worker_state_path(directory, 0))
         self._clock = WorkerClock(writer, stage=rank, step_done=steps.append)
+        self._last_words = LastWords(self._clock) if OUTLIVES not in os.environ else LastWords(self._clock, int)
         self._steps = 0
+        self._is_shifted = False
 
-    def load(self) -> None:
+    def load(self, ready: int) -> None:
+        """Tell the parent over the pipe `ready` once the model is there; an exception is logged and ends it."""
         self._clock.enter_phase(WorkerPhase.LOADING)
-        fault_at(self._rank, "load")
+        try:
+            with self._last_words.of_call():
+                fault_at(self._rank, "load")
+        except Exception:
+            log_exception("WorkerProc failed to start.")
+            sys.exit()
         time.sleep(seconds(START_SECONDS, 0.0))
         cut = [int(each) for each in os.environ.get("VLLM_PP_LAYER_PARTITION", "1").split(",")]
         first = sum(cut[: self._rank])
         life = replace(self._clock.life, first_layer=first, end_layer=first + cut[self._rank], memory_bytes=1 << 20)
         self._clock.live(replace(life, kv_blocks=64, kv_capacity_tokens=64 * 16))
+        os.write(ready, b"READY")
+        os.close(ready)
 
     def lead(self, leader: socket.socket) -> None:
-        """Worker 0: meet the others, then pass on each step that the leader sends."""
+        """Worker 0: meet the others once the leader has settled the caches, then pass on each step that it sends."""
+        commands = leader.makefile("rw")
+        if not commands.readline():
+            sys.exit()
         peers = self._gather()
         self._ready()
-        commands = leader.makefile("rw")
         print(json.dumps({"ready": True}), file=commands, flush=True)
         for line in commands:
-            step = json.loads(line)
-            self._compute(step)
-            if not self._pass_on(peers, step):
+            step = self._execute(json.loads(line))
+            if (answer := self._pass_on(peers, step)) is None:
                 continue  # the leader is told nothing, and finds out by its own timeout
             self._clock.wait_for_scheduler()
-            print(json.dumps({"done": step["step"]}), file=commands, flush=True)
+            print(json.dumps(answer), file=commands, flush=True)
 
     def follow(self) -> None:
         """Workers of the other nodes."""
@@ -69,10 +82,9 @@ class Worker:
         self._ready()
         messages = connection.makefile("rw")
         for line in messages:
-            step = json.loads(line)
-            self._compute(step)
+            step = self._execute(json.loads(line))
             self._clock.wait_for_scheduler()
-            print(json.dumps({"done": step["step"]}), file=messages, flush=True)
+            print(json.dumps(step), file=messages, flush=True)
         say(f"(Worker_PP{self._rank} pid={os.getpid()}) ERROR RuntimeError: [gloo] Connection closed by peer")
         os._exit(1)
 
@@ -107,6 +119,18 @@ class Worker:
         assert connection.recv(3) == b"go\n"
         return connection
 
+    def _execute(self, step: dict[str, Any]) -> dict[str, Any]:
+        """The step as it goes on from here: after an exception, with the hidden states of another one, or failed."""
+        try:
+            with self._last_words.of_call():
+                self._compute(step)
+        except Exception as error:
+            log_exception("WorkerProc hit an exception.")
+            if self._rank == self._num_nodes - 1:
+                return step | {"failed": str(error)}
+            self._is_shifted = True
+        return step | {"shifted": step["shifted"] or self._is_shifted}
+
     def _compute(self, step: dict[str, Any]) -> None:
         self._steps += 1
         kind = State[step["kind"]]
@@ -125,24 +149,26 @@ class Worker:
         self._clock.note_unfinished(step["left"])
         self._clock.end_step()
 
-    def _pass_on(self, peers: dict[int, Any], step: dict[str, Any]) -> bool:
+    def _pass_on(self, peers: dict[int, Any], step: dict[str, Any]) -> dict[str, Any] | None:
+        """What comes out of the last stage; None where a peer is gone."""
         try:
             for rank in range(1, self._num_nodes):
                 print(json.dumps(step), file=peers[rank], flush=True)
-                if not peers[rank].readline():
+                if not (answer := peers[rank].readline()):
                     raise ConnectionError
+                step = json.loads(answer)
         except OSError:
             say(f"(Worker_PP{self._rank}) RuntimeError: Connection closed by peer")
-            return False
-        return True
+            return None
+        return step
 
 
 def main() -> None:
     rank, num_nodes, host, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     worker = Worker(rank, num_nodes, (host, port))
-    worker.load()
+    worker.load(ready=int(sys.argv[5]))
     if rank == 0:
-        worker.lead(socket.socket(fileno=int(sys.argv[5])))
+        worker.lead(socket.socket(fileno=int(sys.argv[6])))
     else:
         worker.follow()
 
