@@ -9,6 +9,7 @@ numbers, because every worker is handed every step, in order.
 import mmap
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -59,15 +60,25 @@ class StepRingReader:
 
     def steps(self) -> list[Step]:
         """The steps that are kept, oldest first; none before the worker has a clock."""
+        return sorted(step for _, step in self._at(range(RING_STEPS)))
+
+    def steps_until(self, last: int, count: int) -> list[Step]:
+        """Of the `count` steps that end with number `last` those that are kept, oldest first. No other is looked at."""
+        numbers = range(max(1, last - min(count, RING_STEPS) + 1), last + 1)
+        return [step for number, step in self._at(numbers) if step.seq == number]
+
+    def _at(self, numbers: range) -> Iterator[tuple[int, Step]]:
+        """What is whole in the places of these steps, which may be others than they."""
         if self._map is None:
             try:
                 with self._path.open("rb") as file:
                     self._map = mmap.mmap(file.fileno(), _FILE_BYTES, prot=mmap.PROT_READ)
             except (FileNotFoundError, ValueError):
-                return []
-        content = self._map[:]
-        records = (content[begin : begin + _RECORD_BYTES] for begin in range(0, _FILE_BYTES, _RECORD_BYTES))
-        return sorted(step for record in records if (step := _step(record)) is not None)
+                return
+        for number in numbers:
+            begin = number % RING_STEPS * _RECORD_BYTES
+            if (step := _step(self._map[begin : begin + _RECORD_BYTES])) is not None:
+                yield number, step
 
 
 def _step(record: bytes) -> Step | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stageline_vllm import step_ring
 from stageline_vllm.step_ring import RING_STEPS, StepRingReader, StepRingWriter, step_ring_path
 from stageline_vllm.worker_clock import MAX_MARKS, Mark, Step
 from stageline_vllm.worker_state import Operation, State
@@ -40,6 +41,39 @@ def test_steps_are_read_as_written_and_the_oldest_are_forgotten(tmp_path: Path) 
     for one in steps:
         writer.append(one)
     assert reader.steps() == steps[50:]
+
+
+@pytest.mark.parametrize(
+    ("appended", "last", "expected"),
+    [
+        (0, 0, []),
+        (0, 7, []),
+        (3, 3, [1, 2, 3]),
+        (40, 40, [*range(9, 41)]),
+        (40, 41, [*range(10, 41)]),
+        (RING_STEPS + 9, RING_STEPS + 9, [*range(RING_STEPS - 22, RING_STEPS + 10)]),
+        (RING_STEPS + 9, 20, [*range(10, 21)]),
+    ],
+    ids=["none", "not written yet", "fewer", "newest", "one not written yet", "across the end", "overwritten"],
+)
+def test_the_steps_until_one_are_read_without_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appended: int, last: int, expected: list[int]
+) -> None:
+    """A ping asks for 32 every second, also of an idle stage; the rest of the ring is 30 times as much."""
+    path = step_ring_path(tmp_path, 0)
+    writer, reader = StepRingWriter(path), StepRingReader(path)
+    for seq in range(1, appended + 1):
+        writer.append(step(seq))
+    read: list[bytes] = []
+    parse = step_ring._step
+
+    def count_and_parse(record: bytes) -> Step | None:
+        read.append(record)
+        return parse(record)
+
+    monkeypatch.setattr(step_ring, "_step", count_and_parse)
+    assert [one.seq for one in reader.steps_until(last, 32)] == expected
+    assert len(read) <= 32
 
 
 @pytest.mark.thorough

@@ -27,7 +27,7 @@ from processes.vllm_group import (
 )
 from stageline_api import ports
 from stageline_api.runtime_config import LayerRange, LoraAdapter, Timeouts
-from stageline_runtime.plan_bus.messages import Cancel, Challenge, PrepareGuide, Shutdown, ToStage
+from stageline_runtime.plan_bus.messages import Cancel, Challenge, Ping, PrepareGuide, Shutdown, ToStage
 
 NOTICED_SECONDS = 2.0
 
@@ -103,6 +103,9 @@ def test_the_series_of_a_stage_sum_to_wall_time(tmp_path: Path, model_dir: Path)
             timeline = httpx.get(f"http://{address}:{ports.STAGE_HEALTH}/timeline?since_seq=17").json()
             assert [step["seq"] for step in timeline["steps"]] == [18, 19, 20]
             assert {step["kind"] for step in timeline["steps"]} == {"decode"}
+        group.say(Ping(1))
+        wait_until(lambda: len(group.pongs) == 2, group.explain)
+        assert {tuple(moments.seq for moments in pong.moments) for pong in group.pongs.values()} == {(*range(1, 21),)}
 
 
 def total(page: str, name: str) -> float:

@@ -113,10 +113,11 @@ class WorkerClockView(StateClock):
 class WorkerTimeline(Timeline):
     """The worker's last steps from its ring; the bubble ratio of the last seconds from readings of the clock."""
 
-    def __init__(self, clock: StateClock, steps: StepRingReader) -> None:
+    def __init__(self, clock: StateClock, steps: StepRingReader, workers: Workers) -> None:
         super().__init__(ring_steps=1)
         self._clock = clock
         self._steps = steps
+        self._workers = workers
         self._readings: deque[tuple[int, dict[State, float]]] = deque()
 
     def note(self) -> None:
@@ -131,8 +132,10 @@ class WorkerTimeline(Timeline):
         return [_record(step) for step in self._steps.steps()]
 
     def recent_moments(self) -> tuple[PlanMoments, ...]:
-        """When the newest steps were received and sent."""
-        return tuple(moments_of(record) for record in self.records()[-RECENT_STEPS:])
+        """When the newest steps were received and sent. Asked for once a second, so only those are read."""
+        worker = self._workers.first()
+        done = 0 if worker is None else worker.clock.steps_done
+        return tuple(moments_of(_record(step)) for step in self._steps.steps_until(done, RECENT_STEPS))
 
     def seconds_since(self, begin_nanoseconds: int, now_nanoseconds: int) -> dict[State, float]:
         """Seconds in each state since the oldest reading that is kept, which is about `begin`."""
@@ -208,7 +211,7 @@ def account_of(workers: Workers, *, stage: int, stage_count: int, incarnation: i
         stage_count=stage_count,
         incarnation=incarnation,
         clock=clock,
-        timeline=WorkerTimeline(clock, StepRingReader(step_ring_path(workers.directory, 0))),
+        timeline=WorkerTimeline(clock, StepRingReader(step_ring_path(workers.directory, 0)), workers),
         step_seconds_by_kind=buckets,
         workers=workers,
     )

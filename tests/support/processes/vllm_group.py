@@ -29,7 +29,7 @@ from stageline_local.node.addresses import can_bind
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.model_facts.model_config import read_model_config, require_sizes
-from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown, ToStage, WorkOutstanding
+from stageline_runtime.plan_bus.messages import GroupFailed, Pong, Shutdown, ToStage, WorkOutstanding
 from stageline_runtime.termination import RuntimeFailure
 
 WAIT_SECONDS = 120.0
@@ -72,6 +72,8 @@ class SupervisedGroup:
     contract: PodContract
     processes: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     drain_asked_by: list[int] = field(default_factory=list)
+    pongs: dict[int, Pong] = field(default_factory=dict)
+    """The newest one of each stage."""
     is_formed: threading.Event = field(default_factory=threading.Event)
     failure: RuntimeFailure | None = None
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -228,7 +230,12 @@ async def _engine_end(group: SupervisedGroup, model_dir: Path) -> None:
     """What the engine does of the group's life: form it, then tell all others when one is lost."""
     model = require_sizes(read_model_config(model_dir))
     stages = StageGroup(
-        group.contract, model, model_dir, on_step_done=lambda _: None, on_drain_requested=group.drain_asked_by.append
+        group.contract,
+        model,
+        model_dir,
+        on_step_done=lambda _: None,
+        on_drain_requested=group.drain_asked_by.append,
+        on_pong=group.pongs.__setitem__,
     )
     group.group, group.loop = stages, asyncio.get_running_loop()
     with _closing_listeners(group.loop):
