@@ -204,6 +204,10 @@ SEAMS: Final = (
     Seam("vllm.v1.core.kv_cache_utils", "class OutOfMemory", phrases=("No available memory for the cache blocks",)),
     Seam("vllm.v1.worker.utils", "the same", phrases=("Free memory on device",)),
     Seam("vllm.v1.worker.cpu_worker", "the same", phrases=("Available memory on node",)),
+    Seam(
+        "vllm.entrypoints.openai.models.serving:OpenAIServingModels.init_static_loras",
+        "in the traceback of an adapter that can't be loaded",
+    ),
     Seam("vllm.plugins:DEFAULT_PLUGINS_GROUP", "how the state clock is loaded"),
 )
 

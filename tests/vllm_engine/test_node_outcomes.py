@@ -71,6 +71,23 @@ def test_an_error_whose_words_name_a_log_level_is_no_line_of_that_level() -> Non
     assert is_lost_connection(NodeEnd(status=1, words=words.first, phase=READY))
 
 
+def test_an_adapter_that_could_not_be_loaded_is_told_by_where_it_was_raised() -> None:
+    """The real vLLM's log, in part: what the worker says of a file names no adapter."""
+    log = (
+        "(Worker pid=9) ERROR 11-23 13:30:54 [m.py:1063] safetensors._rust.SafetensorError: header too small\n"
+        '(APIServer pid=1)   File "/vllm/entrypoints/openai/models/serving.py", line 139, in init_static_loras\n'
+        "(APIServer pid=1)     raise ValueError(load_result.error.message)\n"
+        "(APIServer pid=1) ValueError: Call to add_lora method failed: Worker failed with error 'header too small', ple"
+    )
+    words = first_words(log)
+    assert (words.adapter_failed, words.first) == (True, "SafetensorError: header too small")
+    end = NodeEnd(status=1, words=words.first, phase=READY, adapter_failed=words.adapter_failed)
+    failure = failure_of(end)
+    assert (failure.failure_class, failure.operation) == (FailureClass.BAD_CONFIG, "load the LoRA adapters")
+    words.forget()
+    assert not words.adapter_failed, "it got ready"
+
+
 def test_a_refused_setting_is_kept_with_its_reason() -> None:
     words = first_words(
         "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"

@@ -68,7 +68,7 @@ def is_gone(pid: int) -> bool:
 
 def test_a_group_forms_answers_and_drains(tmp_path: Path, model_dir: Path) -> None:
     """Two nodes over one pipeline, then the word of the engine, after which nothing of them is left."""
-    adapter = LoraAdapter(name="pirate", path=str(tmp_path))
+    adapter = write_adapter(tmp_path, r=16)
     cut = (LayerRange(first=0, last=2), LayerRange(first=3, last=3))
     with supervised_group(tmp_path, model_dir, lora_adapters=(adapter,), stage_layers=cut) as group:
         group.wait_formed()
@@ -87,6 +87,11 @@ def test_a_group_forms_answers_and_drains(tmp_path: Path, model_dir: Path) -> No
         assert [group.wait_end(stage) for stage in (0, 1)] == [0, 0], group.explain()
         assert group.last_words(1)["detail"] == "told to drain by a test"
         assert all(map(is_gone, workers))
+
+
+def write_adapter(directory: Path, **config: object) -> LoraAdapter:
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return LoraAdapter(name="pirate", path=str(directory))
 
 
 def test_the_series_of_a_stage_sum_to_wall_time(tmp_path: Path, model_dir: Path) -> None:
@@ -306,6 +311,29 @@ def test_code_that_vllm_is_told_to_run_and_nobody_has_fetched_ends_the_group(tmp
         words = assert_failed(group, 0, "BadConfig", "config.json wants own_config.py, which is not in")
         assert words["operation"] == "check the model's code"
         assert group.processes[0].returncode == 64
+
+
+def test_an_adapter_that_vllm_has_no_room_for_ends_the_group_before_vllm_starts(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    adapter = write_adapter(tmp_path, r=64)
+    with supervised_group(tmp_path, model_dir, stage_count=1, lora_adapters=(adapter,)) as group:
+        words = assert_failed(group, 0, "BadConfig", "loraAdapters[0] (pirate, ", "its rank is 64, more than the 16")
+        assert words["operation"] == "check the LoRA adapters"
+        assert group.processes[0].returncode == 64
+        assert "said_by_vllm" not in group.log(0)
+
+
+def test_an_adapter_that_vllm_cannot_load_is_a_bad_configuration(tmp_path: Path, model_dir: Path) -> None:
+    """It loads them last, when its workers are ready, and ends; trying again helps nobody."""
+    adapter, faults = write_adapter(tmp_path, r=8), {"FAKE_VLLM_FAULTS": "0:adapters:no-adapter"}
+    with supervised_group(tmp_path, model_dir, lora_adapters=(adapter,), environment=faults) as group:
+        words = assert_failed(
+            group, 0, "BadConfig", "can't load an adapter of spec.engine.loraAdapters", "SafetensorError: Error while"
+        )
+        assert words["operation"] == "load the LoRA adapters"
+        assert group.processes[0].returncode == 64
+        assert_lost(group, 1, peer=0)
 
 
 def test_a_follower_that_ends_undrained_with_status_0_has_failed(tmp_path: Path, model_dir: Path) -> None:

@@ -75,6 +75,11 @@ class VllmChild:
         """Whether its engine had given up before any of its workers ended."""
         return self._words.engine_died
 
+    @property
+    def said_adapter_failed(self) -> bool:
+        """Whether it ended the start because of a LoRA adapter."""
+        return self._words.adapter_failed
+
     def got_ready(self) -> None:
         """What it complained of until now did no harm."""
         self._words.forget()

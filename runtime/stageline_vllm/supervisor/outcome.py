@@ -38,6 +38,8 @@ _CONSEQUENCES: Final = (
 _ENGINE_DIED: Final = ("EngineDeadError", "EngineCore encountered", "RPC call to")
 _WORKER_DIED: Final = "died unexpectedly"
 """What a node says of a worker of its own that it did not end itself."""
+_ADAPTER_FAILED: Final = "in init_static_loras"
+"""The frame of a traceback: what its server does with the adapters it was given, before it answers anybody."""
 _CONNECTION_LOST: Final = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|gloo.*(?:timed? ?out|closed)|NCCL.*(?:remote|socket|unhandled)"
     r"|DistNetworkError|DistBackendError|recvValueWithTimeout",
@@ -112,6 +114,7 @@ class FirstWords:
         self.worker_died = False
         self.engine_died = False
         """Its engine core gave up before the node said that a worker had ended: it ends its workers itself."""
+        self.adapter_failed = False
 
     @property
     def first(self) -> str:
@@ -131,6 +134,7 @@ class FirstWords:
             self._last = _Said(_PREFIX.sub("", text)[:LONGEST_WORDS])
             self.worker_died = self.worker_died or _WORKER_DIED in text
             self.engine_died = self.engine_died or (not self.worker_died and any(each in text for each in _ENGINE_DIED))
+            self.adapter_failed = self.adapter_failed or text.endswith(_ADAPTER_FAILED)
             self._name(text)
 
     def _name(self, text: str) -> None:
@@ -158,7 +162,7 @@ class FirstWords:
         """What was said so far did no harm: the node got ready all the same."""
         with self._lock:
             self._named.clear()
-            self._last, self.worker_died, self.engine_died = _Said(""), False, False
+            self._last, self.worker_died, self.engine_died, self.adapter_failed = _Said(""), False, False, False
 
 
 def failure_words(line: str) -> str | None:
@@ -204,6 +208,8 @@ class NodeEnd:
     """The worker was gone while its node stood: the node was ended for that."""
     engine_died: bool = False
     """The node's engine had given up before, and ended its worker."""
+    adapter_failed: bool = False
+    """The node could not load a LoRA adapter, and ended its start."""
 
     @property
     def cause(self) -> str:
@@ -237,6 +243,8 @@ def is_lost_connection(end: NodeEnd) -> bool:
 def _how(end: NodeEnd) -> str:
     if end.kernel_kills:
         return "the kernel ended a process of vLLM because memory ran out"
+    if end.adapter_failed:
+        return "vLLM can't load an adapter of spec.engine.loraAdapters"
     if end.failed is not None:
         return f"{end.failed.worker} failed"
     if end.worker_was_killed:
@@ -272,11 +280,14 @@ def _class_of_status(end: NodeEnd) -> FailureClass | None:
 
 
 def _is_refusal(end: NodeEnd) -> bool:
-    """vLLM checks its configuration before it starts a worker."""
-    return end.reached is None and end.status > 0 and _BAD_CONFIG.search(end.cause) is not None
+    """vLLM checks its configuration before it starts a worker, and adapters last of all."""
+    is_refused = end.reached is None and end.status > 0 and _BAD_CONFIG.search(end.cause) is not None
+    return is_refused or end.adapter_failed
 
 
 def _operation(end: NodeEnd) -> str:
+    if end.adapter_failed:
+        return "load the LoRA adapters"
     match end.reached:
         case None | WorkerPhase.STARTING:
             return "start vLLM"

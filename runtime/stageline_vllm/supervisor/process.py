@@ -45,6 +45,7 @@ from stageline_runtime.stage.telemetry.health import health_served
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 from stageline_vllm.addresses import http_host
 from stageline_vllm.plugin_path import write_plugin_path
+from stageline_vllm.supervisor.adapters import check_adapters
 from stageline_vllm.supervisor.child import (
     MEMORY_EVENTS,
     VllmChild,
@@ -146,6 +147,7 @@ class Supervisor:
             self._shutdown = welcome
             return
         check_model_code(Path(welcome.model_dir), self._contract.config.extra_args)
+        check_adapters(self._contract.config.lora_adapters, self._contract.config.extra_args)
         self._progress.layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
         self._progress.enter(Phase.LOADING, f"vLLM {installed.version} loads {welcome.model_dir}")
         plugin_path = link_packages(write_plugin_path(self._scratch.path / "path", installed))
@@ -288,6 +290,7 @@ class Supervisor:
             kernel_kills=kernel_kills(self._memory_events) - self._kills_before,
             worker_vanished=worker_vanished or child.said_worker_died,
             engine_died=child.said_engine_died,
+            adapter_failed=child.said_adapter_failed,
         )
         if is_lost_connection(end):
             self._hear_who_was_lost(bus)

@@ -75,6 +75,8 @@ def _do(deed: str) -> None:
             )
         case "no-cache":
             raise ValueError("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
+        case "no-adapter":
+            raise ValueError("Call to add_lora method failed: Worker failed with error 'header too small'")
         case "raise":
             raise RuntimeError("the kernel refused")
         case _:
