@@ -1,6 +1,6 @@
 """The real vLLM over two stages: one start that answers, is measured, goes on from ids, and loses a worker.
 
-The tests of this file share the start and run in order; the last one ends it. `make test-vllm` runs them.
+The tests of this file share the start and run in order; the last but one ends it. `make test-vllm` runs them.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import pytest
 import stageline_api
 import stageline_vllm
 from processes.repository_files import ROOT
-from processes.vllm_served import NOTICED_SECONDS, Served, served_by_vllm, vllm_python
+from processes.vllm_served import START_SECONDS, Served, served_by_vllm, vllm_python
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 from stageline_runtime.metric_names import STAGE_METRICS
 from stageline_vllm.plugin_path import write_plugin_path
@@ -31,6 +31,7 @@ STATES = (
     "stageline_stage_wait_seconds_total",
     "stageline_stage_idle_seconds_total",
 )
+WALL = ("stageline_stage_wall_seconds_total",)
 PROMPT = (504, 3575, 282, 4649, 314)
 """`The capital of France is`."""
 EXPRESSION = r" (London|Paris|Rome), [0-9]{4}\."
@@ -137,15 +138,21 @@ def test_a_guided_answer_matches_its_expression_and_goes_on_from_its_tokens(serv
     assert whole.token_ids[3:] == rest.token_ids, whole
 
 
+def total(samples: dict[str, dict[str, float]], names: tuple[str, ...]) -> float:
+    return sum(sum(samples[name].values()) for name in names)
+
+
 def test_each_stages_seconds_sum_to_wall_and_its_series_are_those_of_any_stage(served: Served) -> None:
     for stage in (0, 1):
         began, earlier = time.monotonic(), served.samples(stage)
-        samples = served.samples(stage)
-        (before,) = earlier["stageline_stage_wall_seconds_total"].values()
-        spent = sum(sum(samples[name].values()) for name in STATES)
-        (wall,) = samples["stageline_stage_wall_seconds_total"].values()
-        assert spent == pytest.approx(wall, abs=1e-3)
-        assert 0 < wall - before <= time.monotonic() - began, "wall time is no other clock's"
+        working = time.monotonic()
+        generated(served, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+        worked, samples = time.monotonic(), served.samples(stage)
+        ended = time.monotonic()
+        for names in (STATES, WALL):
+            counted = total(samples, names) - total(earlier, names)
+            assert worked - working <= counted <= ended - began, (names, "no other clock's time")
+        assert total(samples, STATES) == pytest.approx(total(samples, WALL), abs=1e-3)
         steps = samples["stageline_stage_steps_total"]
         assert sum(steps.values()) > 16, steps
         page = served.stage_page(stage, "metrics")
@@ -158,4 +165,12 @@ def test_a_killed_worker_is_noticed_in_two_seconds_though_nobody_asks_and_its_ca
     noticed = served.kill_worker(1)
     failure = served.failures()[0]
     assert (failure["failureClass"], failure["stage"]) == ("Killed", 1), served.failures()
-    assert noticed.own_seconds <= NOTICED_SECONDS, (noticed, failure, served.logs())
+    assert noticed.is_in_time, (noticed, failure, served.logs())
+
+
+@pytest.mark.thorough
+def test_the_group_that_was_lost_while_idle_comes_back_by_itself(served: Served) -> None:
+    """One more start of more than a minute, so only with `ARGS=all`."""
+    served.command.wait_serving(START_SECONDS)
+    assert "Paris" in served.capital_of_france()
+    assert [failure["failureClass"] for failure in served.failures()] == ["Killed"], served.failures()

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -97,20 +97,38 @@ def write_adapter(directory: Path, **config: object) -> LoraAdapter:
 def test_the_series_of_a_stage_sum_to_wall_time(tmp_path: Path, model_dir: Path) -> None:
     with supervised_group(tmp_path, model_dir) as group:
         group.wait_formed()
+        began, earlier = time.monotonic(), [stage_seconds(group, stage) for stage in (0, 1)]
+        working = time.monotonic()
         group.generate(max_tokens=20)
+        worked = time.monotonic()
+        later, ended = [stage_seconds(group, stage) for stage in (0, 1)], time.monotonic()
+        for before, after in zip(earlier, later, strict=True):
+            for counted in (after.wall - before.wall, after.spent - before.spent):
+                assert worked - working <= counted <= ended - began, "no other clock's time"
         for address in group.addresses:
             page = httpx.get(f"http://{address}:{ports.STAGE_HEALTH}/metrics").text
             assert total(page, "stageline_stage_steps_total") == 20
             assert total(page, "stageline_stage_busy_seconds_total") > 0
-            wall = total(page, "stageline_stage_wall_seconds_total")
-            spent = sum(total(page, f"stageline_stage_{part}_seconds_total") for part in ("busy", "wait", "idle"))
-            assert spent == pytest.approx(wall, rel=1e-6)
             timeline = httpx.get(f"http://{address}:{ports.STAGE_HEALTH}/timeline?since_seq=17").json()
             assert [step["seq"] for step in timeline["steps"]] == [18, 19, 20]
             assert {step["kind"] for step in timeline["steps"]} == {"decode"}
         group.say(Ping(1))
         wait_until(lambda: len(group.pongs) == 2, group.explain)
         assert {tuple(moments.seq for moments in pong.moments) for pong in group.pongs.values()} == {(*range(1, 21),)}
+
+
+class StageSeconds(NamedTuple):
+    spent: float
+    """In all states."""
+    wall: float
+
+
+def stage_seconds(group: SupervisedGroup, stage: int) -> StageSeconds:
+    page = httpx.get(f"http://{group.addresses[stage]}:{ports.STAGE_HEALTH}/metrics").text
+    spent = sum(total(page, f"stageline_stage_{part}_seconds_total") for part in ("busy", "wait", "idle"))
+    wall = total(page, "stageline_stage_wall_seconds_total")
+    assert spent == pytest.approx(wall, rel=1e-6)
+    return StageSeconds(spent, wall)
 
 
 def total(page: str, name: str) -> float:

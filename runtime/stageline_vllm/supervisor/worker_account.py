@@ -99,7 +99,7 @@ class WorkerClockView(StateClock):
         self._workers = workers
 
     def reading(self) -> tuple[dict[State, float], float]:
-        """Seconds by state and wall seconds since the supervisor began, taken at one instant."""
+        """Seconds by state as the worker counts them, and wall seconds since the supervisor began by its own clock."""
         worker, now = self._workers.first(), self._now()
         wall = (now - self._started) / 1e9
         if worker is None:
@@ -107,7 +107,7 @@ class WorkerClockView(StateClock):
         before = max(0, worker.clock.started_nanoseconds - self._started)
         spent = {_STATES[state]: value / 1e9 for state, value in worker.clock.spent_at(now).items()}
         spent[IDLE] = spent.get(IDLE, 0.0) + before / 1e9
-        return spent, sum(spent.values())
+        return spent, wall
 
 
 class WorkerTimeline(Timeline):

@@ -47,10 +47,13 @@ class Noticed:
     starved_seconds: float
     """Of them, those in which who had to act was ready to and got no core: the worker, which has to end, then its
     supervisor, then `stageline up`. Nothing on a quiet machine."""
+    had_cores: bool
+    """Whether the machine had cores to spare before (load average of a minute)."""
 
     @property
-    def own_seconds(self) -> float:
-        return self.seconds - self.starved_seconds
+    def is_in_time(self) -> bool:
+        """By the wall where the machine had cores to spare; else without the time in which there was none."""
+        return self.seconds - (0.0 if self.had_cores else self.starved_seconds) <= NOTICED_SECONDS
 
 
 def starved_seconds(pid: int) -> float:
@@ -132,6 +135,7 @@ class Served:
         """SIGKILL a worker of a stage, and wait until the status tells of a failure that it did not tell of."""
         worker, failed = self.worker_pids(stage)[rank], len(self.failures())
         actors = (worker, parent_of(self.node_pid(stage)), self.command.process.pid)
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
         before = {pid: starved_seconds(pid) for pid in actors}
         starved = dict.fromkeys(actors, 0.0)
 
@@ -142,8 +146,9 @@ class Served:
 
         os.kill(worker, signal.SIGKILL)
         seconds = self.wait("noticed", is_noticed)
-        sys.stdout.write(f"noticed after {seconds:.2f} s, of which {sum(starved.values()):.2f} s without a core\n")
-        return Noticed(seconds, sum(starved.values()))
+        missed = sum(starved.values())
+        sys.stdout.write(f"noticed after {seconds:.2f} s, {missed:.2f} s without a core; load {load:.1f} on {cores}\n")
+        return Noticed(seconds, missed, had_cores=load < cores)
 
     def samples(self, stage: int) -> dict[str, dict[str, float]]:
         """Each series of a stage's metrics: values by labels."""
