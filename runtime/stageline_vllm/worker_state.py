@@ -26,7 +26,7 @@ from stageline_api.telemetry import timeline as wire
 
 DIRECTORY_VARIABLE: Final = "STAGELINE_WORKER_STATE"
 """Environment variable of a vLLM node: the directory of its workers' files."""
-MESSAGE_BYTES: Final = 256
+MESSAGE_BYTES: Final = 600
 STEP_BOUNDS: Final = metric_buckets.STEP
 _MAGIC: Final = b"SLVLLM01"
 _READ_ATTEMPTS: Final = 64

@@ -2,10 +2,10 @@
 
 vLLM drops the exceptions of all ranks but one, its output rank: `execute_model` raises, nobody is told, and the
 `sample_tokens` after it returns as if there had been no step. The next step's hidden states would then be the first to
-reach the stage behind, which takes them for those it waits for: answers go on with the tokens of others. Nothing that
-a look from outside could notice in time stands between the two calls, so the worker ends here, before it can send
-anything more. What it has sent before is right and may arrive or not; its peers lose the connection, its node and its
-supervisor learn of the end at once from the kernel.
+reach the stage behind, which takes them for those it waits for: answers go on with wrong tokens. The next call follows
+within milliseconds, so a look from outside comes too late, and the worker ends here, before it can send anything more.
+What it has sent before is right and may arrive or not; its peers lose the connection, its node and its supervisor learn
+of the end at once from the kernel.
 
 Nothing is lost by that. On the output rank the same exception ends vLLM's engine, and while a model is loaded or warmed
 up it ends the start, so on no rank does a worker outlive one. Python's own way out is not taken: on it the worker waits
