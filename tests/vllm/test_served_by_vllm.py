@@ -19,7 +19,7 @@ import pytest
 import stageline_api
 import stageline_vllm
 from processes.repository_files import ROOT
-from processes.vllm_served import START_SECONDS, Served, served_by_vllm, vllm_python
+from processes.vllm_served import Served, served_by_vllm, vllm_python
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 from stageline_runtime.metric_names import STAGE_METRICS
 from stageline_vllm.plugin_path import write_plugin_path
@@ -171,6 +171,6 @@ def test_a_killed_worker_is_noticed_in_two_seconds_though_nobody_asks_and_its_ca
 @pytest.mark.thorough
 def test_the_group_that_was_lost_while_idle_comes_back_by_itself(served: Served) -> None:
     """One more start of more than a minute, so only with `ARGS=all`."""
-    served.command.wait_serving(START_SECONDS)
+    served.wait_back()
     assert "Paris" in served.capital_of_france()
     assert [failure["failureClass"] for failure in served.failures()] == ["Killed"], served.failures()

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from processes.serving_command import descendants, wait_gone
-from processes.vllm_served import START_SECONDS, Served, served_by_vllm
+from processes.vllm_served import Served, served_by_vllm
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(4 * 3600)]
 STEP_SECONDS = 20
@@ -70,7 +70,7 @@ def test_a_worker_killed_under_load_is_noticed_and_named_and_the_group_comes_bac
         failure = served.failures()[0]
         assert (failure["failureClass"], failure["stage"]) == ("Killed", 1), served.failures()
         assert noticed.is_in_time, (noticed, failure, served.logs())
-    served.command.wait_serving(START_SECONDS)
+    served.wait_back()
     assert "Paris" in served.capital_of_france()
 
 

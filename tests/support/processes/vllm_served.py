@@ -22,6 +22,7 @@ import yaml
 from processes.repository_files import ROOT
 from processes.serving_command import ServingCommand, command_line, descendants, parent_of, serving
 from stageline_local.session.state_file import LocalState, read_state
+from stageline_operator.planner.types import GroupPhase
 
 INTERPRETER_VARIABLE = "STAGELINE_VLLM_PYTHON"
 START_SECONDS = 3000.0
@@ -160,6 +161,19 @@ class Served:
     def failures(self) -> list[dict[str, Any]]:
         """`lastFailures` of the model's status, newest first."""
         return list(self.state().manifest.get("status", {}).get("lastFailures") or [])
+
+    def wait_back(self) -> float:
+        """Seconds until the group that failed last serves again, as a later incarnation."""
+        failed = self.failures()[0]["incarnation"]
+
+        def is_back() -> bool:
+            (group,) = self.state().manifest["status"]["groups"]
+            return bool(group["incarnation"] > failed and group["phase"] == GroupPhase.READY)
+
+        seconds = self.wait("back", is_back, START_SECONDS)
+        self.command.wait_serving()
+        sys.stdout.write(f"back after {seconds:.0f} s\n")
+        return seconds
 
     def chat(self, question: str, **options: object) -> str:
         body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "temperature": 0, **options}
