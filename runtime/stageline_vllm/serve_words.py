@@ -16,6 +16,7 @@ NEEDED_WORDS: Final = (
     "--enable-prompt-tokens-details",  # says how much of a prompt was cached
     "--logits-processors", LOGITS_PROCESSOR,  # draws by keyed noise; named here, not as an entry point (keyed_noise)
     "--no-async-scheduling",  # the first model runner refuses it together with a pipeline
+    "--scheduling-policy", "priority",  # without it, vLLM refuses a request that has a priority
     "--logprobs-mode", "raw_logprobs",  # of the model's own distribution, as the own runtime reports them
     "--max-logprobs", str(MAX_LOGPROBS),
 )  # fmt: skip

@@ -183,6 +183,26 @@ SPEC_CASES = {
         "template: {env: [{name: RANK, value: '1'}]}",
         'spec.template.env[0].name: "RANK" is not allowed: is set by Stageline itself',
     ),
+    "env-value-and-its-source": (
+        "template: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]}",
+        "spec.template.env[0].valueFrom: give value or valueFrom, not both",
+    ),
+    "env-two-sources": (
+        "template: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}, "
+        "secretKeyRef: {name: s, key: k}}}]}",
+        "spec.template.env[0].valueFrom: give exactly one of secretKeyRef, configMapKeyRef, fieldRef and "
+        "resourceFieldRef",
+    ),
+    "vllm-path-from-elsewhere": (
+        "engine: {name: vllm}\n"
+        "  template: {env: [{name: PYTHONPATH, valueFrom: {configMapKeyRef: {name: c, key: k}}}]}",
+        'spec.template.env[0].name: "PYTHONPATH" is not allowed: PYTHONPATH must be a value in template.env: '
+        "Stageline puts its own entry before it",
+    ),
+    "overlay-of-a-probe": (
+        "template: {podTemplate: {spec: {containers: [{name: stage, startupProbe: {}}]}}}",
+        "spec.template.podTemplate.spec.containers[0].startupProbe: is how the group works, and Stageline's own",
+    ),
     "env-value-is-never-shown": (
         "template: {env: [{name: A, value: 31415926}]}",
         "spec.template.env[0].value: must be a string; put it in quotes",

@@ -22,6 +22,7 @@ NOT_IN_JSON = {
     if any(isinstance(v, float) and math.isnan(v) for v in body["spec"].values())
 }
 LATER = {
+    "overlay-of-a-probe": "what a pod may have is the pod API's to say: the operator says what of it is the group's",
     "null": "the API server drops a null where there is a default",
     "gpus-of-another-number-than-vllms-ranks": "a rule can't compare with another field's number: the operator says it",
     "vllm-owned-argument-shortened": "every beginning of every name is more than a rule may cost: the operator says it",

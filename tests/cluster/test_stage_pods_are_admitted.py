@@ -10,16 +10,59 @@ from cluster.under_test import Cluster
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
 
+OVERLAID: dict[str, Any] = {
+    "serviceAccountName": "default",
+    "env": [
+        {"name": "LICENSE", "valueFrom": {"secretKeyRef": {"name": "license", "key": "text", "optional": True}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+    ],
+    "podTemplate": {
+        "metadata": {"labels": {"example.com/team": "a"}, "annotations": {"example.com/group": "$(MODEL)-$(GROUP)"}},
+        "spec": {
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "topology.kubernetes.io/zone",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"stageline.dev/model": "$(MODEL)"}},
+                }
+            ],
+            "dnsConfig": {"options": [{"name": "ndots", "value": "1"}]},
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+            "volumes": [{"name": "scratch", "emptyDir": {"medium": "Memory"}}],
+            "initContainers": [
+                {
+                    "name": "watcher",
+                    "image": "watcher:1",
+                    "restartPolicy": "Always",
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+            "containers": [
+                {
+                    "name": "stage",
+                    "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+                    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+                    "resources": {"claims": [{"name": "gpu"}]},
+                }
+            ],
+        },
+    },
+}
+"""Of Kubernetes' pod API what people lay over the pods, each part checked by the API server's own validation."""
 RESTRICTED: dict[str, dict[str, Any]] = {
     "downloaded": {"model": {"source": SOURCE}},
     "claim": {"model": {"source": "pvc://models/tiny", "cache": {"claimName": "cache"}}},
     "private registry": {"template": {"imagePullSecrets": [{"name": "ours"}]}},
     "devices": {"template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "network": {"interface": "eth1"}},
+    "overlay": {"template": OVERLAID},
 }
 LEAVING: dict[str, tuple[dict[str, Any], str]] = {
     "cache of the node": ({"model": {"source": SOURCE, "cache": {"hostPath": "/var/cache/stageline"}}}, "hostPath"),
     "directory of the node": ({"model": {"source": "file:///models/tiny"}}, "hostPath"),
     "rdma": ({"network": {"rdmaResource": "rdma/hca"}}, "IPC_LOCK"),
+    "network of the node": ({"template": {"podTemplate": {"spec": {"hostNetwork": True}}}}, "hostNetwork=true"),
     "root": ({"template": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}, "runAsUser=0"),
 }
 

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from stageline_api import env as contract
 from stageline_api.resource.base import Quantity, ShortText, SpecBase, cel, cel_extra, check_pattern
@@ -89,6 +90,62 @@ class TolerationSpec(SpecBase):
     )
 
 
+class KeySelector(SpecBase):
+    """A key of a Secret or a ConfigMap."""
+
+    name: ClassName = Field(description="Name of the object, in the model's namespace. Required.")
+    key: ShortText = Field(description="Key in it. Required.")
+    optional: bool = Field(
+        default=False, description="Whether pods start without it where it isn't there. Default false."
+    )
+
+
+class FieldSelector(SpecBase):
+    """A field of the pod itself."""
+
+    field_path: ShortText = Field(
+        description="Such as `spec.nodeName` or `metadata.labels['example.com/team']`. Required."
+    )
+
+
+class ResourceFieldSelector(SpecBase):
+    """An amount that a container of the pod asks for or may use."""
+
+    resource: ShortText = Field(description="Such as `limits.memory`. Required.")
+    container_name: ShortText | None = Field(default=None, description="Of which container. Default: the one itself.")
+    divisor: Quantity | None = Field(default=None, description='In units of this, such as "1Mi". Default: 1.')
+
+
+_ONE_VALUE_RULE: Final = "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef"
+_VALUES: Final = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
+_VALUE_OR_SOURCE_RULE: Final = "give value or valueFrom, not both"
+
+
+class EnvSource(SpecBase):
+    """Where a variable's value comes from, as in a pod's own `valueFrom`."""
+
+    secret_key_ref: KeySelector | None = Field(default=None, description="A key of a Secret.")
+    config_map_key_ref: KeySelector | None = Field(default=None, description="A key of a ConfigMap.")
+    field_ref: FieldSelector | None = Field(default=None, description="A field of the pod.")
+    resource_field_ref: ResourceFieldSelector | None = Field(
+        default=None, description="An amount of `cpu`, `memory` or `ephemeral-storage` of a container."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "EnvSource":
+        given = (self.secret_key_ref, self.config_map_key_ref, self.field_ref, self.resource_field_ref)
+        if sum(each is not None for each in given) != 1:
+            raise PydanticCustomError("at_field", "{rule}", {"at": (), "rule": _ONE_VALUE_RULE})
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(
+            cel(f"[{', '.join(f'has(self.{each})' for each in _VALUES)}].filter(given, given).size() == 1",
+                _ONE_VALUE_RULE)
+        )
+    )  # fmt: skip
+
+
 class EnvVar(SpecBase):
     """One environment variable."""
 
@@ -103,6 +160,22 @@ class EnvVar(SpecBase):
     )
     value: str = Field(
         default="", max_length=32_768, description="Its value, as it is. Default empty. Not a place for secrets."
+    )
+    value_from: EnvSource | None = Field(
+        default=None,
+        description="Where its value comes from, in place of `value`: a Secret, a ConfigMap, the pod itself.",
+    )
+
+    @model_validator(mode="after")
+    def _value_or_source(self) -> "EnvVar":
+        if self.value and self.value_from is not None:
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("valueFrom",), "rule": _VALUE_OR_SOURCE_RULE})
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(
+            cel("!has(self.valueFrom) || self.value == ''", _VALUE_OR_SOURCE_RULE, ".valueFrom")
+        )
     )
 
 

@@ -7,9 +7,11 @@ from stageline_api.resource.engine import EngineSpec, ParallelismSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
 from stageline_api.resource.placement import NetworkSpec
 from stageline_api.resource.pod import StageSpec
+from stageline_api.resource.pod_template import overlay_problems, overlay_variables
 from stageline_api.resource.template import TemplateSpec
 from stageline_api.resource.vllm_environment import OWNED_CONDITION, OWNED_RULE, variable_problem
 
+OVERLAY_PATH: Final = "spec.template.podTemplate"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 _GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
 # Comparing with more than a literal is beyond the API server's budget for rules, so of vLLM's ranks only one alone is
@@ -53,15 +55,23 @@ def stage_pod_problems(
     network: NetworkSpec,
     stages: tuple[StageSpec, ...],
 ) -> list[FieldProblem]:
-    """GPUs in limits that are not one for each rank, and variables for vLLM's nodes that the operator decides."""
-    problems = _gpu_problems(engine, parallelism, template, stages)
+    """What the overlay of the pods may not have, GPUs in limits that are not one for each rank, and variables for
+    vLLM's nodes that the operator decides."""
+    problems = overlay_problems(template.pod_template, OVERLAY_PATH)
+    is_sound = not problems
+    problems += _gpu_problems(engine, parallelism, template, stages)
     if engine.name != "vllm":
         return problems
-    return problems + [
-        FieldProblem(path=f"spec.{part}.env[{at}].name", value=show_value(each.name), rule=f"{each.name} {problem}")
+    given = [
+        (f"spec.{part}.env[{at}]", each.name, each.value if each.value_from is None else None)
         for part, variables in (("template", template.env), ("network", network.env))
         for at, each in enumerate(variables)
-        if (problem := variable_problem(each.name, each.value)) is not None
+    ]
+    given += overlay_variables(template.pod_template, OVERLAY_PATH) if is_sound else ()
+    return problems + [
+        FieldProblem(path=f"{path}.name", value=show_value(name), rule=f"{name} {problem}")
+        for path, name, value in given
+        if (problem := variable_problem(name, value)) is not None
     ]
 
 

@@ -15,7 +15,7 @@ from stageline_api.resource.base import (
     check_pattern,
 )
 from stageline_api.resource.pod import EnvVars, ImagePullSecret, ResourcesSpec, TolerationSpec, unique_pull_secrets
-from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels
+from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels, RawObject
 
 VOLUME_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 RESERVED_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source", "stageline"})
@@ -191,6 +191,22 @@ class TemplateSpec(SpecBase):
         description=(
             "Environment variables for every container of the stages, by name and value. With engine `vllm`, those "
             "that the operator decides (`VLLM_HOST_IP`, `VLLM_API_KEY` …) are refused by name. Default: none."
+        ),
+    )
+    service_account_name: ClassName | None = Field(
+        default=None,
+        description=(
+            "ServiceAccount of the pods, for what a cloud or an image registry grants to it. Its token is not mounted. "
+            "Default: the namespace's `default`."
+        ),
+    )
+    pod_template: RawObject = Field(
+        default={},
+        description=(
+            "Whatever else of Kubernetes' pod API the pods shall have, laid over them as a patch: `metadata` with "
+            "labels and annotations, and `spec`, such as `hostNetwork`, `topologySpreadConstraints`, `resourceClaims`, "
+            "`dnsConfig`, init containers, volumes, or by their names the containers `stage`, `engine` and `prepare`. "
+            "Placeholders as in labels. What the group works by, or has a field here, is refused. Default: none."
         ),
     )
     node_selector: dict[ShortText, ShortText] = Field(

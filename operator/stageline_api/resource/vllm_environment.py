@@ -49,16 +49,21 @@ OWNED_VARIABLES: Final[dict[str, str]] = {
 OUTSIDE_VLLMS_LIST: Final = frozenset({"VLLM_DIST_IDENT", "LOCAL_WORLD_SIZE", "HUGGING_FACE_HUB_TOKEN"})
 """Those that vLLM or a library of its reads without naming them in `vllm.envs`."""
 LEVEL_VARIABLE: Final = "VLLM_LOGGING_LEVEL"
+PATH_VARIABLE: Final = "PYTHONPATH"
+"""Stageline's own entry goes before what a person gives, so that must be a text."""
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 OWNED_CONDITION: Final = (
     f"each.name in {sorted(OWNED_VARIABLES)} || (each.name == '{LEVEL_VARIABLE}' && !(each.value in {[*_LEVELS]}))"
+    f" || (each.name == '{PATH_VARIABLE}' && has(each.valueFrom))"
 )
 """In CEL: whether the variable `each` has a problem."""
 OWNED_RULE: Final = "has a variable that the operator decides under vllm, or that hides vLLM from it"
 
 
-def variable_problem(name: str, value: str) -> str | None:
-    """Why vLLM's nodes can't be given this variable; None when they can."""
+def variable_problem(name: str, value: str | None) -> str | None:
+    """Why vLLM's nodes can't be given this variable; None when they can. A `value` from elsewhere is None."""
+    if name == PATH_VARIABLE and value is None:
+        return "must be a value in template.env: Stageline puts its own entry before it"
     if name == LEVEL_VARIABLE and value not in _LEVELS:
         return f"must be {', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}: a failure's cause is read from vLLM's log"
     return OWNED_VARIABLES.get(name)

@@ -71,7 +71,6 @@ def _model_words(contract: PodContract, welcome: Welcome) -> tuple[str, ...]:
         *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
         "--enable-prefix-caching" if config.prefix_cache else "--no-enable-prefix-caching",
         *("--seed", str(config.seed)),
-        *("--scheduling-policy", "priority"),
     )
 
 

@@ -21,6 +21,7 @@ def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_
         "tolerations": [each.model_dump(by_alias=True, exclude_none=True) for each in tolerations],
         "affinity": _affinity(model, life),
         "priorityClassName": template.priority_class_name,
+        "serviceAccountName": template.service_account_name,
         "schedulerName": template.scheduler_name,
         "runtimeClassName": template.runtime_class_name or (gpu_class if model.spec.engine.device == "cuda" else ""),
     }
@@ -29,22 +30,46 @@ def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_
 
 def given_metadata(model: PipelineModel, life: GroupIncarnation, stage: int) -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations of the template, with placeholders filled in."""
-    value_of = {
+    value_of = _placeholders(model, life, stage)
+    template = model.spec.template
+    return _filled(template.labels, value_of), _filled(template.annotations, value_of)
+
+
+def given_overlay(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, Any]:
+    """The template's own overlay for the pods, with placeholders filled in wherever a text stands."""
+    filled = _filled_anywhere(model.spec.template.pod_template, _placeholders(model, life, stage))
+    assert isinstance(filled, dict)
+    return filled
+
+
+def _filled_anywhere(value: Any, value_of: Mapping[str, str]) -> Any:
+    match value:
+        case str():
+            return _filled_text(value, value_of)
+        case dict():
+            return {key: _filled_anywhere(each, value_of) for key, each in value.items()}
+        case list() | tuple():
+            return [_filled_anywhere(each, value_of) for each in value]
+        case _:
+            return value
+
+
+def _placeholders(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, str]:
+    return {
         "MODEL": model.name,
         "GROUP": str(life.group),
         "INCARNATION": str(life.incarnation),
         "STAGE": str(stage),
         "STAGES": str(model.spec.parallelism.pipeline),
     }
-    template = model.spec.template
-    return _filled(template.labels, value_of), _filled(template.annotations, value_of)
 
 
 def _filled(texts: Mapping[str, str], value_of: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key: re.sub(r"\$\(([A-Z]+)\)", lambda found: value_of.get(found[1], found[0]), text)
-        for key, text in texts.items()
-    }
+    return {key: _filled_text(text, value_of) for key, text in texts.items()}
+
+
+def _filled_text(text: str, value_of: Mapping[str, str]) -> str:
+    return re.sub(r"\$\(([A-Z]+)\)", lambda found: value_of.get(found[1], found[0]), text)
 
 
 def _affinity(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pod import ResourcesSpec
+from stageline_api.resource.pod_template import claims_devices
 
 COUNTED: Final[tuple[str, ...]] = ("cpu", "memory", "ephemeral-storage")
 """Resources that every container takes of its node; a quota may be about each."""
@@ -25,7 +26,8 @@ def stage_resources(model: PipelineModel, stage: int, gpu_resource: str) -> dict
     vendor = gpu_resource.partition("/")[0]
     # Whoever names one of the vendor's devices (a slice of a GPU, a shared one) has said which it shall be.
     is_named = any(name.startswith(f"{vendor}/") for name in (*named["limits"], *named["requests"]))
-    if gpu_resource and model.spec.engine.device == "cuda" and not is_named:
+    claims = claims_devices(model.spec.template.pod_template)
+    if gpu_resource and model.spec.engine.device == "cuda" and not is_named and not claims:
         named["limits"][gpu_resource] = str(model.spec.parallelism.devices_per_stage)
     return _given(named)
 

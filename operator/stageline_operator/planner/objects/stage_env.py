@@ -5,6 +5,7 @@ from typing import Any
 
 from stageline_api import env, ports
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.pod import EnvVar
 from stageline_operator.planner.objects.config import COMPILED_DIR, CONFIG_DIR, CONFIG_FILE
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,
@@ -51,14 +52,15 @@ def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int, host: Po
 def network_env(model: PipelineModel) -> list[dict[str, Any]]:
     """Variables of the `stage` container alone: which interface NCCL and Gloo take, and what the network adds."""
     network = model.spec.network
-    given = {variable.name: variable.value for variable in network.env}
+    given = {variable.name: _given(variable) for variable in network.env}
     # NCCL reads a plain name as a prefix, so that eth1 would match eth10 too.
     chosen = {} if network.interface is None else {
-        "NCCL_SOCKET_IFNAME": f"={network.interface}", "GLOO_SOCKET_IFNAME": network.interface
+        "NCCL_SOCKET_IFNAME": _literal("NCCL_SOCKET_IFNAME", f"={network.interface}"),
+        "GLOO_SOCKET_IFNAME": _literal("GLOO_SOCKET_IFNAME", network.interface),
     }  # fmt: skip
     # What a person set for all containers is not overruled by what follows from the interface.
     taken = {variable.name for variable in model.spec.template.env} - set(given)
-    return [_literal(name, value) for name, value in (chosen | given).items() if name not in taken]
+    return [variable for name, variable in (chosen | given).items() if name not in taken]
 
 
 def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
@@ -94,13 +96,21 @@ def base_env(model: PipelineModel, host: PodHost) -> list[dict[str, Any]]:
 
     So does whatever a library keeps in a home directory, which the containers' user doesn't have.
     """
-    given = {variable.name: variable.value for variable in model.spec.template.env}
+    given = {variable.name: _given(variable) for variable in model.spec.template.env}
     scratch = {"TMPDIR": "/tmp"} | ({"HOME": "/tmp"} if host.root_is_read_only else {})
     return [
         _literal(env.CONFIG, f"{CONFIG_DIR}/{CONFIG_FILE}"),
         _literal(env.TERMINATION_PATH, TERMINATION_PATH),
-        *literals(scratch | given),
+        *({name: _literal(name, value) for name, value in scratch.items()} | given).values(),
     ]
+
+
+def _given(variable: EnvVar) -> dict[str, Any]:
+    """A person's own, as a container has it."""
+    if variable.value_from is None:
+        return _literal(variable.name, variable.value)
+    source = variable.value_from.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {"name": variable.name, "valueFrom": source}
 
 
 def literals(variables: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from stageline_operator.planner.objects.identity import (
     object_metadata,
     pod_name,
 )
-from stageline_operator.planner.objects.pod_placement import given_metadata, pod_placement
+from stageline_operator.planner.objects.pod_overlay import with_overlay
+from stageline_operator.planner.objects.pod_placement import given_metadata, given_overlay, pod_placement
 from stageline_operator.planner.objects.pod_resources import engine_resources, prepare_resources, stage_resources
 from stageline_operator.planner.objects.pod_volumes import container_mounts, pod_volumes
 from stageline_operator.planner.objects.stage_env import (
@@ -63,7 +64,7 @@ def build_stage_pod(
     name = pod_name(model, life, stage)
     bare_image = image_without_stageline(model, vllm_images)
     files_image = None if bare_image is None else vllm_images.files or default_image
-    return {
+    pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": _metadata(model, life, stage, revision),
@@ -82,6 +83,7 @@ def build_stage_pod(
             "volumes": pod_volumes(model, revision, bare_image is not None),
         },
     }
+    return with_overlay(pod, given_overlay(model, life, stage))
 
 
 def _metadata(model: PipelineModel, life: GroupIncarnation, stage: int, revision: str) -> dict[str, Any]:

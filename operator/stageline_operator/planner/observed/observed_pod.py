@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
@@ -90,7 +90,7 @@ def read_pod(
         ready=conditions.get("Ready", {}).get("status") == "True",
         deleting="deletionTimestamp" in metadata,
         note=_note(status),
-        ends=tuple(container_ends(status, stage, now)),
+        ends=tuple(container_ends(_without_sidecars(pod), stage, now)),
         placed=scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses")),
         placed_at=moment(scheduled.get("lastTransitionTime")),
         lost=node in lost_nodes or status.get("reason") == FailureClass.NODE_LOST,
@@ -101,6 +101,17 @@ def read_pod(
         or (_not_started(trouble) if trouble is not None and waits_for_containers(pod) else None),
         disruption=_disruption(conditions.get("DisruptionTarget", {})),
     )
+
+
+def _without_sidecars(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pod's status without init containers that its kubelet starts again: their ends are not the stage's."""
+    status = pod.get("status", {})
+    given = pod.get("spec", {}).get("initContainers", [])
+    sidecars = {each["name"] for each in given if each.get("restartPolicy") == "Always"}
+    if not sidecars:
+        return cast(Mapping[str, Any], status)
+    kept = [each for each in status.get("initContainerStatuses", []) if each["name"] not in sidecars]
+    return {**status, "initContainerStatuses": kept}
 
 
 def _unscheduled(scheduled: Mapping[str, Any]) -> Blocked | None:

@@ -1,0 +1,179 @@
+"""`spec.template.podTemplate`: what a person lays over the stage pods, and what of a pod is not theirs to change.
+
+Everything that Kubernetes' pod API has can be given, but for what the group stands on (who starts, where it answers,
+how its end is told) and for what has a field of its own in the spec. Lists that Kubernetes keeps by a key are merged by
+it. The API server checks the result when a pod is made; what is refused here is refused before any pod is replaced.
+Pure.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.pod import RESERVED_ENV
+from stageline_api.resource.vllm_environment import PATH_VARIABLE
+
+MOST_CHARACTERS: Final = 16_384
+"""Of the overlay as JSON: it is in the object, in every pod, and in the status of a refused one."""
+OWN_CONTAINERS: Final = frozenset({"stage", "engine", "prepare", "vllm-files"})
+OWN_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source", "stageline"})
+OWN_PREFIXES: Final = ("stageline.dev/", "app.kubernetes.io/")
+
+_FIELD: Final = "has a field of its own: "
+_GROUP: Final = "is how the group works, and Stageline's own"
+_POD_REFUSALS: Final[Mapping[str, str]] = {
+    "restartPolicy": _GROUP,
+    "hostname": _GROUP,
+    "subdomain": _GROUP,
+    "setHostnameAsFQDN": _GROUP,
+    "readinessGates": "is not possible: whether a stage is ready tells whether its kubelet lives",
+    "activeDeadlineSeconds": "would end a group that serves",
+    "nodeName": "would pass the scheduler by: use template.nodeSelector",
+    "ephemeralContainers": "is for kubectl debug",
+    "terminationGracePeriodSeconds": f"{_FIELD}template.terminationGracePeriodSeconds",
+    "nodeSelector": f"{_FIELD}template.nodeSelector",
+    "affinity": f"{_FIELD}template.affinity, and placement",
+    "tolerations": f"{_FIELD}template.tolerations",
+    "priorityClassName": f"{_FIELD}template.priorityClassName",
+    "schedulerName": f"{_FIELD}template.schedulerName",
+    "runtimeClassName": f"{_FIELD}template.runtimeClassName",
+    "imagePullSecrets": f"{_FIELD}template.imagePullSecrets",
+    "serviceAccountName": f"{_FIELD}template.serviceAccountName",
+    "serviceAccount": f"{_FIELD}template.serviceAccountName",
+}
+_OWN_CONTAINER_FIELDS: Final = frozenset(
+    {"name", "env", "envFrom", "volumeMounts", "volumeDevices", "resources", "securityContext", "lifecycle",
+     "imagePullPolicy"}
+)  # fmt: skip
+"""What may be given for a container of Stageline's. Its image, command, ports and probes are the group's."""
+
+
+def overlay_problems(overlay: Mapping[str, Any], path: str) -> list[FieldProblem]:
+    """All that `overlay` has and may not have, by `path`."""
+    size = len(json.dumps(overlay))
+    if size > MOST_CHARACTERS:
+        rule = f"must have at most {MOST_CHARACTERS} characters as JSON"
+        return [FieldProblem(path=path, value=f"{size} characters", rule=rule)]
+    return list(_problems(overlay, path))
+
+
+def _problems(overlay: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
+    for name, part in overlay.items():
+        where = f"{path}.{name}"
+        if name not in ("metadata", "spec"):
+            yield _problem(where, part, "is not a part of a pod template: metadata and spec are")
+        elif not isinstance(part, Mapping):
+            yield _problem(where, part, "must be a mapping")
+        elif name == "metadata":
+            yield from _metadata_problems(part, where)
+        else:
+            yield from _spec_problems(part, where)
+
+
+def _metadata_problems(metadata: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
+    for name, given in metadata.items():
+        where = f"{path}.{name}"
+        if name not in ("labels", "annotations"):
+            yield _problem(where, given, f"{_GROUP}; labels and annotations can be given")
+        elif not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
+            yield _problem(where, given, "must be a mapping of strings")
+        else:
+            for key in given:
+                if str(key).startswith(OWN_PREFIXES):
+                    rule = f"{' and '.join(OWN_PREFIXES)} keys are set by Stageline itself"
+                    yield _problem(f"{where}[{show_value(key)}]", given[key], rule)
+
+
+def _spec_problems(spec: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
+    for name, given in spec.items():
+        where = f"{path}.{name}"
+        if name in _POD_REFUSALS:
+            yield _problem(where, given, _POD_REFUSALS[name])
+        elif given is None:
+            yield _problem(where, given, "leave the field out: nothing that Stageline sets can be taken away")
+        elif name in ("containers", "initContainers", "volumes"):
+            yield from _named_problems(name, given, where)
+
+
+def _named_problems(name: str, given: Any, path: str) -> Iterator[FieldProblem]:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        yield _problem(path, given, "must be a list")
+        return
+    seen: set[str] = set()
+    for at, each in enumerate(given):
+        where = f"{path}[{at}]"
+        if not isinstance(each, Mapping) or not isinstance(each.get("name"), str):
+            yield _problem(where, each, "must be a mapping with a name")
+            continue
+        if each["name"] in seen:
+            yield _problem(f"{where}.name", each["name"], "given more than once")
+        seen.add(each["name"])
+        if name == "volumes":
+            if each["name"] in OWN_VOLUMES:
+                yield _problem(f"{where}.name", each["name"], "is the name of a volume that Stageline itself makes")
+        elif each["name"] in OWN_CONTAINERS:
+            yield from _own_container_problems(each, where)
+        elif name == "containers":
+            rule = (
+                "is none of Stageline's containers; a sidecar is an init container with restartPolicy Always, "
+                "so that its end is not the end of the stage"
+            )
+            yield _problem(f"{where}.name", each["name"], rule)
+
+
+def _own_container_problems(container: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
+    for name, given in container.items():
+        where = f"{path}.{name}"
+        if name not in _OWN_CONTAINER_FIELDS:
+            yield _problem(where, given, _GROUP)
+        elif name == "resources" and (not isinstance(given, Mapping) or given.keys() != {"claims"}):
+            yield _problem(where, given, "can have claims here; requests and limits have fields of their own")
+        elif name in ("env", "volumeMounts"):
+            yield from _list_problems(name, given, where)
+
+
+def _list_problems(name: str, given: Any, path: str) -> Iterator[FieldProblem]:
+    key = "name" if name == "env" else "mountPath"
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        yield _problem(path, given, "must be a list")
+        return
+    for at, each in enumerate(given):
+        where = f"{path}[{at}]"
+        if not isinstance(each, Mapping) or not isinstance(each.get(key), str):
+            yield _problem(where, each if name != "env" else None, f"must be a mapping with a {key}")
+        elif name == "env" and (each[key] in RESERVED_ENV or each[key].startswith("STAGELINE_")):
+            yield _problem(f"{where}.name", each[key], "is set by Stageline itself")
+        elif name == "volumeMounts" and each.get("name") in OWN_VOLUMES:
+            yield _problem(f"{where}.name", each["name"], "is a volume that Stageline mounts where it is wanted")
+
+
+def overlay_variables(overlay: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str | None]]:
+    """Path, name and value of each variable that a sound overlay gives to Stageline's containers.
+
+    None for a value from elsewhere, and for one that would take the place of what Stageline composes.
+    """
+    spec = overlay.get("spec", {})
+    for kind in ("containers", "initContainers"):
+        for at, container in enumerate(spec.get(kind, ())):
+            if container["name"] in OWN_CONTAINERS:
+                for number, each in enumerate(container.get("env", ())):
+                    yield f"{path}.spec.{kind}[{at}].env[{number}]", each["name"], _text_value(each)
+
+
+def claims_devices(overlay: Mapping[str, Any]) -> bool:
+    """Whether a sound overlay gives the stage devices by ResourceClaims, in place of an extended resource."""
+    return any(
+        each["name"] == "stage" and each.get("resources", {}).get("claims")
+        for each in overlay.get("spec", {}).get("containers", ())
+    )
+
+
+def _text_value(variable: Mapping[str, Any]) -> str | None:
+    return None if "valueFrom" in variable or variable["name"] == PATH_VARIABLE else str(variable.get("value", ""))
+
+
+def _problem(path: str, value: Any, rule: str) -> FieldProblem:
+    """Only names and numbers are shown: what is larger may hold a secret."""
+    shown = show_value(value) if isinstance(value, str | int | float) else None
+    return FieldProblem(path=path, value=shown, rule=rule)
