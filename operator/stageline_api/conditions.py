@@ -8,6 +8,8 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     READY = "Ready"
+    STALLED = "Stalled"
+    """What kstatus takes for a failure (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus)."""
 
 
 class Reason(StrEnum):

@@ -34,7 +34,7 @@ class StatusBase(BaseModel):
 class Condition(StatusBase):
     """A condition in metav1 form."""
 
-    type: str = Field(max_length=316, description="Available, Progressing, Degraded or Ready.")
+    type: str = Field(max_length=316, description="Available, Progressing, Degraded, Ready or Stalled.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     observed_generation: int | None = Field(default=None, description="Generation of the spec this was judged on.")
     last_transition_time: Timestamp = Field(description="When `status` last changed.")
@@ -124,7 +124,7 @@ class PipelineModelStatus(StatusBase):
     conditions: tuple[Condition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        description="Available, Progressing, Degraded and Ready.",
+        description="Available, Progressing, Degraded, Ready and Stalled.",
     )
     groups: tuple[GroupStatus, ...] = Field(
         default=(),

@@ -93,6 +93,7 @@ def refused_status(
     generation = manifest["metadata"].get("generation")
     sentence = "; ".join(str(problem) for problem in problems)[:32_000]
     verdicts = {ConditionType.DEGRADED: "True", ConditionType.READY: "False", ConditionType.PROGRESSING: "False"}
+    verdicts[ConditionType.STALLED] = "True"
     kept = {condition.type: condition for condition in before.conditions}
     for kind, status in verdicts.items():
         known = kept.get(kind)

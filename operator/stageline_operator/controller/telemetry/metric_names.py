@@ -104,7 +104,7 @@ MODEL_OBSERVED_GENERATION: Final = MetricSpec(
 )
 MODEL_CONDITION: Final = MetricSpec(
     "stageline_operator_model_condition",
-    "1 for each condition (Available, Progressing, Degraded, Ready) with the status and reason that it has now.",
+    "1 for each condition (Available, Progressing, Degraded, Ready, Stalled) with its status and reason.",
     (*_MODEL, "type", "status", "reason"),
 )
 GROUP_PHASE: Final = MetricSpec(

@@ -1,7 +1,8 @@
 """Conditions of a PipelineModel, from the phases of its groups.
 
 Available: somebody answers. Ready: everything is as the spec says. Progressing: something is under way, and has not
-run out of time. Degraded means that a person must act: a group stays down until the template changes.
+run out of time. Degraded means that a person must act: a group stays down until the template changes. Stalled: nothing
+more comes of waiting, for a Degraded model or one past its progress deadline; whoever waits for Ready stops.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ class _Verdict:
 
 
 def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetime) -> tuple[Condition, ...]:
-    """All four conditions; `last_transition_time` moves only when a condition's status does."""
+    """All conditions; `last_transition_time` moves only when a condition's status does."""
     counted = f"{len(judged.ready)} of {judged.wanted} groups are ready"
     available = bool(judged.ready)
     degraded, progressing = _degraded(judged), _progressing(judged)
@@ -77,6 +78,7 @@ def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetim
         ConditionType.PROGRESSING: progressing,
         ConditionType.DEGRADED: degraded,
         ConditionType.READY: _ready(judged, degraded, progressing, counted),
+        ConditionType.STALLED: _stalled(degraded, progressing),
     }
     before = {condition.type: condition for condition in previous}
     generation = judged.model.metadata.generation
@@ -93,6 +95,15 @@ def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: s
     if why is None:
         return _Verdict(False, Reason.GROUPS_NOT_READY, counted)
     return _Verdict(False, why.reason, f"{counted}; {why.message}" if why.message else counted)
+
+
+def _stalled(degraded: _Verdict, progressing: _Verdict) -> _Verdict:
+    if degraded.holds:
+        return degraded
+    is_overdue = progressing.reason is Reason.PROGRESS_DEADLINE_EXCEEDED
+    return (
+        _Verdict(True, progressing.reason, progressing.message) if is_overdue else _Verdict(False, Reason.AS_EXPECTED)
+    )
 
 
 def _progressing(judged: Judged) -> _Verdict:
