@@ -194,6 +194,27 @@ def test_an_upgrade_brings_the_new_crd_and_restarts_no_group(
     assert (model.get()["metadata"]["uid"], model.get()["metadata"]["generation"]) == (uid, generation)
 
 
+def test_a_rollback_takes_back_operator_and_crd_and_restarts_no_group(
+    cluster: Cluster, own_nodes: SimulatedNodes, helm: helm_python.Config, model: ModelInCluster
+) -> None:
+    before, spec, columns = model.pod_uids(), model.get()["spec"], printer_columns(cluster)
+    operators = {pod["metadata"]["uid"] for pod in operator_pods(cluster)}
+    helm.rollback(RELEASE)
+    wait_until(
+        "the operator's pods are new ones",
+        lambda: not operators & {pod["metadata"]["uid"] for pod in operator_pods(cluster)},
+        AVAILABLE_SECONDS,
+        lambda: everything(cluster, own_nodes),
+    )
+    until_available(cluster, own_nodes)
+    assert printer_columns(cluster) == columns - 1
+    model.cluster.kubectl_ok("annotate", "plm", model.name, "-n", MODELS, "--overwrite", "seen=by-the-old-operator")
+    model.until_ready(seconds=AVAILABLE_SECONDS)
+    assert model.pod_uids() == before, model.everything()
+    assert model.get()["spec"] == spec
+    assert ask(cluster).is_success
+
+
 def test_monitors_appear_where_the_cluster_knows_them(cluster: Cluster, helm: helm_python.Config) -> None:
     assert "monitoring.coreos.com" not in helm.status(RELEASE)["manifest"]
     cluster.apply(*(monitoring_crd(kind) for kind in ("ServiceMonitor", "PodMonitor")))
