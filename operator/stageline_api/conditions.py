@@ -22,6 +22,8 @@ class Reason(StrEnum):
     BAD_CONFIGURATION = "BadConfiguration"
     AS_EXPECTED = "AsExpected"
     SUSPENDED = "Suspended"
+    SCALED_TO_ZERO = "ScaledToZero"
+    """As the spec says: `replicas` is 0."""
     ROLLING_OUT = "RollingOut"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL = "ImagePull"

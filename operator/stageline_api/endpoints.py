@@ -40,6 +40,8 @@ class Endpoints(BaseModel):
     """Served names of models that are there, whether or not any group of theirs is."""
     suspended: tuple[str, ...] = ()
     """Served names of models that get no groups until a person resumes them (`spec.suspend`)."""
+    scaled_to_zero: tuple[str, ...] = ()
+    """Served names of models that have no group until somebody asks for one (`spec.replicas` is 0)."""
     resume_window_seconds: dict[str, float] = {}
     """By served name: how long an answer that has begun waits for a group that continues it
     (`spec.timeouts.resumeWindowSeconds`). A model that is left out has the default."""

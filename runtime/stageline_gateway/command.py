@@ -80,6 +80,7 @@ def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Co
 @_seconds("stall-timeout-seconds", 30.0, "Longest silence of an engine between two tokens of one answer.", 0.01)
 @_seconds("send-timeout-seconds", 60.0, "How long a client may stop reading before its answer is given up.", 0.01)
 @_seconds("hold-seconds", 30.0, "How long a new request waits while no group of its model is ready.")
+@_seconds("start-hold-seconds", 600.0, "How long it waits for the first group of a model that was scaled to zero.")
 @_seconds("resume-window-seconds", None, "Sets `timeouts.resumeWindowSeconds` of every model aside, if given.")
 @_seconds("drain-patience-seconds", 10.0, "How long an answer stays on a group that drains if another could take it.")
 @_seconds("probe-seconds", 2.0, "Longest use of an engine that is gone: each is asked twice in this time.", 0.1)

@@ -80,6 +80,7 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
     )
     retry = RetryPolicy(
         hold_seconds=settings.hold_seconds,
+        start_hold_seconds=settings.start_hold_seconds,
         resume_window_seconds=settings.resume_window_seconds,
         most_losses=settings.most_losses,
         retry_after_seconds=settings.retry_after_seconds,

@@ -28,6 +28,8 @@ class GatewaySettings:
     """How long it may take to answer that."""
     hold_seconds: float = 30.0
     """How long a new request waits while no group of its model is ready."""
+    start_hold_seconds: float = 600.0
+    """How long it waits for the first group of a model that is, or was within this time, scaled to zero."""
     resume_window_seconds: float | None = None
     """How long an answer that has begun waits for a group that continues it; None: as long as its model says."""
     most_losses: int = 8

@@ -412,9 +412,9 @@ def test_a_file_that_is_no_manifest_gets_one_line(tmp_path: Path, content: str |
 
 
 def test_every_problem_of_a_file_is_reported_with_its_document(tmp_path: Path) -> None:
-    lines = _lines(tmp_path, f"{HEAD}spec:\n{MODEL}  replicas: 0\n  seed: 1\n---\nkind: 3\n")
+    lines = _lines(tmp_path, f"{HEAD}spec:\n{MODEL}  replicas: -1\n  seed: 1\n---\nkind: 3\n")
     assert lines == [
-        "m.yaml: document 1: spec.replicas: 0 is not allowed: must be at least 1",
+        "m.yaml: document 1: spec.replicas: -1 is not allowed: must be at least 0",
         "m.yaml: document 1: spec.seed: unknown field; the fields here are "
         "model, engine, parallelism, stages, template, placement, network, replicas, suspend, rollout, restart, "
         "timeouts",

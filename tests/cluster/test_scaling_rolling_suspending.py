@@ -15,7 +15,7 @@ import pytest
 
 from chaos.steady_traffic import steady_traffic
 from cluster.api import wait_until
-from cluster.model_in_cluster import ModelInCluster
+from cluster.model_in_cluster import ModelInCluster, condition_in
 from cluster.operator_process import OperatorProcess
 from cluster.simulated_nodes import SimulatedNodes
 from cluster.under_test import column_of
@@ -46,6 +46,23 @@ def test_one_group_becomes_three_and_one_again(model: ModelInCluster) -> None:
     model.until_ready(groups=1)
     wait_until("the others are gone", lambda: len(model.pods()) == 2, GONE_SECONDS, model.everything)
     assert model.pod_uids() == first
+
+
+def test_a_request_to_a_model_at_zero_waits_until_it_is_scaled_up(
+    model: ModelInCluster, shared_gateway: GatewayProcess
+) -> None:
+    wait_until("the gateway serves", shared_gateway.serves, GONE_SECONDS, shared_gateway.log_end)
+    where = (f"plm/{model.name}", "-n", model.namespace)
+    model.cluster.kubectl_ok("scale", *where, "--replicas=0")
+    wait_until("all pods are gone", lambda: not model.pods(), GONE_SECONDS, model.everything)
+    model.until("it is as its spec says", lambda status: condition_in(status, "Ready")["reason"] == "ScaledToZero")
+    with steady_traffic(shared_gateway.url, model.name) as traffic:
+        queued = "stageline_gateway_requests_queued"
+        wait_until("a request waits", lambda: shared_gateway.figure(queued) >= 1, GONE_SECONDS, shared_gateway.log_end)
+        model.cluster.kubectl_ok("scale", *where, "--replicas=1")
+        wait_until("answers come", lambda: traffic.answers >= 3, GONE_SECONDS, lambda: traffic.failures)
+    assert traffic.failures == []
+    model.until_ready()
 
 
 def test_a_changed_template_replaces_groups_without_a_failed_request(

@@ -111,6 +111,18 @@ def test_a_name_is_suspended_when_every_model_that_serves_it_is() -> None:
     assert endpoints_of([], [suspended("a"), suspended("b"), model("c", None)]).suspended == ("tiny",)
 
 
+def at_zero(name: str = "m", **spec: Any) -> dict[str, Any]:
+    made = model(name)
+    return made | {"spec": made["spec"] | {"replicas": 0} | spec}
+
+
+def test_a_name_is_scaled_to_zero_when_every_model_that_serves_it_is() -> None:
+    assert endpoints_of([], [at_zero()]).scaled_to_zero == ("tiny",)
+    assert endpoints_of([], [at_zero("a"), model("b")]).scaled_to_zero == ()
+    both = endpoints_of([], [at_zero(suspend=True)])
+    assert (both.scaled_to_zero, both.suspended) == ((), ("tiny",))
+
+
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubeApi]:
     """An API server that $KUBECONFIG leads to."""

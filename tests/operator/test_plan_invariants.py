@@ -16,7 +16,7 @@ EVENTS = st.lists(
         st.tuples(st.just("kill"), st.integers(0, 5), st.sampled_from([0, 1, 64, 71, 73, 137])),
         st.tuples(st.just("vanish"), st.integers(0, 5)),
         st.tuples(st.just("change"), st.integers(0, 3)),
-        st.tuples(st.just("scale"), st.integers(1, 3)),
+        st.tuples(st.just("scale"), st.integers(0, 3)),
         st.just(("delete",)),
     ),
     max_size=40,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.planned_cluster import PlannedCluster, tiny_model
+from stageline_operator.planner.objects.identity import revision_of
 from stageline_operator.planner.types import VllmImages
 
 IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
@@ -437,3 +438,35 @@ def pending(cluster: PlannedCluster, group: int, stage: int) -> None:
         if (own["stageline.dev/group"], own["stageline.dev/stage"]) == (str(group), str(stage)):
             words = {"reason": "Unschedulable", "message": "no node"}
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", **words}]
+
+
+def test_a_model_at_zero_has_no_group_is_as_its_spec_says_and_comes_back() -> None:
+    cluster = ready_cluster(replicas=2)
+    cluster.model = tiny_model(2, replicas=0)
+    cluster.settle()
+    assert (cluster.status.groups, sorted(cluster.pods)) == ((), [])
+    assert cluster.condition("Ready") == ("True", "ScaledToZero")
+    assert cluster.condition("Available") == ("False", "ScaledToZero")
+    assert cluster.condition("Stalled") == ("False", "AsExpected")
+    cluster.advance(86400)
+    cluster.settle()
+    assert cluster.condition("Ready") == ("True", "ScaledToZero")
+    cluster.model = tiny_model(3, replicas=1)
+    cluster.settle()
+    assert cluster.condition("Progressing") == ("True", "GroupsStarting")
+    cluster.make_ready()
+    cluster.settle()
+    assert cluster.condition("Ready") == ("True", "AllGroupsReady")
+
+
+def test_a_change_while_at_zero_is_what_the_next_group_is_made_of() -> None:
+    cluster = ready_cluster()
+    cluster.model = tiny_model(2, replicas=0)
+    cluster.settle()
+    cluster.model = tiny_model(3, replicas=0, engine={"seed": 7})
+    cluster.settle()
+    assert cluster.condition("Ready") == ("True", "ScaledToZero")
+    cluster.model = tiny_model(4, replicas=1, engine={"seed": 7})
+    cluster.settle()
+    (group,) = cluster.status.groups
+    assert group.revision == revision_of(cluster.model)

@@ -141,11 +141,12 @@ class PipelineModelSpec(SpecBase):
     network: NetworkSpec = Field(default=NetworkSpec(), description="The network between stages.")
     replicas: int = Field(
         default=1,
-        ge=1,
+        ge=0,
         le=64,
         description=(
             "Number of groups: whole copies of the pipeline, each of `parallelism.pipeline` pods, that share the "
-            "requests. Default 1, between 1 and 64. `kubectl scale` sets it."
+            "requests. With 0 there is none, and the gateway lets requests wait for one (`--start-hold-seconds`). "
+            "Default 1, between 0 and 64. `kubectl scale` sets it."
         ),
     )
     suspend: bool = Field(

@@ -26,7 +26,7 @@ from stageline_cli.validate import local_config_problems
 from stageline_local.monitoring.options import DEFAULT_PORT, MonitorOptions, find_plotly, find_prometheus
 from stageline_local.node.addresses import can_bind
 from stageline_local.session.instance import Instance, default_cache_dir, default_state_root, read_record
-from stageline_local.session.local_overrides import token_secret, with_cache, with_local_engine
+from stageline_local.session.local_overrides import refuse_no_groups, token_secret, with_cache, with_local_engine
 from stageline_local.session.session import SessionOptions
 
 
@@ -86,6 +86,7 @@ def up(
     state = ((state_dir or default_state_root()) / model.name).absolute()
     options = SessionOptions(state, host, port, monitor=watched)
     check_monitor(options)
+    refuse_no_groups(model)
     if detach:
         return start_detached(model, file, options, cache, state_dir, timeout_seconds)
     model = with_local_engine(with_cache(model, cache or default_cache_dir()))

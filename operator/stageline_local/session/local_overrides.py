@@ -37,6 +37,14 @@ def with_local_engine(model: PipelineModel) -> PipelineModel:
     return PipelineModel.model_validate(manifest)
 
 
+def refuse_no_groups(model: PipelineModel) -> None:
+    """Raise `UserError` for a model without a group: on one machine nobody scales it up."""
+    if model.spec.replicas == 0:
+        raise UserError(
+            "spec.replicas: 0 serves nothing here: in a cluster an autoscaler sets it, `stageline up` does not", 2
+        )
+
+
 def with_shared_cores(images: LocalImages, model: PipelineModel) -> LocalImages:
     """The same, where groups share this machine: each stage gets its part of the cores, unless the caller has set it.
 

@@ -14,6 +14,7 @@ through on trial too. So however requests end, an engine in doubt gets one in th
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +41,9 @@ class DiscoveredGroups:
     problem: str = ""
     first_seen: dict[str, int] = field(default_factory=dict)
     """Served name -> unix time it first appeared, OpenAI's `created` of a model."""
+    clock: Callable[[], float] = time.monotonic
+    _at_zero: dict[str, float] = field(default_factory=dict)
+    """Served name -> when it was last known to be scaled to zero, by `clock`."""
 
     def models(self) -> tuple[str, ...]:
         adapters = (name for group in self.current.groups for name in group.adapters)
@@ -61,7 +65,11 @@ class DiscoveredGroups:
         if self.problem or endpoints != self.current or not self.ever_read:
             ready = sum(group.ready for group in endpoints.groups)
             logger.info("%s read: groups=%d ready=%d", self.source, len(endpoints.groups), ready)
+        now = self.clock()
+        # Both versions: a model that leaves zero with this one was there until now.
+        at_zero = dict.fromkeys((*self.current.scaled_to_zero, *endpoints.scaled_to_zero), now)
         self.current, self.ever_read, self.problem = endpoints, True, ""
+        self._at_zero = {name: at for name, at in {**self._at_zero, **at_zero}.items() if name in endpoints.models}
         self.first_seen = {name: self.first_seen.get(name, int(time.time())) for name in self.models()}
         self.on_problem(False)
         self.on_change(endpoints)
@@ -69,6 +77,12 @@ class DiscoveredGroups:
     def is_suspended(self, model: str) -> bool:
         """Whether no group of `model` will come until a person says so."""
         return model in self.current.suspended
+
+    def seconds_since_zero(self, model: str) -> float:
+        """How long ago `model` was last scaled to zero: 0 while it is, infinity where it never was."""
+        if model in self.current.scaled_to_zero:
+            return 0.0
+        return self.clock() - self._at_zero.get(model, -math.inf)
 
     def resume_window_seconds(self, model: str) -> float:
         """How long an answer of `model` that has begun waits for a group that continues it."""

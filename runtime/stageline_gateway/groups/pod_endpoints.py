@@ -4,7 +4,7 @@ A group's engine runs in the pod of its stage 0, which is Ready only when all st
 drains. Everything is read from labels and status, nothing from names.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from stageline_api import labels, ports
@@ -27,7 +27,11 @@ def endpoints_of(pods: Iterable[Manifest], models: Collection[Manifest]) -> Endp
     groups.sort(key=lambda group: (group.model, group.group, group.incarnation))
     names = tuple(sorted(set(served_names.values())))
     return Endpoints(
-        groups=tuple(groups), models=names, suspended=_suspended(models), resume_window_seconds=_resume_windows(models)
+        groups=tuple(groups),
+        models=names,
+        suspended=_all_of(models, _is_suspended),
+        scaled_to_zero=_all_of(models, _is_scaled_to_zero),
+        resume_window_seconds=_resume_windows(models),
     )
 
 
@@ -40,13 +44,21 @@ def _adapters(model: Manifest) -> tuple[str, ...]:
     return tuple(str(adapter["name"]) for adapter in listed)
 
 
-def _suspended(models: Iterable[Manifest]) -> tuple[str, ...]:
-    """Served names of which every PipelineModel is suspended: one that isn't may get a group at any time."""
-    states: dict[str, bool] = {}
+def _all_of(models: Iterable[Manifest], holds: Callable[[Mapping[str, Any]], bool]) -> tuple[str, ...]:
+    """Served names for which it holds of every PipelineModel's spec: another one may get a group at any time."""
+    found: dict[str, bool] = {}
     for model in models:
         name = _served_name(model)
-        states[name] = model.get("spec", {}).get("suspend") is True and states.get(name, True)
-    return tuple(sorted(name for name, is_suspended in states.items() if is_suspended))
+        found[name] = holds(model.get("spec", {})) and found.get(name, True)
+    return tuple(sorted(name for name, holds_of_all in found.items() if holds_of_all))
+
+
+def _is_suspended(spec: Mapping[str, Any]) -> bool:
+    return spec.get("suspend") is True
+
+
+def _is_scaled_to_zero(spec: Mapping[str, Any]) -> bool:
+    return spec.get("replicas") == 0 and not _is_suspended(spec)
 
 
 def _resume_windows(models: Iterable[Manifest]) -> dict[str, float]:

@@ -112,6 +112,7 @@ class RetryPolicy:
     """How long, and how often, a request is tried; the values are those of `GatewaySettings`."""
 
     hold_seconds: float = 30.0
+    start_hold_seconds: float = 600.0
     resume_window_seconds: float | None = None
     most_losses: int = 8
     retry_after_seconds: float = 2.0
@@ -163,8 +164,11 @@ class Search:
     def _window_seconds(self) -> float:
         if self.progress.is_admitted:
             return self._resume_window_seconds
-        is_worth_it = self._worth_waiting and not self.backends.discovered.is_suspended(self.model)
-        return self.retry.hold_seconds if is_worth_it else 0.0
+        discovered = self.backends.discovered
+        if not self._worth_waiting or discovered.is_suspended(self.model):
+            return 0.0
+        is_starting = discovered.seconds_since_zero(self.model) < self.retry.start_hold_seconds
+        return max(self.retry.hold_seconds, self.retry.start_hold_seconds if is_starting else 0.0)
 
     @property
     def _resume_window_seconds(self) -> float:
@@ -194,7 +198,10 @@ class Search:
             return self.failure
         if self.backends.discovered.is_suspended(self.model):
             return model_suspended(self.model)
-        return not_ready(why_not_ready(self.model, groups), self.retry.retry_after_seconds)
+        why = why_not_ready(self.model, groups)
+        if self.backends.discovered.seconds_since_zero(self.model) == 0:
+            why += " Its PipelineModel is scaled to zero (spec.replicas is 0), and nothing has scaled it up in time."
+        return not_ready(why, self.retry.retry_after_seconds)
 
     def _is_replaced(self, groups: Sequence[GroupEndpoint]) -> bool:
         """Whether the model is served by other revisions now, and by none that may continue the answer."""

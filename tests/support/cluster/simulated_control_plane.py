@@ -199,8 +199,18 @@ class SimulatedControlPlane:
         """Somebody restores a backup: all of the status is gone, or the entry of one group can't be read."""
         kept = tuple(each for each in self.status.groups if each.index != group)
         self.status = PipelineModelStatus() if group is None else self.status.model_copy(update={"groups": kept})
-        # With it goes what was known of lives that have no pods any more.
-        self.highest = self.truth.incarnations()
+        self._forget_lives()
+
+    def _forget_lives(self) -> None:
+        """A life is known by its pods, by its group's record, or by the highest that ended; else nobody knows of it."""
+        lives = [*self.truth.incarnations().items(), *((each.index, each.incarnation) for each in self.status.groups)]
+        known = dict(sorted(lives))
+        ended = self.status.retired_incarnation
+        self.highest = {
+            group: life if life <= ended else min(life, known[group])
+            for group, life in self.highest.items()
+            if life <= ended or group in known
+        }
 
     # What the rest of the cluster does.
 
@@ -245,6 +255,7 @@ class SimulatedControlPlane:
     def remove(self, name: str) -> None:
         """Somebody removes a pod by force."""
         del self.truth.objects[("Pod", name)]
+        self._forget_lives()
         self.changed()
 
     def evict(self, name: str) -> None:
@@ -257,6 +268,7 @@ class SimulatedControlPlane:
         for name, pod in list(self.truth.pods.items()):
             if "deletionTimestamp" in pod["metadata"] and pod["spec"].get("nodeName") not in self.truth.lost_nodes:
                 del self.truth.objects[("Pod", name)]
+        self._forget_lives()
         self.changed()
 
     def lose(self, node: str) -> None:

@@ -85,11 +85,13 @@ class GatewayProcess:
 
     def resumed(self) -> float:
         """How many answers another run took over in the middle."""
+        return self.figure(RESUMES.name, outcome="resumed")
+
+    def figure(self, name: str, **labels: str) -> float:
+        """One of its metrics, over all series that have these labels."""
         page = httpx.get(f"http://127.0.0.1:{self._admin_port}/metrics", timeout=_ANSWER_SECONDS, trust_env=False).text
         samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
-        return sum(
-            sample.value for sample in samples if sample.name == RESUMES.name and sample.labels["outcome"] == "resumed"
-        )
+        return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
     def log_end(self) -> str:
         """The end of its log."""

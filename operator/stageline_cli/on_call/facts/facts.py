@@ -11,6 +11,8 @@ class Health(StrEnum):
 
     HEALTHY = "Healthy"
     SUSPENDED = "Suspended"
+    SCALED_TO_ZERO = "ScaledToZero"
+    """No group is asked for; requests wait until an autoscaler asks for one."""
     DEGRADED = "Degraded"
     """Some groups answer, not all that should; or a person must act."""
     STARTING = "Starting"

@@ -86,6 +86,8 @@ def _health(model: ModelObjects, status: PipelineModelStatus, ready: int, wanted
         return Health.ENDED
     if model.manifest["spec"].get("suspend"):
         return Health.SUSPENDED
+    if not wanted:
+        return Health.SCALED_TO_ZERO
     conditions = {one.type: one for one in status.conditions}
     if not ready:
         progressing = conditions.get(ConditionType.PROGRESSING)

@@ -23,6 +23,7 @@ from stageline_local.node.quantities import format_bytes
 _STYLE_OF = {
     Health.HEALTHY: "green",
     Health.SUSPENDED: "dim",
+    Health.SCALED_TO_ZERO: "dim",
     Health.DEGRADED: "yellow",
     Health.STARTING: "yellow",
     Health.DOWN: "bold red",

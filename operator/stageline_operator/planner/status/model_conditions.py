@@ -72,9 +72,7 @@ def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetim
     available = bool(judged.ready)
     degraded, progressing = _degraded(judged), _progressing(judged)
     verdicts = {
-        ConditionType.AVAILABLE: _Verdict(
-            available, Reason.AS_EXPECTED if available else Reason.GROUPS_NOT_READY, counted
-        ),
+        ConditionType.AVAILABLE: _Verdict(available, Reason.AS_EXPECTED if available else _why_nobody(judged), counted),
         ConditionType.PROGRESSING: progressing,
         ConditionType.DEGRADED: degraded,
         ConditionType.READY: _ready(judged, degraded, progressing, counted),
@@ -90,11 +88,15 @@ def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: s
     if judged.model.spec.suspend:
         return _Verdict(False, Reason.SUSPENDED, counted)
     if judged.is_complete:
-        return _Verdict(True, Reason.ALL_GROUPS_READY, counted)
+        return _Verdict(True, Reason.ALL_GROUPS_READY if judged.wanted else Reason.SCALED_TO_ZERO, counted)
     why = next((each for each in (degraded, progressing) if each.reason is not Reason.AS_EXPECTED), None)
     if why is None:
         return _Verdict(False, Reason.GROUPS_NOT_READY, counted)
     return _Verdict(False, why.reason, f"{counted}; {why.message}" if why.message else counted)
+
+
+def _why_nobody(judged: Judged) -> Reason:
+    return Reason.GROUPS_NOT_READY if judged.model.spec.replicas else Reason.SCALED_TO_ZERO
 
 
 def _stalled(degraded: _Verdict, progressing: _Verdict) -> _Verdict:
