@@ -5,13 +5,14 @@ The tests of this file share the start and run in order; the last but one ends i
 
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -136,6 +137,69 @@ def test_a_guided_answer_matches_its_expression_and_goes_on_from_its_tokens(serv
     assert re.fullmatch(EXPRESSION, whole.text), whole
     rest = generated(served, sampling, whole.token_ids[:3])
     assert whole.token_ids[3:] == rest.token_ids, whole
+
+
+def completion(served: Served, **options: object) -> list[dict[str, Any]]:
+    """Choices of one answer by the gateway, in order."""
+    body = {"model": "smollm2", "prompt": list(PROMPT), "max_tokens": 12, "temperature": 0, **options}
+    answer = httpx.post(f"{served.command.url}/v1/completions", json=body, timeout=300.0, trust_env=False)
+    assert answer.status_code == httpx.codes.OK, f"{answer.text}\n{served.logs()}"
+    return sorted(answer.json()["choices"], key=lambda choice: int(choice["index"]))
+
+
+def test_a_bias_forces_a_token_and_a_list_holds_the_answer_to_its_own(served: Served) -> None:
+    forced = SamplingParams(temperature=1.0, seed=5, max_tokens=4, ignore_eos=True, logit_bias={PROMPT[1]: 100.0})
+    assert generated(served, forced).token_ids == (PROMPT[1],) * 4
+    allowed = SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, allowed_token_ids=PROMPT)
+    drawn = generated(served, allowed).token_ids
+    assert set(drawn) <= set(PROMPT), drawn
+    assert len(set(drawn)) > 1, drawn
+
+
+def test_log_probabilities_are_of_the_tokens_that_were_taken(served: Served) -> None:
+    (choice,) = completion(served, logprobs=3, ignore_eos=True)
+    told = choice["logprobs"]
+    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["top_logprobs"]) == 12, told
+    assert "".join(told["tokens"]) == choice["text"]
+    for taken, best in zip(told["token_logprobs"], told["top_logprobs"], strict=True):
+        # Greedy: what was taken is the likeliest of the three.
+        assert taken == pytest.approx(max(best.values()), abs=1e-5), told
+        assert sum(math.exp(each) for each in best.values()) <= 1.0 + 1e-5, told
+
+
+def test_choices_of_one_request_differ(served: Served) -> None:
+    texts = [choice["text"] for choice in completion(served, n=3, temperature=1.2, seed=11, ignore_eos=True)]
+    assert len(set(texts)) == 3, texts
+
+
+def test_penalties_keep_an_answer_from_repeating_itself(served: Served) -> None:
+    def commonest(**penalty: float) -> int:
+        sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, **penalty)
+        ids = generated(served, sampling).token_ids
+        return max(ids.count(each) for each in ids)
+
+    free = commonest()
+    for penalty in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}):
+        assert commonest(**penalty) < free, (penalty, free)
+
+
+def test_an_answer_is_held_to_a_schema(served: Served) -> None:
+    properties = {"city": {"type": "string", "maxLength": 12}, "population": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "capital", "schema": schema, "strict": True}}
+    text = served.chat("What is the capital of France?", response_format=wanted, max_tokens=64)
+    found = json.loads(text)
+    assert found.keys() == properties.keys(), text
+    assert isinstance(found["population"], int), text
+
+
+def test_a_stop_string_ends_an_answer_before_itself(served: Served) -> None:
+    (whole,) = completion(served, ignore_eos=True)
+    words = whole["text"].split()
+    assert len(words) > 3, whole
+    (stopped,) = completion(served, ignore_eos=True, stop=words[2])
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == whole["text"][: whole["text"].index(words[2])]
 
 
 def total(samples: dict[str, dict[str, float]], names: tuple[str, ...]) -> float:

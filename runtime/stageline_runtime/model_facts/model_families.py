@@ -4,8 +4,8 @@ Every difference is data: which biases there are, whether heads are normalised, 
 which are mixtures of experts. Defaults are those of Hugging Face's config classes, since a config.json may omit them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from stageline_runtime.model_facts.model_fields import (
@@ -34,6 +34,8 @@ class MixtureConfig:
     """Whether the picked experts' weights are scaled to sum to one."""
     sparse_layers: tuple[bool, ...]
     """By layer: whether its feed-forward block is a mixture; the others are dense."""
+    shared_size: int | None = None
+    """Inner size of one more expert, which every token passes, weighted by a gate of its own; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,21 @@ def _everywhere(default: int | None) -> Callable[[Fields, int], Windows]:
     return lambda fields, num_layers: (_window(fields, default),) * num_layers
 
 
-def _by_layer_type(fields: Fields, num_layers: int) -> Windows:
-    """Qwen: off unless `use_sliding_window`; then by `layer_types`, or from layer `max_window_layers` on."""
-    window = _window(fields, 4096) if fields.get("use_sliding_window") else None
-    kinds = names(fields, "layer_types")
-    if kinds is None:
-        first = required({"max_window_layers": 28} | fields, "max_window_layers", int)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+def _by_layer_type(is_windowed: Callable[[int, int], bool]) -> Callable[[Fields, int], Windows]:
+    """Qwen: off unless `use_sliding_window`; then by `layer_types`, or else by a layer and `max_window_layers`."""
+
+    def windows(fields: Fields, num_layers: int) -> Windows:
+        window = _window(fields, 4096) if fields.get("use_sliding_window") else None
+        kinds = names(fields, "layer_types")
+        if kinds is not None:
+            return _of_kinds(kinds, window, num_layers)
+        bound = required({"max_window_layers": 28} | fields, "max_window_layers", int)
+        return tuple(window if is_windowed(layer, bound) else None for layer in range(num_layers))
+
+    return windows
+
+
+def _of_kinds(kinds: Sequence[str], window: int | None, num_layers: int) -> Windows:
     if len(kinds) != num_layers:
         raise UnsupportedModelError(f"layer_types names {len(kinds)} layers, but num_hidden_layers is {num_layers}")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
@@ -82,6 +92,16 @@ def _by_layer_type(fields: Fields, num_layers: int) -> Windows:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def _from_layer(layer: int, first: int) -> bool:
+    """Qwen2 and Qwen3."""
+    return layer >= first
+
+
+def _alternating_below(layer: int, end: int) -> bool:
+    """Qwen2-MoE: every other layer, the first one too."""
+    return layer % 2 == 0 and layer < end
+
+
 def _switched(fields: Fields, num_layers: int) -> Windows:
     """Qwen3-MoE: `use_sliding_window` switches the window of all layers."""
     return (_window(fields, 4096) if fields.get("use_sliding_window") else None,) * num_layers
@@ -89,6 +109,13 @@ def _switched(fields: Fields, num_layers: int) -> Windows:
 
 def _window(fields: Fields, default: int | None) -> int | None:
     return positive_or_none({"sliding_window": default} | fields, "sliding_window")
+
+
+def _qwen2_mixture(fields: Fields, num_layers: int) -> MixtureConfig:
+    if fields.get("qkv_bias", True) is not True:
+        raise UnsupportedModelError("qkv_bias false is not supported: query, key and value have biases in this family")
+    shared = positive({"shared_expert_intermediate_size": 5632} | fields, "shared_expert_intermediate_size")
+    return replace(_qwen3_mixture(fields, num_layers), shared_size=shared)
 
 
 def _qwen3_mixture(fields: Fields, num_layers: int) -> MixtureConfig:
@@ -156,15 +183,24 @@ FAMILIES = MappingProxyType(
             output_bias=False,
             feed_forward_bias=False,
             query_key_norm=False,
-            windows=_by_layer_type,
+            windows=_by_layer_type(_from_layer),
             default_num_kv_heads=32,
+        ),
+        "qwen2_moe": Family(
+            query_key_value_bias=True,
+            output_bias=False,
+            feed_forward_bias=False,
+            query_key_norm=False,
+            windows=_by_layer_type(_alternating_below),
+            mixture=_qwen2_mixture,
+            default_num_kv_heads=16,
         ),
         "qwen3": Family(
             query_key_value_bias=None,
             output_bias=None,
             feed_forward_bias=False,
             query_key_norm=True,
-            windows=_by_layer_type,
+            windows=_by_layer_type(_from_layer),
             default_num_kv_heads=32,
             default_head_dim=128,
         ),

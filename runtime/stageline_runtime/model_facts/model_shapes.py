@@ -12,6 +12,8 @@ from stageline_runtime.model_facts.model_coverage import MeasuredParameters
 ROUTER_NAME = "mlp.gate.weight"
 EXPERT_GATE_UP_NAME = "mlp.experts.gate_up_proj"
 EXPERT_DOWN_NAME = "mlp.experts.down_proj"
+SHARED_NAME = "mlp.shared_expert"
+SHARED_GATE_NAME = "mlp.shared_expert_gate.weight"
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -96,12 +98,22 @@ def _feed_forward(config: ModelConfig, layer: int) -> Shapes:
             ROUTER_NAME: (mixture.num_experts, hidden),
             EXPERT_GATE_UP_NAME: (mixture.num_experts, 2 * mixture.intermediate_size, hidden),
             EXPERT_DOWN_NAME: (mixture.num_experts, hidden, mixture.intermediate_size),
-        }
+        } | _shared_expert(hidden, mixture.shared_size)
+    return _gated("mlp", hidden, inner, has_bias=config.mlp_bias)
+
+
+def _shared_expert(hidden: int, inner: int | None) -> Shapes:
+    if inner is None:
+        return {}
+    return _gated(SHARED_NAME, hidden, inner, has_bias=False) | {SHARED_GATE_NAME: (1, hidden)}
+
+
+def _gated(prefix: str, hidden: int, inner: int, *, has_bias: bool) -> Shapes:
     shapes: Shapes = {}
     for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-        shapes[f"mlp.{name}_proj.weight"] = shape
-        if config.mlp_bias:
-            shapes[f"mlp.{name}_proj.bias"] = shape[:1]
+        shapes[f"{prefix}.{name}_proj.weight"] = shape
+        if has_bias:
+            shapes[f"{prefix}.{name}_proj.bias"] = shape[:1]
     return shapes
 
 

@@ -15,6 +15,7 @@ from oracles.tiny_models import (
     write_tiny_llama,
     write_tiny_mistral,
     write_tiny_qwen2,
+    write_tiny_qwen2_moe,
     write_tiny_qwen3,
     write_tiny_qwen3_moe,
 )
@@ -31,6 +32,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,
     "qwen3": write_tiny_qwen3,
     "mistral, window 5": lambda path: write_tiny_mistral(path, sliding_window=5),
+    "qwen2_moe": write_tiny_qwen2_moe,
     "qwen3_moe": write_tiny_qwen3_moe,
 }
 USUAL = ("llama", "mistral, window 5")

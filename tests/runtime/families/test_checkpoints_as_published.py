@@ -89,10 +89,10 @@ def test_a_dense_doge_is_not_refused_as_a_mixture() -> None:
 
 
 def test_a_mixture_that_leaves_its_experts_to_the_class_is_refused_as_one() -> None:
-    sparse = {"model_type": "qwen2_moe", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    sparse = {"model_type": "flex_olmo", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
     with pytest.raises(UnsupportedModelError) as refusal:
         model_config_from_dict(sparse, {})
-    assert "num_experts 60 of model_type 'qwen2_moe' is not supported" in str(refusal.value)
+    assert "num_experts 7 of model_type 'flex_olmo' is not supported" in str(refusal.value)
     assert "serve it with engine.name: vllm" in str(refusal.value)
 
 

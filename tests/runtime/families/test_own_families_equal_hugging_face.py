@@ -11,6 +11,7 @@ from oracles.tiny_models import (
     write_tiny_mistral,
     write_tiny_mixtral,
     write_tiny_qwen2,
+    write_tiny_qwen2_moe,
     write_tiny_qwen3,
     write_tiny_qwen3_moe,
 )
@@ -31,6 +32,22 @@ MODELS: dict[str, tuple[str, Writer]] = {
             path, tie_word_embeddings=True, use_sliding_window=True, sliding_window=21, max_window_layers=1
         ),
     ),
+    "qwen2_moe": ("qwen2_moe", write_tiny_qwen2_moe),
+    "qwen2_moe, stacked, normalised weights": (
+        "qwen2_moe",
+        lambda path: write_tiny_qwen2_moe(path, stacked=True, norm_topk_prob=True),
+    ),
+    "qwen2_moe, dense and sparse layers, windows": (
+        "qwen2_moe",
+        lambda path: write_tiny_qwen2_moe(
+            path,
+            num_hidden_layers=5,
+            mlp_only_layers=[1],
+            use_sliding_window=True,
+            sliding_window=21,
+            max_window_layers=4,
+        ),
+    ),
     "qwen3_moe": ("qwen3_moe", write_tiny_qwen3_moe),
     "qwen3_moe, normalised weights": ("qwen3_moe", lambda path: write_tiny_qwen3_moe(path, norm_topk_prob=True)),
     "qwen3_moe, dense and sparse layers": (
@@ -46,7 +63,14 @@ MODELS: dict[str, tuple[str, Writer]] = {
 }
 
 
-USUAL = ("llama", "mistral, window of several chunks", "qwen3", "qwen3_moe, dense and sparse layers", "mixtral")
+USUAL = (
+    "llama",
+    "mistral, window of several chunks",
+    "qwen3",
+    "qwen2_moe, dense and sparse layers, windows",
+    "qwen3_moe, dense and sparse layers",
+    "mixtral",
+)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from oracles.tiny_models import (
     write_tiny_olmo2,
     write_tiny_phi3,
     write_tiny_qwen2,
+    write_tiny_qwen2_moe,
     write_tiny_qwen3_moe,
 )
 from stageline_api.runtime_config import LayerRange
@@ -36,6 +37,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,
     "mixtral": write_tiny_mixtral,
     "mixtral, stacked": lambda path: write_tiny_mixtral(path, stacked=True),
+    "qwen2_moe, some layers dense": lambda path: write_tiny_qwen2_moe(path, decoder_sparse_step=2),
     "qwen3_moe, some layers dense": lambda path: write_tiny_qwen3_moe(path, decoder_sparse_step=2),
     "gemma2": write_tiny_gemma2,
     "gemma2, whose config leaves it to the family that it is tied": lambda path: without_field(write_tiny_gemma2(path)),

@@ -88,6 +88,15 @@ def write_tiny_qwen2(directory: Path, **fields: Any) -> Path:
     return _write_family(directory, Qwen2Config, Qwen2ForCausalLM, **fields)
 
 
+def write_tiny_qwen2_moe(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
+    """Write a Qwen2-MoE of eight experts and a shared one of another size; returns `directory`."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+    shared = {"shared_expert_intermediate_size": 80}
+    return _write_family(directory, Qwen2MoeConfig, Qwen2MoeForCausalLM, stacked=stacked, **experts | shared | fields)
+
+
 def write_tiny_qwen3_moe(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
     """Write a Qwen3-MoE of eight experts; `stacked` keeps them as transformers 5 holds them; returns `directory`."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM

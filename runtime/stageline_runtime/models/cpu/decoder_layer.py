@@ -22,11 +22,14 @@ class ExpertMixture:
 
     `sum over picked experts of weight * down(silu(gate(x)) * up(x))`. Tokens are grouped by expert, so that an expert's
     weights are read once a step and never for an expert without tokens. Numerics follow Hugging Face's: routing weights
-    are a float32 softmax over all experts, and the experts' outputs are summed in ascending order of the expert.
+    are a float32 softmax over all experts, and the experts' outputs are summed in ascending order of the expert. A
+    shared expert runs for all tokens and comes last, weighted by `sigmoid(shared_gate(x))`.
     """
 
-    def __init__(self, mixture: MixtureConfig, weights: ExpertWeights) -> None:
+    def __init__(self, mixture: MixtureConfig, weights: ExpertWeights, kernels: RowKernels | None) -> None:
         self._mixture = mixture
+        shared = weights.shared
+        self._shared = None if shared is None else (FeedForward(shared.block, kernels), Linear(shared.gate))
         self._router = Linear(weights.router)
         self._gate_up = tuple(Linear(weight) for weight in weights.gate_up)
         self._down = tuple(Linear(weight) for weight in weights.down)
@@ -47,7 +50,10 @@ class ExpertMixture:
             result = self._down[expert](F.silu(gate) * up) * weights.flatten()[picks, None]
             output.index_add_(0, tokens, result.to(output.dtype))
             start += count
-        return output
+        if self._shared is None:
+            return output
+        shared_block, shared_gate = self._shared
+        return output + torch.sigmoid(shared_gate(rows)) * shared_block(rows)
 
     def _route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and expert ids `[num_tokens, experts_per_token]` of each token's picked experts."""
@@ -143,7 +149,7 @@ def _feed_forward(
     if isinstance(weights, DenseWeights):
         return FeedForward(weights, kernels)
     assert config.mixture is not None, "expert weights without a mixture"
-    return ExpertMixture(config.mixture, weights)
+    return ExpertMixture(config.mixture, weights, kernels)
 
 
 def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:

@@ -15,6 +15,8 @@ from stageline_runtime.model_facts.model_shapes import (
     EXPERT_DOWN_NAME,
     EXPERT_GATE_UP_NAME,
     ROUTER_NAME,
+    SHARED_GATE_NAME,
+    SHARED_NAME,
     Shapes,
     layer_tensor_shapes,
     mixture_of,
@@ -46,6 +48,14 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertWeights:
+    """The expert that every token passes, and the gate that weights it: `[1, hidden_size]`."""
+
+    block: DenseWeights
+    gate: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """A mixture of gated feed-forward blocks without biases."""
 
@@ -55,6 +65,7 @@ class ExpertWeights:
     """By expert: `[2 * intermediate_size, hidden_size]`, gate rows first."""
     down: tuple[torch.Tensor, ...]
     """By expert: `[hidden_size, intermediate_size]`."""
+    shared: SharedExpertWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,27 +107,34 @@ def fuse_layer(config: ModelConfig, layer: int, form: ExpertForm, tensors: dict[
         key_norm=tensors.get("self_attn.k_norm.weight"),
         output=_fuse(tensors, ["self_attn.o_proj"]),
         feed_forward_norm=tensors["post_attention_layernorm.weight"],
-        feed_forward=_fuse_dense(tensors) if mixture is None else _fuse_experts(tensors, mixture, form),
+        feed_forward=_fuse_dense(tensors, "mlp") if mixture is None else _fuse_experts(tensors, mixture, form),
     )
 
 
-def _fuse_dense(tensors: dict[str, torch.Tensor]) -> DenseWeights:
+def _fuse_dense(tensors: dict[str, torch.Tensor], prefix: str) -> DenseWeights:
     return DenseWeights(
-        gate_up=_fuse(tensors, ["mlp.gate_proj", "mlp.up_proj"]), down=_fuse(tensors, ["mlp.down_proj"])
+        gate_up=_fuse(tensors, [f"{prefix}.gate_proj", f"{prefix}.up_proj"]),
+        down=_fuse(tensors, [f"{prefix}.down_proj"]),
     )
+
+
+def _fuse_shared(tensors: dict[str, torch.Tensor], mixture: MixtureConfig) -> SharedExpertWeights | None:
+    if mixture.shared_size is None:
+        return None
+    return SharedExpertWeights(block=_fuse_dense(tensors, SHARED_NAME), gate=tensors.pop(SHARED_GATE_NAME))
 
 
 def _fuse_experts(tensors: dict[str, torch.Tensor], mixture: MixtureConfig, form: ExpertForm) -> ExpertWeights:
-    router = tensors.pop(_router_name(form))
+    router, shared = tensors.pop(_router_name(form)), _fuse_shared(tensors, mixture)
     if form is ExpertForm.STACKED:
         gate_up, down = tensors.pop(EXPERT_GATE_UP_NAME), tensors.pop(EXPERT_DOWN_NAME)
-        return ExpertWeights(router=router, gate_up=gate_up.unbind(0), down=down.unbind(0))
+        return ExpertWeights(router=router, gate_up=gate_up.unbind(0), down=down.unbind(0), shared=shared)
     gate_ups, downs = [], []
     for expert in range(mixture.num_experts):
         gate, up, down_name = _expert_names(form, expert)
         gate_ups.append(torch.cat((tensors.pop(gate), tensors.pop(up))))
         downs.append(tensors.pop(down_name))
-    return ExpertWeights(router=router, gate_up=tuple(gate_ups), down=tuple(downs))
+    return ExpertWeights(router=router, gate_up=tuple(gate_ups), down=tuple(downs), shared=shared)
 
 
 def _router_name(form: ExpertForm) -> str:
