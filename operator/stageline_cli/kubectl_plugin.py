@@ -11,11 +11,13 @@ from stageline_cli.lazy_group import LazyGroup
 from stageline_cli.main import COMMANDS, run
 
 ON_CALL: Final = ("status", "top", "debug-bundle")
+CHANGES: Final = ("restart", "rollback")
+"""They know no other place than a cluster."""
 
 plugin = LazyGroup(
     name="kubectl stageline",
-    commands_table={name: COMMANDS[name] for name in ON_CALL},
-    help="Show how PipelineModels of a cluster are.",
+    commands_table={name: COMMANDS[name] for name in (*ON_CALL, *CHANGES)},
+    help="Show how PipelineModels of a cluster are, and change them.",
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 120,

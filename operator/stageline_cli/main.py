@@ -38,6 +38,16 @@ COMMANDS: Final = {
         help="Pack what is known of a model, without its secrets.",
         extra="cluster",
     ),
+    "restart": LazyCommand(
+        target="stageline_cli.rollout_commands:restart",
+        help="Replace a model's groups one after another.",
+        extra="cluster",
+    ),
+    "rollback": LazyCommand(
+        target="stageline_cli.rollout_commands:rollback",
+        help="Take back a rollout that has not ended.",
+        extra="cluster",
+    ),
     "trace": LazyCommand(target="stageline_cli.trace:trace", help="Write a timeline of a running group, for Perfetto."),
     "validate": LazyCommand(
         target="stageline_cli.validate:validate", help="Check PipelineModel files; exit status 2 when one is refused."

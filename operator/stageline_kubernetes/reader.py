@@ -1,11 +1,12 @@
-"""A reader for commands, which block: logging in as kubectl would, and GETs of plain JSON or text.
+"""An API server for commands, which block: logging in as kubectl would, GETs of plain JSON or text, and JSON patches.
 
-It writes nothing. It is not `client` because commands read from the threads of a blocking HTTP client (a pod's page
-through the API server's proxy is one more GET), and a machine that only reads needs no aiohttp for it.
+It writes only what a person's command asks for by name. It is not `client` because commands read from the threads of a
+blocking HTTP client (a pod's page through the API server's proxy is one more GET), and a machine that only asks needs
+no aiohttp for it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -39,12 +40,22 @@ class ApiServer:
 
     def get(self, path: str, query: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
         """The body of an answer; raises `ApiError` for everything that is no success."""
-        url = f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""), timeout_seconds)
+
+    def patch_json(self, path: str, patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The object after a JSON patch (RFC 6902) that the API server checks strictly; raises `ApiError`."""
+        query = urlencode({"fieldManager": "stageline", "fieldValidation": "Strict"})
+        return dict(json.loads(self._ask("PATCH", f"{path}?{query}", TIMEOUT_SECONDS, patch)))
+
+    def _ask(self, method: str, path: str, timeout_seconds: float, patch: Any = None) -> bytes:
+        url = f"{self._configuration.host}{path}"
         headers = {"Accept": "application/json, */*", "User-Agent": "stageline"}
+        if patch is not None:
+            headers["Content-Type"] = "application/json-patch+json"
         try:
             if token := self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
                 headers["Authorization"] = token
-            answer = self._client.call_api("GET", url, headers, _request_timeout=timeout_seconds)
+            answer = self._client.call_api(method, url, headers, patch, _request_timeout=timeout_seconds)
             body = bytes(answer.read() or b"")  # type: ignore[no-untyped-call]
         except Exception as error:  # login helpers, TLS and connections raise what they like
             raise ApiError(f"no answer: {_reason(error)}", 0) from error

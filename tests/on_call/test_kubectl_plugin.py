@@ -10,7 +10,7 @@ import pytest
 from cluster.readable_kube_api import readable_kube_api
 from processes.repository_files import ROOT
 from stageline_cli import kubectl_plugin
-from stageline_cli.kubectl_plugin import ON_CALL, plugin
+from stageline_cli.kubectl_plugin import CHANGES, ON_CALL, plugin
 from stageline_cli.main import COMMANDS, run
 
 
@@ -34,7 +34,7 @@ def test_help_names_the_plugin_and_its_commands_alone(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "Usage: kubectl stageline [OPTIONS] COMMAND" in shown
     listed = [line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines() if line[2:3] != " "]
-    assert listed == list(ON_CALL), shown
+    assert listed == [*ON_CALL, *CHANGES], shown
     assert run(["up"], plugin) == 2
     assert "No such command 'up'" in capsys.readouterr().err
 
@@ -46,6 +46,14 @@ def test_it_never_asks_this_machine(command: str, capsys: pytest.CaptureFixture[
     assert command in COMMANDS
     assert run([command], plugin) == 2
     assert "can't log in to a cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", CHANGES)
+def test_a_change_without_a_cluster_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "smollm2"], plugin) == 2
+    assert "can't log in to a cluster" in capsys.readouterr().err
+    assert run([command], plugin) == 2
+    assert "Missing argument 'MODEL'" in capsys.readouterr().err
 
 
 def test_it_asks_the_cluster_of_the_current_context(

@@ -184,13 +184,13 @@ def test_penalties_keep_an_answer_from_repeating_itself(served: Served) -> None:
 
 
 def test_an_answer_is_held_to_a_schema(served: Served) -> None:
-    properties = {"city": {"type": "string", "maxLength": 12}, "population": {"type": "integer"}}
+    properties = {"city": {"type": "string", "maxLength": 12}, "is_large": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "capital", "schema": schema, "strict": True}}
     text = served.chat("What is the capital of France?", response_format=wanted, max_tokens=64)
     found = json.loads(text)
     assert found.keys() == properties.keys(), text
-    assert isinstance(found["population"], int), text
+    assert isinstance(found["is_large"], bool), text
 
 
 def test_a_stop_string_ends_an_answer_before_itself(served: Served) -> None:

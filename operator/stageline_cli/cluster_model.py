@@ -1,0 +1,113 @@
+"""One PipelineModel of a cluster, as commands read and change it: its spec, its revisions, and the wait for a rollout.
+
+What is changed is written on top of what was read (`resourceVersion`), so that nobody else's change is lost. Waiting
+ends when the model is Ready as it was asked for, when it stalls, or when time is up; it changes nothing.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stageline_api import labels
+from stageline_api.conditions import ConditionType
+from stageline_api.errors import UserError
+from stageline_api.resource.recorded_status import read_status
+from stageline_api.resource.status import PipelineModelStatus
+from stageline_kubernetes.errors import ApiError
+from stageline_kubernetes.reader import ApiServer
+from stageline_operator.planner.objects.config import SPEC_FILE
+
+_LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A revision that the cluster still knows, with the spec it was made from."""
+
+    name: str
+    created: str
+    spec: Mapping[str, Any]
+    groups: int
+
+
+class ClusterModel:
+    """All methods raise `UserError` with the API server's words."""
+
+    def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
+        self._api = api
+        self.namespace, self.name = namespace, name
+        self._path = f"/apis/stageline.dev/v1alpha1/namespaces/{namespace}/pipelinemodels/{name}"
+
+    def read(self) -> dict[str, Any]:
+        """The manifest."""
+        try:
+            return self._api.get_json(self._path)
+        except ApiError as error:
+            if error.is_not_found:
+                where = f"cluster {self._api.context}, namespace {self.namespace}"
+                raise UserError(f"{where}: there is no PipelineModel {self.name!r}") from error
+            raise UserError(f"PipelineModel {self.name!r} can't be read: {error}") from error
+
+    def change(self, manifest: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Put `spec` in place of the one that `manifest` was read with; returns the new manifest."""
+        patch = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": manifest["metadata"]["resourceVersion"]},
+            {"op": "replace", "path": "/spec", "value": spec},
+        ]
+        try:
+            return self._api.patch_json(self._path, patch)
+        except ApiError as error:
+            raise UserError(f"PipelineModel {self.name!r} can't be changed: {error}") from error
+
+    def revisions(self, status: PipelineModelStatus) -> list[Revision]:
+        """Those that groups still have and the current one, the newest first."""
+        try:
+            path, selector = f"/api/v1/namespaces/{self.namespace}/configmaps", f"{labels.MODEL}={self.name}"
+            found = self._api.get_json(path, labelSelector=selector)["items"]
+        except ApiError as error:
+            raise UserError(f"revisions of {self.name!r} can't be read: {error}") from error
+        revisions = [_revision(each, status) for each in found if SPEC_FILE in (each.get("data") or {})]
+        return sorted(revisions, key=lambda each: each.created, reverse=True)
+
+    def wait_ready(self, generation: int, timeout_seconds: float, say: Callable[[str], None]) -> None:
+        """Until the operator has brought about that generation of the spec; each new state of the rollout is said."""
+        deadline = time.monotonic() + timeout_seconds
+        said = ""
+        while True:
+            status = read_status(self.read().get("status"))
+            words, is_over = _progress(status, generation)
+            if words != said:
+                say(words)
+                said = words
+            if is_over:
+                return
+            if time.monotonic() > deadline:
+                raise UserError(f"not Ready within {timeout_seconds:g} s; it goes on without this command: {words}")
+            time.sleep(_LOOK_SECONDS)
+
+
+def _revision(config_map: Mapping[str, Any], status: PipelineModelStatus) -> Revision:
+    metadata = config_map["metadata"]
+    name = str(metadata.get("labels", {}).get(labels.REVISION, ""))
+    groups = sum(group.revision == name for group in status.groups)
+    return Revision(name, str(metadata["creationTimestamp"]), json.loads(config_map["data"][SPEC_FILE]), groups)
+
+
+def _progress(status: PipelineModelStatus, generation: int) -> tuple[str, bool]:
+    """What to say, and whether the model is as asked; raises `UserError` when it stalls."""
+    if (status.observed_generation or 0) < generation:
+        return "waiting for the operator", False
+    conditions = {each.type: each for each in status.conditions}
+    stalled, ready = conditions.get(ConditionType.STALLED), conditions.get(ConditionType.READY)
+    if stalled is not None and stalled.status == "True":
+        raise UserError(f"{stalled.reason}: {stalled.message}")
+    if ready is None:
+        return "waiting for the operator", False
+    return f"{ready.reason}: {ready.message}", ready.status == "True"
+
+
+def other_revisions(revisions: Sequence[Revision], status: PipelineModelStatus) -> Iterator[Revision]:
+    """Those that a rollout could go back to."""
+    return (each for each in revisions if each.name != status.update_revision)
