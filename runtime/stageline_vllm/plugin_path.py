@@ -15,9 +15,11 @@ STATE_CLOCK_PLUGIN: Final = "stageline_state_clock"
 EVEN_COHORTS_SCHEDULER: Final = "stageline_vllm.plugin.even_cohorts.even_cohorts_scheduler"
 """For `--scheduler-cls`."""
 PARENT_DEATH_PLUGIN: Final = "stageline_parent_death"
+RECEIVED_TENSORS_PLUGIN: Final = "stageline_received_tensors"
 GENERAL_PLUGINS: Final = {
     STATE_CLOCK_PLUGIN: "stageline_vllm.plugin.state_clock:register",
     PARENT_DEATH_PLUGIN: "stageline_vllm.plugin.parent_death:register",
+    RECEIVED_TENSORS_PLUGIN: "stageline_vllm.plugin.received_tensors:register",
 }
 LOGITS_PROCESSORS: dict[str, str] = {}
 """Name and object of each entry in `vllm.logits_processors`."""

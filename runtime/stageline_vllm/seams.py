@@ -51,6 +51,12 @@ SEAMS: Final = (
     Seam("vllm.v1.worker.gpu_worker:Worker.initialize_from_config", "KV cache size", parameters=("kv_cache_config",)),
     Seam("vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model", "after it the worker is ready"),
     Seam("vllm.v1.worker.gpu_worker:AsyncIntermediateTensors.wait_for_comm", "the wait for a hidden tensor"),
+    Seam(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        "what a later stage receives into is made where it is missing",
+        fields=("sync_and_gather_intermediate_tensors",),
+        attributes_in_source=("device", "intermediate_tensors", "max_num_tokens", "model", "model_config"),
+    ),
     Seam("vllm.distributed.parallel_state:GroupCoordinator.irecv_tensor_dict", "a hidden tensor is received"),
     Seam(
         "vllm.distributed.parallel_state:GroupCoordinator.isend_tensor_dict",

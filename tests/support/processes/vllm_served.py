@@ -65,11 +65,11 @@ def starved_seconds(pid: int) -> float:
         return 0.0
 
 
-def manifest(directory: Path, interpreter: Path, timeouts: Mapping[str, float], parallelism: Mapping[str, int]) -> Path:
-    """The example as it is, with vLLM's compiled code kept beside its environment."""
+def manifest(directory: Path, interpreter: Path, **changes: Mapping[str, Any]) -> Path:
+    """The example with changes by section, and with vLLM's compiled code kept beside its environment."""
     document = yaml.safe_load((ROOT / "examples" / "smollm2_vllm.yaml").read_text())
-    document["spec"]["timeouts"] |= timeouts
-    document["spec"]["parallelism"] |= parallelism
+    for section, fields in changes.items():
+        document["spec"][section] |= fields
     compiled = interpreter.parent.parent / "cache"
     document["spec"]["template"]["env"].append({"name": "VLLM_CACHE_ROOT", "value": str(compiled)})
     directory.mkdir(parents=True, exist_ok=True)
@@ -200,11 +200,15 @@ class Served:
 
 @contextmanager
 def served_by_vllm(
-    directory: Path, timeouts: Mapping[str, float] = AS_GIVEN, parallelism: Mapping[str, int] = AS_GIVEN
+    directory: Path,
+    timeouts: Mapping[str, float] = AS_GIVEN,
+    parallelism: Mapping[str, int] = AS_GIVEN,
+    **changes: Mapping[str, Any],
 ) -> Iterator[Served]:
-    """Start it, wait until it answers, and end it."""
+    """Start it with what is changed of the example's spec, wait until it answers, and end it."""
     interpreter = vllm_python()
     cache = Path(os.environ.get("STAGELINE_CACHE") or Path.home() / ".cache" / "stageline")
-    with serving(manifest(directory, interpreter, timeouts, parallelism), directory, cache, "--plain") as command:
+    file = manifest(directory, interpreter, timeouts=timeouts, parallelism=parallelism, **changes)
+    with serving(file, directory, cache, "--plain") as command:
         command.wait_serving(START_SECONDS)
         yield Served(command)

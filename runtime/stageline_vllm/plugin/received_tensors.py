@@ -1,0 +1,38 @@
+"""The entry point `vllm.general_plugins` that gives a later stage the tensors it receives into, where vLLM forgot them.
+
+vLLM 0.32 makes them in the run that warms a compiled model up. A CPU's runner leaves that run out where nothing is
+compiled: with `--enforce-eager`, and with LoRA adapters. The first step of a later stage then fails an assertion. Made
+here as vLLM makes them, just before they are used, and only where there are none.
+"""
+
+import functools
+import os
+from typing import Any
+
+from stageline_vllm.worker_state import DIRECTORY_VARIABLE
+
+
+def register() -> None:
+    """Called by vLLM, in each of its processes and maybe more than once."""
+    if not os.environ.get(DIRECTORY_VARIABLE):
+        return
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    give_tensors(GPUModelRunner)
+
+
+def give_tensors(runner: Any) -> None:
+    """Make a class of runners give itself its tensors; once, however often it is asked for."""
+    original = runner.sync_and_gather_intermediate_tensors
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def with_tensors(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.intermediate_tensors is None:
+            self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
+        return original(self, *args, **kwargs)
+
+    runner.sync_and_gather_intermediate_tensors = with_tensors
