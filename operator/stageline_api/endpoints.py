@@ -38,6 +38,8 @@ class Endpoints(BaseModel):
     groups: tuple[GroupEndpoint, ...] = ()
     models: tuple[str, ...] = ()
     """Served names of models that are there, whether or not any group of theirs is."""
+    adapters: dict[str, tuple[str, ...]] = {}
+    """By served name: LoRA adapters that are asked for as models of their own, whether or not a group is there."""
     suspended: tuple[str, ...] = ()
     """Served names of models that get no groups until a person resumes them (`spec.suspend`)."""
     scaled_to_zero: tuple[str, ...] = ()

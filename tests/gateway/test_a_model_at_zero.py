@@ -16,10 +16,14 @@ QUEUED = "stageline_gateway_requests_queued"
 COUNTED = (QUEUED, IN_FLIGHT)
 
 
+ADAPTER = "pirate"
+
+
 def serve(gateway: RunningGateway, *groups: GroupEndpoint, at_zero: bool) -> None:
     """Write the endpoints file: the model is there whether or not a group is."""
     names = (MODEL,) if at_zero else ()
-    text = Endpoints(groups=groups, models=(MODEL,), scaled_to_zero=names).model_dump_json()
+    adapters = {MODEL: (ADAPTER,)}
+    text = Endpoints(groups=groups, models=(MODEL,), adapters=adapters, scaled_to_zero=names).model_dump_json()
     new = gateway.endpoints.with_suffix(".new")
     new.write_text(text)
     new.replace(gateway.endpoints)
@@ -66,6 +70,23 @@ def test_a_request_waits_through_zero_and_the_first_start(patient: RunningGatewa
         for answer in (at_zero.result(120), while_it_starts.result(120)):
             assert answer.status_code == 200, answer.text
     assert queued(patient) == 0
+
+
+def test_an_adapter_of_it_is_waited_for_by_the_groups_that_will_have_it(
+    patient: RunningGateway, engine: ScriptedEngine
+) -> None:
+    listed = {each["id"] for each in patient.http.get("/v1/models").json()["data"]}
+    assert listed == {MODEL, ADAPTER}
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(patient.http.post, "/v1/completions", json=BODY | {"model": ADAPTER}, timeout=120)
+        eventually(lambda: queued(patient) == 1, "the waiting request is not counted")
+        without = group(engine.url)
+        serve(patient, without, at_zero=False)
+        eventually(lambda: patient.shown_groups(), "the group without it never came")
+        serve(patient, without, group(engine.url, 1).model_copy(update={"adapters": (ADAPTER,)}), at_zero=False)
+        answer = waits.result(120)
+    assert answer.status_code == 200, answer.text
+    assert [asked.adapter for asked in engine.requests] == [ADAPTER]
 
 
 def test_a_request_that_nothing_is_started_for_is_told_so(hurried: RunningGateway) -> None:

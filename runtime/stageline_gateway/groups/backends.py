@@ -46,8 +46,10 @@ class DiscoveredGroups:
     """Served name -> when it was last known to be scaled to zero, by `clock`."""
 
     def models(self) -> tuple[str, ...]:
-        adapters = (name for group in self.current.groups for name in group.adapters)
-        return tuple(dict.fromkeys([*(group.model for group in self.current.groups), *self.current.models, *adapters]))
+        current = self.current
+        adapters = [name for group in current.groups for name in group.adapters]
+        adapters += [name for listed in current.adapters.values() for name in listed]
+        return tuple(dict.fromkeys([*(group.model for group in current.groups), *current.models, *adapters]))
 
     @property
     def why_unread(self) -> str:
@@ -76,19 +78,18 @@ class DiscoveredGroups:
 
     def is_suspended(self, model: str) -> bool:
         """Whether no group of `model` will come until a person says so."""
-        return model in self.current.suspended
+        return self.model_of(model) in self.current.suspended
 
     def seconds_since_zero(self, model: str) -> float:
         """How long ago `model` was last scaled to zero: 0 while it is, infinity where it never was."""
+        model = self.model_of(model)
         if model in self.current.scaled_to_zero:
             return 0.0
         return self.clock() - self._at_zero.get(model, -math.inf)
 
     def resume_window_seconds(self, model: str) -> float:
         """How long an answer of `model` that has begun waits for a group that continues it."""
-        if self.adapter_of(model) is not None:
-            model = self.groups_of(model)[0].model
-        return self.current.resume_window_seconds.get(model, DEFAULT_RESUME_WINDOW_SECONDS)
+        return self.current.resume_window_seconds.get(self.model_of(model), DEFAULT_RESUME_WINDOW_SECONDS)
 
     def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
         """Those of a served name, or that have an adapter of this name."""
@@ -98,10 +99,15 @@ class DiscoveredGroups:
 
     def adapter_of(self, model: str) -> str | None:
         """The adapter that is asked for by this name; None where a model is served under it, or nothing."""
-        groups = self.current.groups
-        if model in self.current.models or any(group.model == model for group in groups):
-            return None
-        return model if any(model in group.adapters for group in groups) else None
+        return None if self.model_of(model) == model else model
+
+    def model_of(self, name: str) -> str:
+        """The served name whose groups answer for `name`: itself, unless it is an adapter's and no model's."""
+        current = self.current
+        if name in current.models or any(group.model == name for group in current.groups):
+            return name
+        of_groups = (group.model for group in current.groups if name in group.adapters)
+        return next(of_groups, None) or next((each for each, has in current.adapters.items() if name in has), name)
 
 
 @dataclass(frozen=True, slots=True)

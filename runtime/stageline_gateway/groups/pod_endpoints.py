@@ -29,6 +29,7 @@ def endpoints_of(pods: Iterable[Manifest], models: Collection[Manifest]) -> Endp
     return Endpoints(
         groups=tuple(groups),
         models=names,
+        adapters=_adapters_by_name(models),
         suspended=_all_of(models, _is_suspended),
         scaled_to_zero=_all_of(models, _is_scaled_to_zero),
         resume_window_seconds=_resume_windows(models),
@@ -42,6 +43,16 @@ def _served_name(model: Manifest) -> str:
 def _adapters(model: Manifest) -> tuple[str, ...]:
     listed = (model.get("spec", {}).get("engine") or {}).get("loraAdapters") or ()
     return tuple(str(adapter["name"]) for adapter in listed)
+
+
+def _adapters_by_name(models: Iterable[Manifest]) -> dict[str, tuple[str, ...]]:
+    """Of PipelineModels that share a served name, all together; a name without any is left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for model in models:
+        if listed := _adapters(model):
+            name = _served_name(model)
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *listed)))
+    return found
 
 
 def _all_of(models: Iterable[Manifest], holds: Callable[[Mapping[str, Any]], bool]) -> tuple[str, ...]:
