@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from stageline_api import labels
 from stageline_api.conditions import ConditionType
@@ -38,7 +39,8 @@ class ClusterModel:
     def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
         self._api = api
         self.namespace, self.name = namespace, name
-        self._path = f"/apis/stageline.dev/v1alpha1/namespaces/{namespace}/pipelinemodels/{name}"
+        place = f"namespaces/{quote(namespace, safe='')}/pipelinemodels/{quote(name, safe='')}"
+        self._path = f"/apis/stageline.dev/v1alpha1/{place}"
 
     def read(self) -> dict[str, Any]:
         """The manifest."""

@@ -48,6 +48,8 @@ def restart(model: str, wait: bool, timeout_seconds: float, **where: Any) -> int
     """
     with _opened(model, **where) as found:
         manifest = found.read()
+        if manifest["spec"].get("suspend"):
+            raise UserError(f"{model} is suspended: it has no group to restart until spec.suspend is false")
         template = dict(manifest["spec"].get("template") or {})
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         template["annotations"] = {**(template.get("annotations") or {}), RESTARTED_AT: now}
