@@ -135,6 +135,22 @@ def test_at_low_load_one_stage_waits_and_the_others_lose_it(hung: int) -> None:
     assert (found.end.stage, found.failure_class) == (hung, "StepTimeout")
 
 
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize(
+    ("hung", "waits", "lost"),
+    [(0, {1: 0, 3: 2}, {2: 1}), (1, {0: 3, 2: 1}, {3: 2}), (2, {0: 3, 3: 2}, {1: 0}), (3, {0: 3, 2: 3}, {1: 0})],
+)
+def test_a_wait_for_one_that_ended_itself_does_not_hide_the_one_that_hangs(
+    hung: int, waits: dict[int, int], lost: dict[int, int], order: list[int]
+) -> None:
+    """As four real stages ended with one stopped: two waited too long, and one lost a neighbour that had."""
+    ends = [waited_for(stage, peer, 5) for stage, peer in waits.items()]
+    ends += [end(stage, 71, words(FailureClass.PEER_LOST, peer), 5) for stage, peer in lost.items()]
+    found = find_cause([ends[at] for at in order], LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.failure_class) == (hung, "StepTimeout"), found
+
+
 @pytest.mark.parametrize("hung", range(4))
 def test_a_stage_that_says_itself_that_it_hangs_is_believed(hung: int) -> None:
     ends = [waited_for(stage, None if stage == hung else (stage - 1) % 4, 9 - stage) for stage in range(4)]

@@ -40,9 +40,8 @@ def with_local_engine(model: PipelineModel) -> PipelineModel:
 def refuse_no_groups(model: PipelineModel) -> None:
     """Raise `UserError` for a model without a group: on one machine nobody scales it up."""
     if model.spec.replicas == 0:
-        raise UserError(
-            "spec.replicas: 0 serves nothing here: in a cluster an autoscaler sets it, `stageline up` does not", 2
-        )
+        rule = "it serves nothing, and only a cluster has an autoscaler that changes it"
+        raise UserError(f"spec.replicas: 0 is not allowed here: {rule}", 2)
 
 
 def with_shared_cores(images: LocalImages, model: PipelineModel) -> LocalImages:

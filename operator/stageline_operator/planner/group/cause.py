@@ -5,7 +5,8 @@ they point at may be seen a moment later than they are, so a group that shows no
 `SETTLE_SECONDS` before a consequence is taken at its word. Where several failures stand alone, the earliest is it.
 
 A stage that waited too long for a neighbour names it as well. All stages of a pipeline wait for the one that hangs,
-each for the one before it, so these are followed too, to one that waited for nobody or that has not ended: that hangs.
+each for the one before it, and stage 0 for the last one's tokens. Whoever waited for one that has not ended knows it:
+that hangs. Else the waits are followed, to one that waited for nobody.
 """
 
 from collections.abc import Sequence
@@ -101,6 +102,8 @@ def _follow_waits(found: Failure, failures: Sequence[Failure]) -> Failure:
     if found.failure_class is not FailureClass.STEP_TIMEOUT:
         return found
     waits = [each for each in failures if each.failure_class is FailureClass.STEP_TIMEOUT and each.peer is not None]
+    if (witness := _witness_of_silence(waits, failures)) is not None:
+        return _silent(witness)
     current = found if found.peer is not None else next(iter(waits), found)
     seen: list[int] = []
     while current.failure_class is FailureClass.STEP_TIMEOUT and current.peer is not None:
@@ -113,6 +116,17 @@ def _follow_waits(found: Failure, failures: Sequence[Failure]) -> Failure:
             return _silent(current)
         current = ended[0]
     return current
+
+
+def _witness_of_silence(waits: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
+    """Who waited for a stage that has not ended, when others have: they ended because of it, and it hangs.
+
+    Stage 0 waits for the last stage's tokens, which come late whichever stage hangs, so a wait for the stage before is
+    the better witness.
+    """
+    ended = {each.end.stage for each in failures if each.end.container != _ENGINE}
+    met = [each for each in waits if each.peer not in ended]
+    return min(met, key=lambda each: (each.peer != each.end.stage - 1, each.end.stage), default=None)
 
 
 def _silent(witness: Failure) -> Failure:
