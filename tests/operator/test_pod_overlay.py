@@ -265,3 +265,11 @@ def test_devices_that_are_claimed_are_not_asked_for_a_second_time() -> None:
         resources = container(pod, "stage")["resources"]
         assert resources.get("limits", {}) == limits, pod
         assert resources.get("claims", []) == ([{"name": "gpu"}] if not limits else []), pod
+
+
+def test_constraints_of_one_topology_stay_apart() -> None:
+    """Kubernetes tells them apart by two fields, so none is merged: Stageline has none of its own."""
+    kinds = ("DoNotSchedule", "ScheduleAnyway")
+    spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": kind} for kind in kinds]
+    pod = pod_of(with_template(podTemplate={"spec": {"topologySpreadConstraints": spread}}))
+    assert pod["spec"]["topologySpreadConstraints"] == spread

@@ -18,7 +18,6 @@ MERGE_KEYS: Final[Mapping[str, str]] = {
     "resourceClaims": "name",
     "claims": "name",
     "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
 }
 """By which field Kubernetes tells the entries of a list apart."""
 _REPLACED: Final = frozenset({"supplementalGroups", "command", "args"})
