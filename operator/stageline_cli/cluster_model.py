@@ -4,9 +4,9 @@ What is changed is written on top of what was read (`resourceVersion`), so that 
 ends when the model is Ready as it was asked for, when it stalls, or when time is up; it changes nothing.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -18,7 +18,7 @@ from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_kubernetes.errors import ApiError
 from stageline_kubernetes.reader import ApiServer
-from stageline_operator.planner.objects.config import SPEC_FILE
+from stageline_operator.planner.observed.observed_objects import revision_specs
 
 _LOOK_SECONDS: Final = 1.0
 
@@ -70,7 +70,12 @@ class ClusterModel:
             found = self._api.get_json(path, labelSelector=selector)["items"]
         except ApiError as error:
             raise UserError(f"revisions of {self.name!r} can't be read: {error}") from error
-        revisions = [_revision(each, status) for each in found if SPEC_FILE in (each.get("data") or {})]
+        specs = revision_specs(found)
+        created = {each["metadata"].get("labels", {}).get(labels.REVISION): each["metadata"] for each in found}
+        groups = Counter(group.revision for group in status.groups)
+        revisions = [
+            Revision(name, created[name]["creationTimestamp"], spec, groups[name]) for name, spec in specs.items()
+        ]
         return sorted(revisions, key=lambda each: each.created, reverse=True)
 
     def wait_ready(self, generation: int, timeout_seconds: float, say: Callable[[str], None]) -> None:
@@ -90,13 +95,6 @@ class ClusterModel:
             time.sleep(_LOOK_SECONDS)
 
 
-def _revision(config_map: Mapping[str, Any], status: PipelineModelStatus) -> Revision:
-    metadata = config_map["metadata"]
-    name = str(metadata.get("labels", {}).get(labels.REVISION, ""))
-    groups = sum(group.revision == name for group in status.groups)
-    return Revision(name, str(metadata["creationTimestamp"]), json.loads(config_map["data"][SPEC_FILE]), groups)
-
-
 def _progress(status: PipelineModelStatus, generation: int) -> tuple[str, bool]:
     """What to say, and whether the model is as asked; raises `UserError` when it stalls."""
     if (status.observed_generation or 0) < generation:
@@ -108,8 +106,3 @@ def _progress(status: PipelineModelStatus, generation: int) -> tuple[str, bool]:
     if ready is None:
         return "waiting for the operator", False
     return f"{ready.reason}: {ready.message}", ready.status == "True"
-
-
-def other_revisions(revisions: Sequence[Revision], status: PipelineModelStatus) -> Iterator[Revision]:
-    """Those that a rollout could go back to."""
-    return (each for each in revisions if each.name != status.update_revision)

@@ -17,16 +17,15 @@ import yaml
 from stageline_api.errors import UserError
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import PipelineModelStatus
-from stageline_cli.cluster_model import ClusterModel, Revision, other_revisions
+from stageline_cli.cluster_model import ClusterModel, Revision
+from stageline_cli.on_call.sources.choose_source import CLUSTER_OPTIONS
 from stageline_kubernetes.reader import log_in
 from stageline_operator.planner.objects.identity import SHAPELESS_FIELDS
 
 RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 """The annotation that `kubectl rollout restart` puts on pods, so that both are found by one name."""
 _OPTIONS: Final = (
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl."),
-    click.option("--context", help="Context of the kubeconfig. Default: the current one."),
-    click.option("-n", "--namespace", help="Default: the context's own."),
+    *CLUSTER_OPTIONS,
     click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is Ready, or stalls."),
     click.option(
         "--timeout-seconds", type=click.FloatRange(min=1), default=1800.0, show_default=True, help="Longest wait."
@@ -102,7 +101,7 @@ def _opened(model: str, kubeconfig: Path | None, context: str | None, namespace:
 
 
 def _target(revisions: list[Revision], status: PipelineModelStatus, wanted: str | None) -> Revision:
-    others = list(other_revisions(revisions, status))
+    others = [each for each in revisions if each.name != status.update_revision]
     known = ", ".join(each.name for each in others) or "none"
     if wanted is not None:
         chosen = next((each for each in others if each.name == wanted), None)

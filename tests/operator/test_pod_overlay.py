@@ -15,10 +15,10 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pod_template import (
     MOST_CHARACTERS,
     OWN_CONTAINERS,
-    OWN_VOLUMES,
     overlay_problems,
 )
 from stageline_api.resource.stage_pods import OVERLAY_PATH
+from stageline_api.resource.template import RESERVED_VOLUMES
 from stageline_operator.planner.objects.identity import revision_of
 from stageline_operator.planner.objects.pod_overlay import with_overlay
 
@@ -146,6 +146,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         f"{CONTAINER}.volumeMounts[0].name",
         "mounts where it is wanted",
     ),
+    "another volume in the place of its own": (
+        of_stage(volumeMounts=[{"name": "scratch", "mountPath": "/tmp"}]),
+        f"{CONTAINER}.volumeMounts[0].mountPath",
+        "which Stageline itself mounts",
+    ),
     "a label of its own": (
         {"metadata": {"labels": {"stageline.dev/stage": "7"}}},
         '.metadata.labels["stageline.dev/stage"]',
@@ -215,7 +220,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from([*sorted(OWN_CONTAINERS), *sorted(OWN_VOLUMES), "mine", "other"])
+NAMES = st.sampled_from([*sorted(OWN_CONTAINERS), *sorted(RESERVED_VOLUMES), "mine", "other"])
 FIELDS = st.sampled_from(
     ["command", "image", "env", "volumeMounts", "resources", "securityContext", "lifecycle", "ports", "livenessProbe"]
 )

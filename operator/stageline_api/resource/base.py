@@ -5,6 +5,7 @@ as the API server refuses it, so that a file means the same thing here and in a 
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
@@ -33,6 +34,11 @@ def cel(rule: str, message: str, field_path: str | None = None) -> dict[str, Any
     """One rule for `x-kubernetes-validations`; `message` is what `kubectl apply` prints."""
     described: dict[str, Any] = {"rule": rule, "message": message}
     return described if field_path is None else described | {"fieldPath": field_path}
+
+
+def cel_exactly_one(fields: Sequence[str], message: str) -> dict[str, Any]:
+    """The rule that an object has one of these fields, no more and no less."""
+    return cel(f"[{', '.join(f'has(self.{each})' for each in fields)}].filter(given, given).size() == 1", message)
 
 
 def cel_extra(*rules: dict[str, Any], **extra: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from stageline_api import env as contract
-from stageline_api.resource.base import Quantity, ShortText, SpecBase, cel, cel_extra, check_pattern
+from stageline_api.resource.base import Quantity, ShortText, SpecBase, cel, cel_exactly_one, cel_extra, check_pattern
 from stageline_api.resource.layer_ranges import LAYERS_PATTERN, parse_layer_range
 from stageline_api.resource.scheduling import ClassName
 from stageline_api.runtime_config import LayerRange
@@ -26,7 +26,7 @@ RESERVED_ENV: Final = frozenset(
 )
 """Variables of the pod contract; everything that starts with STAGELINE_ is reserved too."""
 
-_RESERVED_RULE: Final = "is set by Stageline itself"
+RESERVED_RULE: Final = "is set by Stageline itself"
 _RESERVED_LIST: Final = ", ".join(f"'{name}'" for name in sorted(RESERVED_ENV))
 
 
@@ -35,11 +35,16 @@ def _layers(text: str) -> str:
     return text
 
 
+def is_reserved_variable(name: str) -> bool:
+    """Whether Stageline itself sets it."""
+    return name in RESERVED_ENV or name.startswith("STAGELINE_")
+
+
 def _env_name(name: str) -> str:
     rule = "must be a name for an environment variable: letters, digits and _, not starting with a digit"
     check_pattern(name, ENV_NAME_PATTERN, rule)
-    if name in RESERVED_ENV or name.startswith("STAGELINE_"):
-        raise ValueError(_RESERVED_RULE)
+    if is_reserved_variable(name):
+        raise ValueError(RESERVED_RULE)
     return name
 
 
@@ -138,12 +143,7 @@ class EnvSource(SpecBase):
             raise PydanticCustomError("at_field", "{rule}", {"at": (), "rule": _ONE_VALUE_RULE})
         return self
 
-    model_config = ConfigDict(
-        json_schema_extra=cel_extra(
-            cel(f"[{', '.join(f'has(self.{each})' for each in _VALUES)}].filter(given, given).size() == 1",
-                _ONE_VALUE_RULE)
-        )
-    )  # fmt: skip
+    model_config = ConfigDict(json_schema_extra=cel_extra(cel_exactly_one(_VALUES, _ONE_VALUE_RULE)))
 
 
 class EnvVar(SpecBase):
@@ -153,7 +153,7 @@ class EnvVar(SpecBase):
         min_length=1,
         max_length=253,
         json_schema_extra=cel_extra(
-            cel(f"!self.startsWith('STAGELINE_') && !(self in [{_RESERVED_LIST}])", _RESERVED_RULE),
+            cel(f"!self.startsWith('STAGELINE_') && !(self in [{_RESERVED_LIST}])", RESERVED_RULE),
             pattern=ENV_NAME_PATTERN,
         ),
         description="Name of the variable; names of the pod contract (STAGELINE_*, MASTER_ADDR, RANK …) are refused.",

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.pod import RESERVED_ENV
+from stageline_api.resource.pod import RESERVED_RULE, is_reserved_variable
+from stageline_api.resource.scheduling import RESERVED_KEY_RULE, RESERVED_PREFIXES
+from stageline_api.resource.template import RESERVED_NAME_RULE, RESERVED_VOLUMES, check_mount_path
 from stageline_api.resource.vllm_environment import PATH_VARIABLE
 
 MOST_CHARACTERS: Final = 16_384
 """Of the overlay as JSON: it is in the object, in every pod, and in the status of a refused one."""
 OWN_CONTAINERS: Final = frozenset({"stage", "engine", "prepare", "vllm-files"})
-OWN_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source", "stageline"})
-OWN_PREFIXES: Final = ("stageline.dev/", "app.kubernetes.io/")
 
 _FIELD: Final = "has a field of its own: "
 _GROUP: Final = "is how the group works, and Stageline's own"
@@ -80,9 +80,8 @@ def _metadata_problems(metadata: Mapping[str, Any], path: str) -> Iterator[Field
             yield _problem(where, given, "must be a mapping of strings")
         else:
             for key in given:
-                if str(key).startswith(OWN_PREFIXES):
-                    rule = f"{' and '.join(OWN_PREFIXES)} keys are set by Stageline itself"
-                    yield _problem(f"{where}[{show_value(key)}]", given[key], rule)
+                if str(key).startswith(RESERVED_PREFIXES):
+                    yield _problem(f"{where}[{show_value(key)}]", given[key], RESERVED_KEY_RULE)
 
 
 def _spec_problems(spec: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
@@ -110,8 +109,8 @@ def _named_problems(name: str, given: Any, path: str) -> Iterator[FieldProblem]:
             yield _problem(f"{where}.name", each["name"], "given more than once")
         seen.add(each["name"])
         if name == "volumes":
-            if each["name"] in OWN_VOLUMES:
-                yield _problem(f"{where}.name", each["name"], "is the name of a volume that Stageline itself makes")
+            if each["name"] in RESERVED_VOLUMES:
+                yield _problem(f"{where}.name", each["name"], RESERVED_NAME_RULE)
         elif each["name"] in OWN_CONTAINERS:
             yield from _own_container_problems(each, where)
         elif name == "containers":
@@ -142,10 +141,19 @@ def _list_problems(name: str, given: Any, path: str) -> Iterator[FieldProblem]:
         where = f"{path}[{at}]"
         if not isinstance(each, Mapping) or not isinstance(each.get(key), str):
             yield _problem(where, each if name != "env" else None, f"must be a mapping with a {key}")
-        elif name == "env" and (each[key] in RESERVED_ENV or each[key].startswith("STAGELINE_")):
-            yield _problem(f"{where}.name", each[key], "is set by Stageline itself")
-        elif name == "volumeMounts" and each.get("name") in OWN_VOLUMES:
+        elif name == "env" and is_reserved_variable(each[key]):
+            yield _problem(f"{where}.name", each[key], RESERVED_RULE)
+        elif name == "volumeMounts" and each.get("name") in RESERVED_VOLUMES:
             yield _problem(f"{where}.name", each["name"], "is a volume that Stageline mounts where it is wanted")
+        elif name == "volumeMounts":
+            yield from _mount_problems(each[key], f"{where}.{key}")
+
+
+def _mount_problems(path: str, where: str) -> Iterator[FieldProblem]:
+    try:
+        check_mount_path(path)
+    except ValueError as error:
+        yield _problem(where, path, str(error))
 
 
 def overlay_variables(overlay: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str | None]]:

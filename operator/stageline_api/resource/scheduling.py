@@ -14,10 +14,10 @@ _END: Final = rf"([A-Za-z0-9]|\$\(({'|'.join(PLACEHOLDERS)})\))"
 LABEL_VALUE_PATTERN: Final = rf"^({_END}(([._-]|{_END})*{_END})?)?$"
 CLASS_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 _KEY_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
-_RESERVED_PREFIXES: Final = ("stageline.dev/", "app.kubernetes.io/")
-_RESERVED_RULE: Final = "stageline.dev/ and app.kubernetes.io/ keys are set by Stageline itself"
+RESERVED_PREFIXES: Final = ("stageline.dev/", "app.kubernetes.io/")
+RESERVED_KEY_RULE: Final = "stageline.dev/ and app.kubernetes.io/ keys are set by Stageline itself"
 _RESERVED_CEL: Final = cel(
-    "self.all(k, " + " && ".join(f"!k.startsWith('{prefix}')" for prefix in _RESERVED_PREFIXES) + ")", _RESERVED_RULE
+    "self.all(k, " + " && ".join(f"!k.startsWith('{prefix}')" for prefix in RESERVED_PREFIXES) + ")", RESERVED_KEY_RULE
 )
 
 
@@ -30,8 +30,8 @@ def _label_value(value: str) -> str:
 def _keys(values: dict[str, str]) -> dict[str, str]:
     for key in values:
         check_pattern(key, _KEY_PATTERN, f'"{key}" must be a label key, such as example.com/name')
-        if key.startswith(_RESERVED_PREFIXES):
-            raise ValueError(_RESERVED_RULE)
+        if key.startswith(RESERVED_PREFIXES):
+            raise ValueError(RESERVED_KEY_RULE)
     return values
 
 

@@ -10,6 +10,7 @@ from stageline_api.resource.base import (
     ShortText,
     SpecBase,
     cel,
+    cel_exactly_one,
     cel_extra,
     check_absolute_path,
     check_pattern,
@@ -28,7 +29,7 @@ RESERVED_PATHS: Final = (
     "/dev/shm",
     "/tmp",
 )
-_RESERVED_NAME_RULE: Final = "is the name of a volume that Stageline itself makes"
+RESERVED_NAME_RULE: Final = "is the name of a volume that Stageline itself makes"
 _RESERVED_PATH_RULE: Final = f"must not be within {', '.join(RESERVED_PATHS)}, which Stageline itself mounts"
 _ONE_SOURCE_RULE: Final = "give exactly one of claimName, hostPath, configMapName, secretName and emptyDirSizeLimit"
 _SOURCES: Final = ("claimName", "hostPath", "configMapName", "secretName", "emptyDirSizeLimit")
@@ -38,11 +39,12 @@ _ROOT_RULE: Final = "0 is root: set runAsNonRoot to false as well"
 def _volume_name(name: str) -> str:
     check_pattern(name, VOLUME_NAME_PATTERN, 'must be at most 63 lower-case letters, digits and "-"')
     if name in RESERVED_VOLUMES:
-        raise ValueError(_RESERVED_NAME_RULE)
+        raise ValueError(RESERVED_NAME_RULE)
     return name
 
 
-def _mount_path(path: str) -> str:
+def check_mount_path(path: str) -> str:
+    """Return `path`, or raise ValueError: it must be absolute, and nothing that Stageline itself mounts."""
     check_absolute_path(path)
     if any(path == each or path.startswith(f"{each}/") for each in RESERVED_PATHS) or path == "/":
         raise ValueError(_RESERVED_PATH_RULE)
@@ -61,12 +63,12 @@ class VolumeSpec(SpecBase):
         min_length=1,
         max_length=63,
         json_schema_extra=cel_extra(
-            cel(f"!(self in [{', '.join(repr(each) for each in sorted(RESERVED_VOLUMES))}])", _RESERVED_NAME_RULE),
+            cel(f"!(self in [{', '.join(repr(each) for each in sorted(RESERVED_VOLUMES))}])", RESERVED_NAME_RULE),
             pattern=VOLUME_NAME_PATTERN,
         ),
         description="Name of the volume, each once. Required.",
     )
-    mount_path: Annotated[str, AfterValidator(_mount_path)] = Field(
+    mount_path: Annotated[str, AfterValidator(check_mount_path)] = Field(
         max_length=1024,
         json_schema_extra=cel_extra(cel(_path_cel(), _RESERVED_PATH_RULE), pattern="^/"),
         description="Absolute path in the containers. Required.",
@@ -92,12 +94,7 @@ class VolumeSpec(SpecBase):
             raise PydanticCustomError("at_field", "{rule}", {"at": (), "rule": _ONE_SOURCE_RULE})
         return self
 
-    model_config = ConfigDict(
-        json_schema_extra=cel_extra(
-            cel(f"[{', '.join(f'has(self.{each})' for each in _SOURCES)}].filter(given, given).size() == 1",
-                _ONE_SOURCE_RULE)
-        )
-    )  # fmt: skip
+    model_config = ConfigDict(json_schema_extra=cel_extra(cel_exactly_one(_SOURCES, _ONE_SOURCE_RULE)))
 
 
 def unique_volumes(volumes: tuple[VolumeSpec, ...]) -> tuple[VolumeSpec, ...]:

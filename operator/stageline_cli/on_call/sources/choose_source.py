@@ -19,15 +19,19 @@ from stageline_local.session.instance import default_state_root
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+CLUSTER_OPTIONS: Final = (
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl."),
+    click.option("--context", help="Context of the kubeconfig. Default: the current one."),
+    click.option("-n", "--namespace", help="Default: the context's own."),
+)
+"""Which cluster, as kubectl has them."""
 _OPTIONS: Final = (
     click.option("--local", is_flag=True, help="Ask the `stageline up` of this machine."),
     click.option("--cluster", is_flag=True, help="Ask a cluster, even when something is up on this machine."),
     click.option(
         "--state-dir", type=click.Path(path_type=Path), help="As given to `up`. Default: ~/.local/state/stageline."
     ),
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl."),
-    click.option("--context", help="Context of the kubeconfig. Default: the current one."),
-    click.option("-n", "--namespace", help="Default: the context's own."),
+    *CLUSTER_OPTIONS,
     click.option("-A", "--all-namespaces", is_flag=True, help="Look into all namespaces."),
     click.option(
         "--reach",

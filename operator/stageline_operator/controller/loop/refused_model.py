@@ -92,8 +92,8 @@ def refused_status(
     """The cluster accepted a spec that this version can't run: conditions name the fields, and groups run on."""
     generation = manifest["metadata"].get("generation")
     sentence = "; ".join(str(problem) for problem in problems)[:32_000]
-    verdicts = {ConditionType.DEGRADED: "True", ConditionType.READY: "False", ConditionType.PROGRESSING: "False"}
-    verdicts[ConditionType.STALLED] = "True"
+    verdicts = dict.fromkeys((ConditionType.DEGRADED, ConditionType.STALLED), "True")
+    verdicts |= dict.fromkeys((ConditionType.READY, ConditionType.PROGRESSING), "False")
     kept = {condition.type: condition for condition in before.conditions}
     for kind, status in verdicts.items():
         known = kept.get(kind)

@@ -9,6 +9,7 @@ own runtime.
 from typing import Any, Final
 
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.vllm_environment import PATH_VARIABLE
 from stageline_operator.planner.types import VllmImages
 
 FILES_CONTAINER: Final = "vllm-files"
@@ -16,7 +17,6 @@ FILES_VOLUME: Final = "stageline"
 FILES_PATH: Final = "/opt/stageline-vllm"
 SUPERVISOR_COMMAND: Final = ("stageline", "vllm-stage")
 """Where the stage's image has Stageline in it."""
-_PATH_VARIABLE: Final = "PYTHONPATH"
 CARRIED_SUPERVISOR_COMMAND: Final = ("python3", "-m", "stageline_vllm.supervisor")
 
 
@@ -49,9 +49,9 @@ def vllm_container(container: dict[str, Any], bare_image: str | None) -> dict[st
 
 def _with_files(variables: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The volume first on the path; what a person has put there stays behind it."""
-    given = [each["value"] for each in variables if each["name"] == _PATH_VARIABLE]
-    others = [each for each in variables if each["name"] != _PATH_VARIABLE]
-    return [*others, {"name": _PATH_VARIABLE, "value": ":".join([FILES_PATH, *given])}]
+    given = [each["value"] for each in variables if each["name"] == PATH_VARIABLE]
+    others = [each for each in variables if each["name"] != PATH_VARIABLE]
+    return [*others, {"name": PATH_VARIABLE, "value": ":".join([FILES_PATH, *given])}]
 
 
 def files_container(container: dict[str, Any]) -> dict[str, Any]:
