@@ -11,7 +11,7 @@ from stageline_cli.lazy_group import LazyGroup
 from stageline_cli.main import COMMANDS, run
 
 ON_CALL: Final = ("status", "top", "debug-bundle")
-CHANGES: Final = ("restart", "rollback")
+CHANGES: Final = ("restart", "rollback", "drain")
 """They know no other place than a cluster."""
 
 plugin = LazyGroup(

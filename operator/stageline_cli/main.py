@@ -48,6 +48,11 @@ COMMANDS: Final = {
         help="Take back a rollout that has not ended.",
         extra="cluster",
     ),
+    "drain": LazyCommand(
+        target="stageline_cli.drain_command:drain",
+        help="Move every stage off a node, group by group.",
+        extra="cluster",
+    ),
     "trace": LazyCommand(target="stageline_cli.trace:trace", help="Write a timeline of a running group, for Perfetto."),
     "validate": LazyCommand(
         target="stageline_cli.validate:validate", help="Check PipelineModel files; exit status 2 when one is refused."

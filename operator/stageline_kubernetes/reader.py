@@ -1,4 +1,4 @@
-"""An API server for commands, which block: logging in as kubectl would, GETs of plain JSON or text, and JSON patches.
+"""An API server for commands, which block: logging in as kubectl would, GETs of plain JSON or text, patches and posts.
 
 It writes only what a person's command asks for by name. It is not `client` because commands read from the threads of a
 blocking HTTP client (a pod's page through the API server's proxy is one more GET), and a machine that only asks needs
@@ -44,24 +44,33 @@ class ApiServer:
 
     def patch_json(self, path: str, patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The object after a JSON patch (RFC 6902) that the API server checks strictly; raises `ApiError`."""
-        query = urlencode({"fieldManager": "stageline", "fieldValidation": "Strict"})
-        return dict(json.loads(self._ask("PATCH", f"{path}?{query}", TIMEOUT_SECONDS, patch)))
+        return self._write("PATCH", path, patch, "application/json-patch+json")
 
-    def _ask(self, method: str, path: str, timeout_seconds: float, patch: Any = None) -> bytes:
+    def post_json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to something posted, which the API server checks strictly; raises `ApiError`."""
+        return self._write("POST", path, body, "application/json")
+
+    def _write(self, method: str, path: str, body: Any, content_type: str) -> dict[str, Any]:
+        query = urlencode({"fieldManager": "stageline", "fieldValidation": "Strict"})
+        return dict(json.loads(self._ask(method, f"{path}?{query}", TIMEOUT_SECONDS, body, content_type)))
+
+    def _ask(
+        self, method: str, path: str, timeout_seconds: float, body: Any = None, content_type: str | None = None
+    ) -> bytes:
         url = f"{self._configuration.host}{path}"
         headers = {"Accept": "application/json, */*", "User-Agent": "stageline"}
-        if patch is not None:
-            headers["Content-Type"] = "application/json-patch+json"
+        if content_type is not None:
+            headers["Content-Type"] = content_type
         try:
             if token := self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization"):
                 headers["Authorization"] = token
-            answer = self._client.call_api(method, url, headers, patch, _request_timeout=timeout_seconds)
-            body = bytes(answer.read() or b"")  # type: ignore[no-untyped-call]
+            answer = self._client.call_api(method, url, headers, body, _request_timeout=timeout_seconds)
+            content = bytes(answer.read() or b"")  # type: ignore[no-untyped-call]
         except Exception as error:  # login helpers, TLS and connections raise what they like
             raise ApiError(f"no answer: {_reason(error)}", 0) from error
         if answer.status >= _FIRST_REFUSAL:
-            raise ApiError(f"status {answer.status}: {_message(body)}", answer.status)
-        return body
+            raise ApiError(f"status {answer.status}: {_message(content)}", answer.status)
+        return content
 
     def get_json(self, path: str, **query: str) -> dict[str, Any]:
         """The answer as a JSON object; raises `ApiError`."""
