@@ -56,6 +56,10 @@ test-soak: setup ## Run the tests that CI leaves out too: the longest chaos, eve
 test-cluster: setup ## Run tests/cluster on a real Kubernetes control plane; builds it once with Go (ARGS="…" go to pytest)
 	@sh scripts/test-cluster $(ARGS)
 
+.PHONY: test-node
+test-node: setup ## Build the images and run them on two real kubelets in namespaces of this machine; takes root, Go and 60 GB (ARGS="…")
+	@sh scripts/test-node $(ARGS)
+
 .PHONY: test-vllm
 test-vllm: setup ## Serve SmolLM2 by the real vLLM over two stages and kill one; makes .vllm-venv once (ARGS=all for more)
 	@sh scripts/test-vllm $(ARGS)

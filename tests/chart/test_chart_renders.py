@@ -65,6 +65,18 @@ def test_helm_finds_nothing_to_say(values: dict[str, Any]) -> None:
     assert report["errors"] == []
 
 
+@pytest.mark.parametrize(("seconds", "values"), [(30, {}), (120, {"nodeLostSeconds": 120})])
+def test_pods_leave_a_lost_node_long_before_kubernetes_own_five_minutes(seconds: int, values: dict[str, Any]) -> None:
+    own = {"key": "system", "operator": "Exists"}
+    chosen = {"tolerations": [own], **values}
+    for spec in pod_specs(rendered_objects({"operator": chosen, "gateway": chosen})):
+        first, *others = spec["tolerations"]
+        assert first == own
+        assert {(each["key"], each["effect"], each["tolerationSeconds"]) for each in others} == {
+            (f"node.kubernetes.io/{trouble}", "NoExecute", seconds) for trouble in ("not-ready", "unreachable")
+        }
+
+
 @VARIANT
 def test_every_object_is_named_once_and_labelled(values: dict[str, Any]) -> None:
     objects = rendered_objects(values)

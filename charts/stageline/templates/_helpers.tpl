@@ -105,10 +105,16 @@ securityContext:
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $settings.tolerations }}
 tolerations:
+  {{- with $settings.tolerations }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
+  {{- range tuple "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+  - key: {{ . }}
+    operator: Exists
+    effect: NoExecute
+    tolerationSeconds: {{ $settings.nodeLostSeconds }}
+  {{- end }}
 {{- with $settings.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}

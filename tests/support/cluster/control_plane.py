@@ -1,8 +1,9 @@
-"""A real Kubernetes control plane on loopback: etcd, API server, controller-manager and scheduler, for tests.
+"""A real Kubernetes control plane: etcd, API server, controller-manager and scheduler, for tests.
 
 RBAC and Pod Security admission are on, as in a cluster. Everything lives in one directory and ends with the test
-process, however that ends. What differs from a cluster and why: no EndpointSlices are made, because they refuse the
-loopback addresses that pods have here; a silent node counts as lost after seconds instead of most of a minute.
+process, however that ends. On loopback, where it is by default, it differs from a cluster: no EndpointSlices are made,
+because they refuse the loopback addresses that pods have there, and a silent node counts as lost after seconds instead
+of most of a minute. For real nodes it has an address that these reach, and differs in nothing.
 """
 
 import os
@@ -10,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,11 +35,12 @@ _USERS: Final = {
     "stageline-node": "",
 }
 _WITHOUT_CONTROLLERS: Final = ("endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller")
+_LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass
 class ControlPlane:
-    """A running control plane. `kubeconfigs` has one file for each user of `_USERS`."""
+    """A running control plane. `kubeconfigs` has one file for each user of `_USERS` and of `more_users`."""
 
     directory: Path
     binaries: Path
@@ -46,11 +48,15 @@ class ControlPlane:
     api_port: int = field(default_factory=free_port)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     api_server_options: tuple[str, ...] = ()
+    address: str = _LOOPBACK
+    """Of the API server; one that is not loopback is for real nodes."""
+    more_users: Mapping[str, str] = field(default_factory=dict)
+    """Users by name, with the group of each."""
 
     @property
     def url(self) -> str:
         """Where the API server listens."""
-        return f"https://127.0.0.1:{self.api_port}"
+        return f"https://{self.address}:{self.api_port}"
 
     @property
     def admin_kubeconfig(self) -> Path:
@@ -75,8 +81,9 @@ class ControlPlane:
         """Start everything and wait until pods could be made in the default namespace."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "service-account.key").write_bytes(self._output("service-account-key"))
-        tokens = {user: secrets.token_hex(16) for user in _USERS}
-        lines = [f'{token},{user},{user},"{_USERS[user]}"' for user, token in tokens.items()]
+        users = {**_USERS, **self.more_users}
+        tokens = {user: secrets.token_hex(16) for user in users}
+        lines = [f'{token},{user},{user},"{users[user]}"' for user, token in tokens.items()]
         (self.directory / "tokens.csv").write_text("\n".join(lines) + "\n")
         self._start_etcd()
         self.start_api_server()
@@ -94,9 +101,9 @@ class ControlPlane:
         self._spawn(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
+            f"--bind-address={self.address}",
+            f"--advertise-address={self.address}",
+            *self._address_options(),
             f"--secure-port={self.api_port}",
             f"--cert-dir={directory / 'certificates'}",
             f"--token-auth-file={directory / 'tokens.csv'}",
@@ -144,6 +151,10 @@ class ControlPlane:
         return self._certificate, self._certificate.with_suffix(".key")
 
     @property
+    def _on_loopback(self) -> bool:
+        return self.address == _LOOPBACK
+
+    @property
     def _certificate(self) -> Path:
         return self.directory / "certificates" / "apiserver.crt"
 
@@ -170,9 +181,7 @@ class ControlPlane:
             f"--service-account-private-key-file={self.directory / 'service-account.key'}",
             f"--root-ca-file={self._certificate}",
             "--use-service-account-credentials=true",
-            f"--controllers=*,{','.join('-' + name for name in _WITHOUT_CONTROLLERS)}",
-            f"--node-monitor-grace-period={NODE_LOST_SECONDS}s",
-            "--node-monitor-period=1s",
+            *(self._loopback_controllers() if self._on_loopback else ()),
             "--horizontal-pod-autoscaler-sync-period=1s",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
@@ -184,6 +193,19 @@ class ControlPlane:
             "--secure-port=0",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+        )
+
+    def _address_options(self) -> tuple[str, ...]:
+        if self._on_loopback:
+            return ("--endpoint-reconciler-type=none",)
+        return ("--kubelet-preferred-address-types=InternalIP",)
+
+    @staticmethod
+    def _loopback_controllers() -> tuple[str, ...]:
+        return (
+            f"--controllers=*,{','.join('-' + name for name in _WITHOUT_CONTROLLERS)}",
+            f"--node-monitor-grace-period={NODE_LOST_SECONDS}s",
+            "--node-monitor-period=1s",
         )
 
     def _spawn(self, name: str, *arguments: str) -> None:

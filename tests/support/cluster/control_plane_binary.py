@@ -1,8 +1,9 @@
 """Builds Kubernetes and etcd from Go modules, once for each pinned version, into the user's cache.
 
-All five commands are one program (see `tests/cluster/controlplane/main.go`); a link for each stands beside it. The
-cache's key covers everything that the build reads, and an entry is published by one rename, so a build that was cut
-short leaves nothing that looks whole. Two builds at once wait for each other.
+The control plane's commands are one program (see `tests/cluster/controlplane/main.go`), and a node's are another; a
+link for each command stands beside it. The cache's key covers everything that the build reads, and an entry is
+published by one rename, so a build that was cut short leaves nothing that looks whole. Two builds at once wait for each
+other.
 """
 
 import fcntl
@@ -15,20 +16,36 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 MODULE_DIR: Final = Path(__file__).parents[2] / "cluster" / "controlplane"
-COMMANDS: Final = (
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kubectl",
-    "service-account-key",
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of the module: `folder` has its `main.go`; it is called by the names of `commands`."""
+
+    name: str
+    folder: str
+    commands: tuple[str, ...]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What the build reads, but for the modules that go.sum names."""
+        return (f"{self.folder}/main.go", "go.mod", "go.sum")
+
+
+CONTROL_PLANE: Final = Program(
+    "controlplane",
+    ".",
+    ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "service-account-key"),
 )
+NODE: Final = Program("node", "./node", ("kubelet", "kube-proxy"))
+PAUSE: Final = Program("pause", "./pause", ())
+"""The container that holds a pod's namespaces; a program of its own, since one runs for every pod."""
 CACHE_VARIABLE: Final = "STAGELINE_CONTROL_PLANE_CACHE"
-_PROGRAM: Final = "controlplane"
 _BUILD_SECONDS: Final = 1800.0
 _REPORT_SECONDS: Final = 15.0
 _VERSION_PACKAGE: Final = "k8s.io/component-base/version"
@@ -44,15 +61,20 @@ def kubernetes_version() -> str:
 
 
 def control_plane_binaries() -> Path:
-    """Directory with a command for each of `COMMANDS`, built if need be. Raises `BuildError`."""
+    """Directory with the control plane's commands, built if need be. Raises `BuildError`."""
+    return built(CONTROL_PLANE)
+
+
+def built(program: Program) -> Path:
+    """Directory with the program and a link for each of its commands, built if need be. Raises `BuildError`."""
     _check_go()
     root = Path(os.environ.get(CACHE_VARIABLE) or _user_cache() / "stageline-control-plane")
     root.mkdir(parents=True, exist_ok=True)
-    entry = root / f"{kubernetes_version()}-{_key()}"
+    entry = root / f"{kubernetes_version()}-{_key(program)}"
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not entry.is_dir():
-            _build(entry)
+            _build(program, entry)
     return entry
 
 
@@ -102,29 +124,30 @@ def _flags() -> list[str]:
     return ["-mod=readonly", "-p", "2", "-trimpath", "-ldflags", f"-s -w {definitions}"]
 
 
-def _key() -> str:
+def _key(program: Program) -> str:
     digest = hashlib.sha256()
-    for name in ("main.go", "go.mod", "go.sum"):
+    for name in program.sources:
         digest.update((MODULE_DIR / name).read_bytes())
     digest.update("\0".join([_go("env", "GOVERSION"), *_flags()]).encode())
     return digest.hexdigest()[:16]
 
 
-def _build(entry: Path) -> None:
+def _build(program: Program, entry: Path) -> None:
     draft = entry.with_name(f"{entry.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     started = time.monotonic()
-    _say(f"building Kubernetes {kubernetes_version()} and etcd from Go modules into {entry} (once; some minutes)")
-    _compile(draft / _PROGRAM)
-    for name in COMMANDS:
-        (draft / name).symlink_to(_PROGRAM)
+    version = kubernetes_version()
+    _say(f"building the {program.name} of Kubernetes {version} from Go modules into {entry} (once; some minutes)")
+    _compile(program, draft / program.name)
+    for name in program.commands:
+        (draft / name).symlink_to(program.name)
     draft.rename(entry)
     _say(f"built in {time.monotonic() - started:.0f} s")
 
 
-def _compile(program: Path) -> None:
-    command = ["go", "build", "-v", *_flags(), "-o", str(program), "."]
+def _compile(program: Program, output: Path) -> None:
+    command = ["go", "build", "-v", *_flags(), "-o", str(output), program.folder]
     process = subprocess.Popen(
         command, cwd=MODULE_DIR, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
