@@ -11,6 +11,8 @@ import pytest
 from chaos.steady_traffic import steady_traffic
 from cluster.api import wait_until
 from cluster.model_in_cluster import ModelInCluster
+from cluster.operator_process import OperatorProcess
+from cluster.simulated_nodes import SimulatedNodes
 from processes.gateway_process import GatewayProcess
 
 SERVES_SECONDS = 200.0
@@ -22,9 +24,12 @@ def shared_spec() -> dict[str, Any]:
 
 
 @pytest.fixture
-def served(model: ModelInCluster) -> ModelInCluster:
-    model.until_ready(groups=2)
-    return model
+def served(shared_model: ModelInCluster, nodes: SimulatedNodes, operator: OperatorProcess) -> ModelInCluster:
+    """Both groups ready, with every node and the operator at work."""
+    assert nodes.by_name
+    assert operator.pid
+    shared_model.until_ready(groups=2)
+    return shared_model
 
 
 @pytest.fixture
