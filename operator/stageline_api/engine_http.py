@@ -14,7 +14,14 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
 
 class _Frozen(BaseModel):
@@ -127,14 +134,18 @@ MAX_BAD_WORD_CHARACTERS = 128
 
 
 class SamplingParams(_Frozen):
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing."""
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing.
 
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0)
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    None is what the model's `generation_config.json` says where it is followed, else a temperature of 1 and all others
+    off. It is never written: an engine that does not know of it takes a field that is missing for the same.
+    """
+
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     """Tokens less likely than this times the likeliest are left out."""
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
     """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     """Subtracted from a token's logit for each time it was generated."""
@@ -177,6 +188,10 @@ class SamplingParams(_Frozen):
             if value is not None and value.startswith(mark):
                 raise ValueError(f"a JSON schema can't begin with {mark!r}")
         return value
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
     @property
     def has_exclusions(self) -> bool:

@@ -86,6 +86,9 @@ class RuntimeConfig(BaseModel):
     """Most tokens one step may carry; a longer prompt is prefilled in chunks."""
     prefix_cache: bool = True
     """Begin a request with what an earlier one left in the KV cache, where their first tokens are the same."""
+    generation_config: Literal["model", "none"] = "none"
+    """Whether the model's `generation_config.json` says how to sample where a request does not. A config that was
+    written before there was this field goes on without."""
     graphs: Literal["auto", "off", "piecewise", "full"] = "auto"
     """`auto`, `off`, `piecewise` or `full`: how much of a step runs captured or compiled."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -123,7 +123,7 @@ SPEC_CASES = {
     ),
     "not-built-field": ("engine: {lora: true}", "spec.engine.lora: unknown field; the fields here are "
                         "name, image, extraArgs, loraAdapters, dtype, maxModelLen, maxNumSeqs, maxNumBatchedTokens, "
-                        "prefixCache, graphs, device, speculative, seed"),
+                        "prefixCache, generationConfig, graphs, device, speculative, seed"),
     "speculation-without-a-method": (
         "engine: {speculative: {tokens: 4}}",
         "spec.engine.speculative.method: is required",

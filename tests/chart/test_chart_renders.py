@@ -65,7 +65,9 @@ def test_helm_finds_nothing_to_say(values: dict[str, Any]) -> None:
     assert report["errors"] == []
 
 
-@pytest.mark.parametrize(("seconds", "values"), [(30, {}), (120, {"nodeLostSeconds": 120})])
+@pytest.mark.parametrize(
+    ("seconds", "values"), [(30, {}), (120, {"nodeLostSeconds": 120}), (0, {"nodeLostSeconds": 0})]
+)
 def test_pods_leave_a_lost_node_long_before_kubernetes_own_five_minutes(seconds: int, values: dict[str, Any]) -> None:
     own = {"key": "system", "operator": "Exists"}
     chosen = {"tolerations": [own], **values}

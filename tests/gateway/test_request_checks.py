@@ -216,7 +216,42 @@ def test_values_that_ask_for_nothing_are_accepted(gateway: RunningGateway, engin
     body = CHAT | asks_nothing | {"messages": [repeated, *CHAT["messages"]]}
     answered = gateway.http.post("/v1/chat/completions", json=body)
     assert answered.status_code == 200, answered.text
-    assert engine.requests[0].sampling.temperature == 1.0
+    assert engine.requests[0].sampling.temperature is None, "the model's own"
+
+
+OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+TURNS_OFF = dict(zip(OWN, (1.0, 1.0, 0, 0.0, 1.0), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", TEXT),
+        ("/v1/responses", {"model": CHAT["model"], "input": "Hi."}),
+        ("/v1/messages", {"model": CHAT["model"], "max_tokens": 4, "messages": CHAT["messages"]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_how_to_sample_is_left_to_the_model_where_the_client_says_nothing(
+    path: str, body: dict[str, Any], gateway: RunningGateway, engine: ScriptedEngine
+) -> None:
+    answered = gateway.http.post(path, json=body)
+    assert answered.status_code == 200, answered.text
+    sampling = engine.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in OWN} == dict.fromkeys(OWN)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)], ids=["chat", "text"]
+)
+def test_what_the_client_says_reaches_the_engine_also_where_it_turns_something_off(
+    path: str, body: dict[str, Any], gateway: RunningGateway, engine: ScriptedEngine
+) -> None:
+    answered = gateway.http.post(path, json=body | TURNS_OFF)
+    assert answered.status_code == 200, answered.text
+    sampling = engine.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in OWN} == TURNS_OFF
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ FIRST: dict[str, Any] = {
     "engine.maxNumSeqs": 16,
     "engine.maxNumBatchedTokens": 512,
     "engine.prefixCache": True,
+    "engine.generationConfig": "model",
     "engine.graphs": "auto",
     "engine.device": "auto",
     "engine.seed": 0,

@@ -113,7 +113,8 @@ tolerations:
   - key: {{ . }}
     operator: Exists
     effect: NoExecute
-    tolerationSeconds: {{ $settings.nodeLostSeconds }}
+    # A null, as values of an earlier chart leave it, would be for ever.
+    tolerationSeconds: {{ ternary 30 $settings.nodeLostSeconds (kindIs "invalid" $settings.nodeLostSeconds) }}
   {{- end }}
 {{- with $settings.affinity }}
 affinity:

@@ -159,6 +159,14 @@ class EngineSpec(SpecBase):
             "before, unless that was under a `cache_salt`. Default true."
         ),
     )
+    generation_config: Literal["model", "none"] = Field(
+        default="model",
+        description=(
+            "What a request that gives no temperature, top_p, top_k, min_p, repetition_penalty or max_tokens gets: "
+            "`model`, what the model's `generation_config.json` says (`max_new_tokens` for `max_tokens`), as vLLM's "
+            "`--generation-config auto`; `none`, a temperature of 1 and nothing else. Default `model`."
+        ),
+    )
     graphs: Literal["auto", "off", "piecewise", "full"] = Field(
         default="auto",
         description=(

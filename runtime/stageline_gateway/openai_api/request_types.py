@@ -174,11 +174,12 @@ class StreamOptions(Strict):
 class _Request(Strict):
     model: str
     max_tokens: TokenCount | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    # None of these five, and of `max_tokens`, is the model's own.
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: LogitBias = Field(default_factory=dict)

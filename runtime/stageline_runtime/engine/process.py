@@ -21,6 +21,7 @@ from stageline_runtime.engine.guided_requests import GuidedRequests
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.tracing import TracedRequests, open_tracing
 from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.engine.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from stageline_runtime.engine.text.schema_check import SchemaCheck
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
@@ -208,7 +209,12 @@ class EngineProcess:
             vocab_size=model.vocab_size,
             max_model_len=asked or model.context_length,
             eos_token_ids=model.eos_token_ids,
+            sampling_defaults=self._sampling_defaults(model_dir),
         )
+
+    def _sampling_defaults(self, model_dir: Path) -> SamplingDefaults:
+        followed = self._contract.config.generation_config == "model"
+        return SamplingDefaults.read(model_dir) if followed else NO_DEFAULTS
 
 
 def _as_failure(error: Exception) -> RuntimeFailure:

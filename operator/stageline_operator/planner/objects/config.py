@@ -48,6 +48,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         prefix_cache=engine.prefix_cache,
+        generation_config=engine.generation_config,
         graphs=engine.graphs,
         device=engine.device,
         seed=engine.seed,

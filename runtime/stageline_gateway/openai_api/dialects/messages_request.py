@@ -167,9 +167,9 @@ class MessagesRequest(Strict):
     messages: Annotated[list[Turn], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: Texts | None = None
     stop_sequences: Annotated[list[StopString], Field(fail_fast=True, max_length=16)] = Field(default_factory=list)
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     stream: bool = False
     tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import Final, TypeVar, assert_never
 
 from stageline_api.engine_http import (
     MAX_STOP_CHARACTERS,
@@ -32,6 +32,7 @@ from stageline_runtime.engine.text.chat_template import (
     no_tool_format,
 )
 from stageline_runtime.engine.text.exclusions import with_exclusions
+from stageline_runtime.engine.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
 from stageline_runtime.plan_bus.messages import RequestSampling
 
@@ -57,10 +58,17 @@ class PromptReader:
     max_model_len: int
     """Most tokens of prompt plus output."""
     eos_token_ids: frozenset[int]
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     @classmethod
     def load(
-        cls, model_dir: Path, *, vocab_size: int, max_model_len: int, eos_token_ids: Iterable[int]
+        cls,
+        model_dir: Path,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int],
+        sampling_defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> "PromptReader":
         """Load tokenizer and chat template of the model in `model_dir`.
 
@@ -75,6 +83,7 @@ class PromptReader:
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=frozenset(eos_token_ids),
+            sampling_defaults=sampling_defaults,
         )
 
     def read(self, request: GenerateRequest) -> AdmittedRequest:
@@ -103,6 +112,7 @@ class PromptReader:
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="regex" if sampling.regex else "grammar")
         self._check_ids(request.generated_token_ids, "generated_token_ids")
         token_ids = self.render_prompt(request.prompt)
+        sampling = self.sampling_defaults.fill(sampling, self.max_model_len - len(token_ids))
         stop_token_ids = frozenset(sampling.stop_token_ids)
         admitted = AdmittedRequest(
             request_id=request.request_id,
@@ -266,13 +276,13 @@ def _check_generated(request: AdmittedRequest) -> None:
 def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> RequestSampling:
     """What a request asks of the sampler; limits and stops stay with the engine."""
     return RequestSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        temperature=_or(sampling.temperature, _OFF.temperature),
+        top_p=_or(sampling.top_p, _OFF.top_p),
+        top_k=_or(sampling.top_k, _OFF.top_k),
         seed=sampling.seed,
         choice=sampling.choice,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
+        min_p=_or(sampling.min_p, _OFF.min_p),
+        repetition_penalty=_or(sampling.repetition_penalty, _OFF.repetition_penalty),
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
         logit_bias=tuple(sampling.logit_bias.items()),
@@ -280,6 +290,14 @@ def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> Reque
         json_schema=sampling.guide,
         num_prompt_tokens=num_prompt_tokens,
     )
+
+
+_OFF: Final = RequestSampling()
+_Number = TypeVar("_Number", int, float)
+
+
+def _or(value: _Number | None, otherwise: _Number) -> _Number:
+    return otherwise if value is None else value
 
 
 def size_of(prompt: Prompt) -> int:

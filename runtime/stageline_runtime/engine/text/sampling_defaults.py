@@ -1,0 +1,74 @@
+"""What a model's `generation_config.json` says of sampling, for requests that say nothing.
+
+Fields and their meaning are those of Hugging Face's `GenerationConfig`, and the choice among them is vLLM's
+(`--generation-config auto`): `do_sample` and lists of suppressed tokens are not followed. What a client gives always
+goes before. A value that no request could have is refused when the engine starts, never ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from stageline_api.engine_http import SamplingParams
+from stageline_api.failures import FailureClass
+from stageline_runtime.model_facts.model_fields import read_json
+from stageline_runtime.termination import RuntimeFailure
+
+FILE: Final = "generation_config.json"
+_FIELDS: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Hugging Face's name of each, and the request's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """`values` by the names of `SamplingParams`; empty where the model says nothing, or is not asked."""
+
+    values: Mapping[str, float | int]
+
+    @classmethod
+    def read(cls, model_dir: Path) -> "SamplingDefaults":
+        """Those of the model in `model_dir`.
+
+        Raises:
+            RuntimeFailure: class ModelLoad, naming the file, the field and the value that no request may have.
+        """
+        path = model_dir / FILE
+        found = read_json(path) if path.exists() else {}
+        values: dict[str, float | int] = {}
+        for theirs, ours in _FIELDS.items():
+            value = found.get(theirs)
+            if value is not None:
+                values[ours] = _checked(theirs, ours, value)
+        return cls(values)
+
+    def fill(self, sampling: SamplingParams, room_tokens: int) -> SamplingParams:
+        """`sampling` with the model's values where it has none; an answer is never made longer than its room."""
+        missing = {name: value for name, value in self.values.items() if getattr(sampling, name) is None}
+        if "max_tokens" in missing:
+            missing["max_tokens"] = min(missing["max_tokens"], room_tokens)
+        return sampling.model_copy(update=missing) if missing else sampling
+
+
+NO_DEFAULTS: Final = SamplingDefaults({})
+
+
+def _checked(theirs: str, ours: str, value: Any) -> float | int:
+    # Both stand for "off" in Hugging Face's files.
+    given = 0 if ours == "top_k" and value == -1 else value
+    try:
+        checked = getattr(SamplingParams.model_validate({ours: given}, strict=True), ours)
+    except ValidationError as error:
+        rule = error.errors(include_url=False)[0]["msg"]
+        detail = f"{FILE}: {theirs} is {value!r}: {rule}; spec.engine.generationConfig none leaves the file aside"
+        raise RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="read the sampling defaults") from error
+    return float(checked) if isinstance(checked, float) else int(checked)
