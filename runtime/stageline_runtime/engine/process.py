@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from stageline_api.engine_http import ModelInfo
+from stageline_api.engine_http import ModelInfo, SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
@@ -20,8 +20,8 @@ from stageline_runtime.engine.group_core import OWN_RUNTIME, Computing, CorePart
 from stageline_runtime.engine.guided_requests import GuidedRequests
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.tracing import TracedRequests, open_tracing
-from stageline_runtime.engine.text.prompts import PromptReader
-from stageline_runtime.engine.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from stageline_runtime.engine.text.prompts import NO_DEFAULTS, PromptReader
+from stageline_runtime.engine.text.sampling_defaults import read_sampling_defaults
 from stageline_runtime.engine.text.schema_check import SchemaCheck
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
@@ -212,9 +212,9 @@ class EngineProcess:
             sampling_defaults=self._sampling_defaults(model_dir),
         )
 
-    def _sampling_defaults(self, model_dir: Path) -> SamplingDefaults:
-        followed = self._contract.config.generation_config == "model"
-        return SamplingDefaults.read(model_dir) if followed else NO_DEFAULTS
+    def _sampling_defaults(self, model_dir: Path) -> SamplingParams:
+        follows = self._contract.config.generation_config == "model"
+        return read_sampling_defaults(model_dir) if follows else NO_DEFAULTS
 
 
 def _as_failure(error: Exception) -> RuntimeFailure:

@@ -9,20 +9,20 @@ from transformers import GenerationConfig
 
 from oracles.tiny_models import write_tiny_llama
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
-from stageline_runtime.engine.text.prompts import PromptReader
-from stageline_runtime.engine.text.sampling_defaults import FILE, NO_DEFAULTS, SamplingDefaults
+from stageline_runtime.engine.text.prompts import NO_DEFAULTS, PromptReader
+from stageline_runtime.engine.text.sampling_defaults import FILE, read_sampling_defaults
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.termination import RuntimeFailure
 
 QWEN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 
 
-def read(directory: Path, **values: Any) -> SamplingDefaults:
+def read(directory: Path, **values: Any) -> SamplingParams:
     (directory / FILE).write_text(json.dumps(values))
-    return SamplingDefaults.read(directory)
+    return read_sampling_defaults(directory)
 
 
-def admitted(defaults: SamplingDefaults, directory: Path, room: int = 64, **given: Any) -> Any:
+def admitted(defaults: SamplingParams, directory: Path, room: int = 64, **given: Any) -> Any:
     """A request as the engine's core gets it; `room` tokens are the model's context."""
     reader = PromptReader.load(
         write_tiny_llama(directory / "model"),
@@ -39,8 +39,8 @@ def admitted(defaults: SamplingDefaults, directory: Path, room: int = 64, **give
 def test_what_hugging_face_wrote_is_read(tmp_path: Path) -> None:
     written = GenerationConfig(do_sample=True, eos_token_id=2, max_new_tokens=128, min_p=0.05, **QWEN)  # type: ignore[no-untyped-call]
     written.save_pretrained(tmp_path)
-    found = SamplingDefaults.read(tmp_path)
-    assert found.values == {**QWEN, "min_p": 0.05, "max_tokens": 128}
+    found = read_sampling_defaults(tmp_path)
+    assert found.model_dump(exclude_defaults=True) == {**QWEN, "min_p": 0.05, "max_tokens": 128}
 
 
 def test_a_request_that_says_nothing_gets_the_models_values(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_model_that_says_nothing_changes_nothing(values: dict[str, Any], tmp_p
 
 
 def test_without_the_file_or_when_it_is_left_aside_nothing_changes(tmp_path: Path) -> None:
-    assert SamplingDefaults.read(tmp_path) == NO_DEFAULTS
+    assert read_sampling_defaults(tmp_path) == NO_DEFAULTS
     assert admitted(NO_DEFAULTS, tmp_path).sampling == RequestSampling(num_prompt_tokens=3)
 
 
@@ -79,7 +79,7 @@ def test_a_default_length_longer_than_the_room_is_the_room(tmp_path: Path) -> No
 
 
 def test_what_stands_for_off_in_hugging_faces_files_is_off(tmp_path: Path) -> None:
-    assert read(tmp_path, top_k=-1, temperature=None).values == {"top_k": 0}
+    assert read(tmp_path, top_k=-1, temperature=None) == SamplingParams(top_k=0)
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,12 @@ from stageline_runtime.engine.text.chat_template import (
     no_tool_format,
 )
 from stageline_runtime.engine.text.exclusions import with_exclusions
-from stageline_runtime.engine.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
 from stageline_runtime.plan_bus.messages import RequestSampling
+
+NO_DEFAULTS: Final = SamplingParams()
+_LEFT_OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+"""What the model is asked where a request says nothing."""
 
 QUICK_LENGTH = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
@@ -58,7 +61,8 @@ class PromptReader:
     max_model_len: int
     """Most tokens of prompt plus output."""
     eos_token_ids: frozenset[int]
-    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    sampling_defaults: SamplingParams = NO_DEFAULTS
+    """The model's own, for what a request leaves open."""
 
     @classmethod
     def load(
@@ -68,7 +72,7 @@ class PromptReader:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: Iterable[int],
-        sampling_defaults: SamplingDefaults = NO_DEFAULTS,
+        sampling_defaults: SamplingParams = NO_DEFAULTS,
     ) -> "PromptReader":
         """Load tokenizer and chat template of the model in `model_dir`.
 
@@ -112,7 +116,7 @@ class PromptReader:
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="regex" if sampling.regex else "grammar")
         self._check_ids(request.generated_token_ids, "generated_token_ids")
         token_ids = self.render_prompt(request.prompt)
-        sampling = self.sampling_defaults.fill(sampling, self.max_model_len - len(token_ids))
+        sampling = _filled(sampling, self.sampling_defaults, self.max_model_len - len(token_ids))
         stop_token_ids = frozenset(sampling.stop_token_ids)
         admitted = AdmittedRequest(
             request_id=request.request_id,
@@ -271,6 +275,14 @@ def _check_generated(request: AdmittedRequest) -> None:
         if index in request.stop_token_ids:
             message = f"generated_token_ids go on after {index}, which ends the answer."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
+
+
+def _filled(sampling: SamplingParams, defaults: SamplingParams, room_tokens: int) -> SamplingParams:
+    """`sampling` with the model's values where it has none; they never make an answer longer than its room."""
+    missing = {name: getattr(defaults, name) for name in _LEFT_OPEN if getattr(sampling, name) is None}
+    if missing.get("max_tokens") is not None:
+        missing["max_tokens"] = min(missing["max_tokens"], room_tokens)
+    return sampling.model_copy(update=missing)
 
 
 def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> RequestSampling:

@@ -6,7 +6,6 @@ goes before. A value that no request could have is refused when the engine start
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,46 +28,24 @@ _FIELDS: Final[Mapping[str, str]] = {
 """Hugging Face's name of each, and the request's."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """`values` by the names of `SamplingParams`; empty where the model says nothing, or is not asked."""
+def read_sampling_defaults(model_dir: Path) -> SamplingParams:
+    """Those of the model in `model_dir`: None wherever it says nothing.
 
-    values: Mapping[str, float | int]
-
-    @classmethod
-    def read(cls, model_dir: Path) -> "SamplingDefaults":
-        """Those of the model in `model_dir`.
-
-        Raises:
-            RuntimeFailure: class ModelLoad, naming the file, the field and the value that no request may have.
-        """
-        path = model_dir / FILE
-        found = read_json(path) if path.exists() else {}
-        values: dict[str, float | int] = {}
-        for theirs, ours in _FIELDS.items():
-            value = found.get(theirs)
-            if value is not None:
-                values[ours] = _checked(theirs, ours, value)
-        return cls(values)
-
-    def fill(self, sampling: SamplingParams, room_tokens: int) -> SamplingParams:
-        """`sampling` with the model's values where it has none; an answer is never made longer than its room."""
-        missing = {name: value for name, value in self.values.items() if getattr(sampling, name) is None}
-        if "max_tokens" in missing:
-            missing["max_tokens"] = min(missing["max_tokens"], room_tokens)
-        return sampling.model_copy(update=missing) if missing else sampling
+    Raises:
+        RuntimeFailure: class ModelLoad, naming the file, the field and the value that no request may have.
+    """
+    path = model_dir / FILE
+    found = read_json(path) if path.exists() else {}
+    values = {ours: _checked(theirs, ours, found[theirs]) for theirs, ours in _FIELDS.items() if theirs in found}
+    return SamplingParams.model_validate(values)
 
 
-NO_DEFAULTS: Final = SamplingDefaults({})
-
-
-def _checked(theirs: str, ours: str, value: Any) -> float | int:
+def _checked(theirs: str, ours: str, value: Any) -> Any:
     # Both stand for "off" in Hugging Face's files.
     given = 0 if ours == "top_k" and value == -1 else value
     try:
-        checked = getattr(SamplingParams.model_validate({ours: given}, strict=True), ours)
+        return getattr(SamplingParams.model_validate({ours: given}, strict=True), ours)
     except ValidationError as error:
         rule = error.errors(include_url=False)[0]["msg"]
         detail = f"{FILE}: {theirs} is {value!r}: {rule}; spec.engine.generationConfig none leaves the file aside"
         raise RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="read the sampling defaults") from error
-    return float(checked) if isinstance(checked, float) else int(checked)
