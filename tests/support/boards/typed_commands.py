@@ -37,15 +37,19 @@ class Typed:
 
 
 class Terminal:
-    """Somebody's shell, logged in to a cluster; `home` is their directory."""
+    """Somebody's shell, logged in to a cluster; `home` is their directory.
+
+    Commands may be typed by several threads at once. The environment is therefore read here, once: pytest changes this
+    process's while they run.
+    """
 
     def __init__(self, cluster: Cluster, home: Path) -> None:
         self.home = home
-        self._kubeconfig = cluster.kubeconfig
         programs = home / "bin"
         programs.mkdir(parents=True)
         _write_program(programs / "kubectl", f'#!/bin/sh\nexec {cluster.kubectl_command} "$@"\n')
         _write_program(programs / "stageline", _STAGELINE)
+        self._environment: Final = _environment(home, programs, cluster.kubeconfig)
 
     def type(self, command: str, variables: Mapping[str, str]) -> Typed:
         """Run one command in a new directory; a variable that is not set is an error, as is a failure within a pipe."""
@@ -53,7 +57,7 @@ class Terminal:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=directory,
-            env=self._environment() | dict(variables),
+            env=self._environment | dict(variables),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -70,7 +74,7 @@ class Terminal:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", command],
                 cwd=output.parent,
-                env=self._environment() | dict(variables),
+                env=self._environment | dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -87,13 +91,10 @@ class Terminal:
                 process.wait()
         return Typed(command, process.returncode, output.read_text(errors="replace").strip(), "")
 
-    def _environment(self) -> dict[str, str]:
-        own = {
-            "HOME": str(self.home),
-            "KUBECONFIG": str(self._kubeconfig),
-            "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}",
-        }
-        return {name: value for name, value in os.environ.items() if name not in _OF_THE_TESTS} | own
+
+def _environment(home: Path, programs: Path, kubeconfig: Path) -> dict[str, str]:
+    own = {"HOME": str(home), "KUBECONFIG": str(kubeconfig), "PATH": f"{programs}:{os.environ['PATH']}"}
+    return {name: value for name, value in os.environ.items() if name not in _OF_THE_TESTS} | own
 
 
 def _write_program(file: Path, text: str) -> None:
