@@ -108,6 +108,8 @@ def build_workload(
         max_model_len=max_model_len,
         num_sequences=batch or engine.max_num_seqs,
         context_tokens=context or min(USUAL_CONTEXT_TOKENS, max_model_len),
+        max_step_tokens=engine.max_num_batched_tokens,
+        on_devices=not on_cpus,
     )
 
 

@@ -25,7 +25,7 @@ from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source
 from stageline_runtime.stage.failures import as_failure
-from stageline_runtime.stage.load_stage import ensure_own_shards
+from stageline_runtime.stage.own_shards import ensure_own_shards
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import StateClock, Timeline
 

@@ -34,6 +34,7 @@ def sections(directory: Path) -> tuple[Section, ...]:
         ("layers", "a stage's tokens on the GPU equal the CPU's", device.layers),
         ("graphs", "captured layers give the eager tokens, replay after replay", device.graphs),
         ("memory", "a device that is full says how much was missing", device.shortage),
+        ("measured memory", "the largest step takes no more than was measured at load", device.measured),
         ("NCCL", "NCCL starts", device.nccl),
         ("two stages on one device", "staged transport, plans in flight, deferred results", groups.staged),
         ("two stages on two devices", "the NCCL transport", groups.nccl),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from stageline_runtime.models.protocol import CaptureSizes
 from stageline_runtime.plan_bus.messages import GraphMode
 from stageline_runtime.plan_bus.step_plan import decode_sizes
 from stageline_runtime.stage.failures import device_memory_failure
+from stageline_runtime.stage.memory_use import blocks_to_measure, measure
 from stageline_runtime.transport.nccl_link import operation_error
 
 NUM_PROMPTS = 6
@@ -129,6 +131,24 @@ class DeviceParts:
                 raise CheckFailedError(f"torch's words are not understood: {detail}") from error
             return {"said": detail.partition(";")[0]}
         raise CheckFailedError(f"{wanted} bytes were given by a device that has half of them")
+
+    def measured(self) -> Figures:
+        """What is measured at load, with another figure by its side: the largest step run once more.
+
+        A cache of the rest of the device isn't filled; that the step fits beside it is shown by groups that run.
+        """
+        model_dir = self._small_model()
+        config = read_model_config(model_dir)
+        shape = whole_model(config, NUM_PROMPTS, torch.bfloat16)
+        shape = replace(shape, num_blocks=blocks_to_measure(shape))
+        model = device_builder(self.accelerator, self._attention)(model_dir, config, shape, _quiet)
+        first, second = (measure(model, config, shape, GraphMode.OFF, self.accelerator) for _ in range(2))
+        if second.step_bytes > first.step_bytes:
+            raise CheckFailedError(f"the largest step took {second.step_bytes} bytes, and {first.step_bytes} before")
+        return {
+            "loading": f"{first.held_bytes >> 20} MiB",
+            "largest step": f"{first.step_bytes / (1 << 20):.1f} MiB",
+        }
 
     def nccl(self) -> Figures:
         """NCCL starts, for a communicator of one rank, and says of an operation that it went well."""

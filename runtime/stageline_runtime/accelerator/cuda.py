@@ -105,6 +105,17 @@ class CudaAccelerator:
     def allocated_bytes(self) -> int:
         return int(torch.cuda.memory_reserved(self.device))
 
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        self.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_reserved(self.device)
+        work()
+        self.synchronize()
+        peak = torch.cuda.max_memory_reserved(self.device)
+        torch.cuda.empty_cache()
+        return int(peak - before)
+
     def identity(self) -> str:
         """Name and UUID: equal for processes that share the device."""
         return self._identity

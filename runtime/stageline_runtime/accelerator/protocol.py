@@ -89,6 +89,9 @@ class Accelerator(Protocol):
     def allocated_bytes(self) -> int:
         """Memory of the device that this process holds."""
 
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """The most memory of the device that `work` takes beyond what is held; it is given back. For loading only."""
+
     def identity(self) -> str:
         """Equal for processes that share the device."""
 

@@ -109,6 +109,14 @@ class CaptureReport:
 
 
 @runtime_checkable
+class PagesCache(Protocol):
+    """A stage's model whose cache is made of blocks, as many as there is memory for once the weights are in place."""
+
+    def reserve_cache(self, num_blocks: int) -> None:
+        """Make the cache anew, of `num_blocks` blocks for all slots together. Before graphs are captured."""
+
+
+@runtime_checkable
 class CapturesGraphs(Protocol):
     """A stage's model whose `layers` can run captured, in the mode that a plan names."""
 

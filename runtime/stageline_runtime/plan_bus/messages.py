@@ -1,9 +1,10 @@
 """What the engine and the stages say to each other on the plan bus: one frozen struct per thing said.
 
 The handshake: the engine greets a connection with a `Challenge`, the stage says `Hello`, the engine answers all of them
-at once with `Welcome` (the cut and the sizes), a stage that has loaded, joined the rendezvous and warmed up says
-`Loaded`. After that the engine sends `StepPlan`s in `seq` order to every stage and the last stage answers each with
-`StepDone`, also a plan that it was told to `Cancel`. Encoded with msgpack; never pickled.
+at once with `Welcome` (the cut and the slots), each stage with a device loads its weights and says `Measured`, the
+engine tells all of them at once with `CacheSized` how large the cache is, a stage that has its cache, joined the
+rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in `seq` order to every stage and the
+last stage answers each with `StepDone`, also a plan that it was told to `Cancel`. Encoded with msgpack; never pickled.
 """
 
 import enum
@@ -16,7 +17,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class TransportKind(enum.StrEnum):
@@ -55,6 +56,16 @@ class Hello(Message, frozen=True):
     """On the CPU: identity of the memory that `available_bytes` is of, where the machine's is not meant."""
     weights: str = ""
     """Digest of the weights where this stage loads them from; empty where it can't tell."""
+
+
+class Measured(Message, frozen=True):
+    """Stage with a device to engine: the weights are in place, and the largest step has run once, with little cache."""
+
+    stage: int
+    held_bytes: int
+    """What loading took of the memory that `Hello` called available."""
+    step_bytes: int
+    """The most that the largest step took beyond that while it ran."""
 
 
 class Loaded(Message, frozen=True):
@@ -157,8 +168,7 @@ class GuideReady(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Engine to stage: what to load and how large to make things.
 
-    A slot is `slot_tokens` of address space; the slots' memory together never needs to hold more than `num_blocks`
-    blocks, because plans say what is given up (`SlotTrim`, `SlotFill`) before they write more.
+    A slot is `slot_tokens` of address space; how much memory is behind all of them, `CacheSized` says later.
     """
 
     first_layer: int
@@ -175,13 +185,20 @@ class Welcome(Message, frozen=True):
     """Stages of this group that share the machine, and so its cores."""
     stages_in_container: int = 1
     """Those of them that share this one's container, and so its CPU limit."""
-    num_blocks: int = 0
-    """KV cache of all slots together, in blocks (`BLOCK_TOKENS`) of the stage's layers."""
     transport: TransportKind = TransportKind.GLOO
     graphs: GraphMode = GraphMode.OFF
     """The most that plans of this group ask for."""
     layer_counts: tuple[int, ...] = ()
     """Number of layers of every stage in order, for engines whose nodes each need to know the whole cut."""
+
+
+class CacheSized(Message, frozen=True):
+    """Engine to stage: make the KV cache. All slots together never need to hold more than `num_blocks` blocks
+    (`BLOCK_TOKENS`) of the stage's layers, because plans say what is given up (`SlotTrim`, `SlotFill`) before they
+    write more.
+    """
+
+    num_blocks: int
 
 
 class Refused(Message, frozen=True):
@@ -234,7 +251,17 @@ class GroupFailed(Message, frozen=True):
     detail: str
 
 
-ToEngine = Hello | Loaded | StepDone | StepTimes | DrainRequested | Pong | GuideReady
+ToEngine = Hello | Measured | Loaded | StepDone | StepTimes | DrainRequested | Pong | GuideReady
 ToStage = (
-    Challenge | Welcome | Refused | StepPlan | WorkOutstanding | Shutdown | GroupFailed | Ping | PrepareGuide | Cancel
+    Challenge
+    | Welcome
+    | CacheSized
+    | Refused
+    | StepPlan
+    | WorkOutstanding
+    | Shutdown
+    | GroupFailed
+    | Ping
+    | PrepareGuide
+    | Cancel
 )

@@ -143,8 +143,8 @@ def _no_room(memory: CutMemory, counts: tuple[int, ...]) -> str:
         places.append(f"stage {names} lacks {mebibytes(missing)} MiB, having {usable} MiB usable")
     return (
         f"no cut of the {sum(counts)} layers over {len(counts)} stages fits their memory: with layers divided evenly "
-        f"by cost, {'; '.join(places)} (weights and a cache of one sequence of maxModelLen {memory.max_model_len} "
-        "are counted); lower spec.engine.maxModelLen, use more stages or give them more memory"
+        f"by cost, {'; '.join(places)} (weights, the largest step and a cache of one sequence of maxModelLen "
+        f"{memory.max_model_len} are counted); lower spec.engine.maxModelLen, use more stages or give them more memory"
     )
 
 

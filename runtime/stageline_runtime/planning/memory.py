@@ -1,19 +1,28 @@
-"""What a stage holds and what its host has room for: weights plus the smallest cache. Pure.
+"""What a stage holds and what its host has room for: weights, the largest step, the smallest cache. Pure.
 
-The engine's cache sizing, its cut and `stageline plan` share this arithmetic, so a cut that is found here can be served
-and one that can't is refused before any weight is read.
+The engine's cut, its first cache sizing and `stageline plan` share this arithmetic, so a cut that is found here can be
+served and one that can't is refused before any weight is read. What a step takes is counted from shapes here; a stage
+that has loaded measures it, and the cache is made by that.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stageline_api.runtime_config import LayerRange
+from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import end_parameters, layer_parameters
 
 USABLE_SHARE = 0.9
-"""The rest is for activations, the allocator's slack and the process itself."""
+"""Of a machine's memory. The rest is for those who share it: the engine, the system, files being read."""
 
+USABLE_DEVICE_SHARE = 0.97
+"""Of a device's memory, which is the stages' alone. The rest is for what is made after the cache: the buffers of links
+to peers, the pool of captured graphs, fragments between allocations."""
+
+LOGIT_COPIES_BYTES = 40
+"""Bytes that one logit takes while its row is sampled: float32 twice, and float64 scores, noise and their sums."""
+
+_FLOAT32_BYTES = 4
 MEBIBYTE = 1 << 20
 
 
@@ -23,6 +32,12 @@ class StageRoom:
 
     host: str
     available_bytes: int
+    is_device: bool = False
+
+    @property
+    def usable_bytes(self) -> int:
+        """What stages may take of it."""
+        return int(self.available_bytes * (USABLE_DEVICE_SHARE if self.is_device else USABLE_SHARE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +48,44 @@ class HostRoom:
     most_layers: int
 
 
-def usable_bytes(available_bytes: Iterable[int]) -> int:
+def usable_bytes(rooms: Iterable[StageRoom]) -> int:
     """Bytes that stages of one host may take together, from what each saw there at a moment of its own."""
-    return int(min(available_bytes) * USABLE_SHARE)
+    return min(room.usable_bytes for room in rooms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestStep:
+    """The largest plan of a group: so many tokens run through the layers, so many rows are sampled."""
+
+    tokens: int
+    rows: int
+
+    @classmethod
+    def of(cls, config: RuntimeConfig) -> "LargestStep":
+        """A plan samples each sequence once, whatever cohort it is of, and once more for each of its drafts."""
+        drafts = 0 if config.speculative is None else config.speculative.tokens
+        rows = min(config.max_num_seqs * (drafts + 1), config.max_num_batched_tokens)
+        return cls(tokens=config.max_num_batched_tokens, rows=rows)
+
+    def bytes_of(self, config: ModelConfig, *, is_last: bool, element_bytes: int) -> int:
+        """What it takes beside weights and cache, counted from shapes; kernels' own workspaces are not known here.
+
+        One layer runs at a time: of each token the residual stream twice, a norm's float32, and what attention or the
+        feed-forward block holds at once, whichever is more. The last stage's logits come after the layers.
+        """
+        attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+        per_token = element_bytes * (2 * config.hidden_size + max(attention, _feed_forward_width(config)))
+        layers = self.tokens * (per_token + _FLOAT32_BYTES * config.hidden_size)
+        return max(layers, self.rows * config.vocab_size * LOGIT_COPIES_BYTES if is_last else 0)
+
+
+def _feed_forward_width(config: ModelConfig) -> int:
+    """Elements of one token in a feed-forward block: gate, up and their product, of each expert that it picks."""
+    mixture = config.mixture
+    if mixture is None:
+        return 3 * config.intermediate_size
+    picked = mixture.experts_per_token * (3 * mixture.intermediate_size + config.hidden_size)
+    return max(picked, 3 * config.intermediate_size)
 
 
 def weight_bytes(config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int) -> int:
@@ -56,6 +106,7 @@ class CutMemory:
     config: ModelConfig
     rooms: tuple[StageRoom, ...]
     max_model_len: int
+    largest_step: LargestStep
     element_bytes: int
 
     def weight_bytes(self, stage: int, num_layers: int) -> int:
@@ -63,10 +114,19 @@ class CutMemory:
         ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == len(self.rooms) - 1)
         return self.element_bytes * (num_layers * largest_layer_parameters(self.config) + ends)
 
+    def step_bytes(self, stage: int) -> int:
+        """What the largest step takes on `stage`."""
+        is_last = stage == len(self.rooms) - 1
+        return self.largest_step.bytes_of(self.config, is_last=is_last, element_bytes=self.element_bytes)
+
+    def fixed_bytes(self, stage: int, num_layers: int) -> int:
+        """What `stage` takes whatever its cache: weights, and the largest step."""
+        return self.weight_bytes(stage, num_layers) + self.step_bytes(stage)
+
     def needed_bytes(self, stage: int, num_layers: int) -> int:
-        """Weights and smallest cache of `stage`: one sequence of `max_model_len` tokens."""
+        """The same and the smallest cache: one sequence of `max_model_len` tokens."""
         per_token = self.config.kv_bytes_per_token(num_layers, self.element_bytes)
-        return self.weight_bytes(stage, num_layers) + per_token * self.max_model_len
+        return self.fixed_bytes(stage, num_layers) + per_token * self.max_model_len
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""
@@ -76,7 +136,7 @@ class CutMemory:
         return stages
 
     def usable_bytes_of(self, stages: Sequence[int]) -> int:
-        return usable_bytes(self.rooms[stage].available_bytes for stage in stages)
+        return usable_bytes(self.rooms[stage] for stage in stages)
 
     def shortages(self, counts: Sequence[int]) -> list[tuple[list[int], int]]:
         """Stages of a host and the bytes they lack there, for each host that can't hold `counts` layers."""

@@ -10,7 +10,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import active_parameters, end_parameters, read_parameters
 from stageline_runtime.planning.devices import Device, Hardware, Link
-from stageline_runtime.planning.memory import CutMemory, StageRoom
+from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -27,6 +27,10 @@ class Workload:
     """Sequences decoded at once, over all cohorts; fewer where the cache doesn't hold them."""
     context_tokens: int
     """Tokens that each sequence has in the cache."""
+    max_step_tokens: int = 512
+    """Most tokens of a step (`spec.engine.maxNumBatchedTokens`)."""
+    on_devices: bool = False
+    """Whether the memory is that of devices, which nobody else takes from."""
 
     @property
     def element_bytes(self) -> int:
@@ -42,9 +46,9 @@ class StagePrediction:
     usable_bytes: int
     """What the stages of its host may take together."""
     missing_bytes: int
-    """What its host lacks for the weights and the smallest cache of all its stages; 0 when they fit."""
+    """What its host lacks for weights, largest step and smallest cache of all its stages; 0 when they fit."""
     kv_capacity_tokens: int
-    """Tokens whose keys and values its host holds beside the weights."""
+    """Tokens whose keys and values its host holds beside weights and largest step."""
     step_seconds: float
     bubble: float
     """Share of the time in which this stage does nothing."""
@@ -74,11 +78,21 @@ class Prediction:
 def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> CutMemory:
     """The devices' memory as the cut and the cache are held against it; a device without a host is its own."""
     rooms = tuple(
-        StageRoom(host=device.host or f"device of stage {stage}", available_bytes=device.memory_bytes)
+        StageRoom(
+            host=device.host or f"device of stage {stage}",
+            available_bytes=device.memory_bytes,
+            is_device=workload.on_devices,
+        )
         for stage, device in enumerate(hardware.devices)
     )
     return CutMemory(
-        config=config, rooms=rooms, max_model_len=workload.max_model_len, element_bytes=workload.element_bytes
+        config=config,
+        rooms=rooms,
+        max_model_len=workload.max_model_len,
+        largest_step=LargestStep(
+            tokens=workload.max_step_tokens, rows=min(workload.num_sequences, workload.max_step_tokens)
+        ),
+        element_bytes=workload.element_bytes,
     )
 
 
@@ -162,7 +176,7 @@ def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
     for stages in memory.stages_of_hosts().values():
         num_layers = sum(cut[stage].count for stage in stages)
         per_token = memory.config.kv_bytes_per_token(num_layers, memory.element_bytes)
-        free = memory.usable_bytes_of(stages) - sum(memory.weight_bytes(stage, cut[stage].count) for stage in stages)
+        free = memory.usable_bytes_of(stages) - sum(memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
         for stage in stages:
             capacities[stage] = max(0, free // per_token)
     return capacities

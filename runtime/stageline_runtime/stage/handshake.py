@@ -1,4 +1,4 @@
-"""How a stage and its engine meet: connect, say hello, wait to be welcomed, refused or told that it is over.
+"""How a stage and its engine meet: connect, say hello, wait for the welcome and the cache's size.
 
 The stage waits without a limit of its own once it is connected: the engine has the clock for stages that don't come,
 and the end of the engine ends the wait.
@@ -17,6 +17,7 @@ from stageline_runtime.plan_bus.bus import StageBus
 from stageline_runtime.plan_bus.challenge import proof_of
 from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,
+    CacheSized,
     Challenge,
     GroupFailed,
     Hello,
@@ -111,6 +112,24 @@ def await_welcome(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus]
                 return message
             case Refused(detail=detail):
                 raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="handshake")
+            case GroupFailed():
+                raise group_failure(message, own_stage)
+            case _:
+                continue
+
+
+def await_cache_size(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus], None]) -> CacheSized | Shutdown:
+    """Wait for the cache's size: with devices, until all stages have measured what is left for it.
+
+    Raises:
+        RuntimeFailure: the group failed.
+    """
+    while True:
+        message = bus.receive(POLL_SECONDS)
+        tell_drain(bus)
+        match message:
+            case CacheSized() | Shutdown():
+                return message
             case GroupFailed():
                 raise group_failure(message, own_stage)
             case _:

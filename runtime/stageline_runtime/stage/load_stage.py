@@ -1,23 +1,20 @@
-"""Makes a stage's runner from the engine's welcome: fetch its own weight files, load, capture graphs, meet the peers.
+"""Makes a stage's runner from the engine's welcome: fetch its own weight files, load, measure, agree on the cache,
+capture graphs, meet the peers.
 
-The cut is known with the welcome, so fetching is a part of loading where preparation left the weights to the stages: it
-is told in the status of phase `Loading`. A stage whose files are in the cache makes no request. No receive is
-outstanding while loading or capturing. On a device the runner's state changes are recorded as events, and a plan is in
-flight until the device has done it; on the CPU a plan is done when it returns.
+On devices the cache is made for what all stages measured, so it comes after the weights and before the graphs, which
+read it. No receive is outstanding while loading or capturing. On a device the runner's state changes are recorded as
+events, and a plan is in flight until the device has done it; on the CPU a plan is done when it returns.
 """
 
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_api.resource.model_source import HubSource, parse_source
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
@@ -30,17 +27,16 @@ from stageline_runtime.models.protocol import (
     CaptureSizes,
     GraphsUnavailableError,
     ModelBuilder,
+    PagesCache,
     StageModel,
     StageShape,
 )
-from stageline_runtime.models.weights.checkpoint import files_of_tensors
-from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensor_shapes
-from stageline_runtime.plan_bus.messages import GraphMode, Welcome
+from stageline_runtime.plan_bus.messages import CacheSized, GraphMode, Shutdown, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
-from stageline_runtime.planning.memory import mebibytes
 from stageline_runtime.planning.this_machine import stage_threads
-from stageline_runtime.prepare.cache import missing_shards
 from stageline_runtime.stage.failures import allocation_failure
+from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, measure
+from stageline_runtime.stage.own_shards import ensure_own_shards
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.progress import StageProgress
@@ -48,62 +44,7 @@ from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, LoopbackTransport, Transport, WireSizes
 
-if TYPE_CHECKING:
-    from stageline_runtime.prepare.progress import AdvanceTo
-
 logger = logging.getLogger(__name__)
-
-
-def ensure_own_shards(
-    source: str, model_dir: Path, config: ModelConfig, shape: StageShape, progress: StageProgress
-) -> None:
-    """Have every file in `model_dir` that holds a tensor of the stage of `shape`; `source` is the model's.
-
-    Raises:
-        PrepareError: a file can't be fetched or stored; the message names it.
-        WeightsError: the index lacks a tensor of the stage.
-        CoverageError: the model can't be built or cut.
-    """
-    if not isinstance(parse_source(source), HubSource) or not missing_shards(model_dir):
-        return
-    names = [path.name for path in files_of_tensors(model_dir, _own_tensors(model_dir, config, shape))]
-    if missing_shards(model_dir, names):
-        from stageline_runtime.prepare.shards import fetch_shards  # a stage that fetches nothing needs no Hub client
-
-        fetch_shards(model_dir, names, LoadReporter(progress))
-        progress.enter(Phase.LOADING)
-
-
-def _own_tensors(model_dir: Path, config: ModelConfig, shape: StageShape) -> Collection[str]:
-    if config.is_covered:
-        from stageline_runtime.models.coverage.cut import held_tensors  # the coverage path is an extra
-
-        return held_tensors(model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last)
-    form = checkpoint_form(model_dir)
-    return stage_tensor_shapes(config, shape.layers, form, has_embedding=shape.is_first, has_head=shape.is_last)
-
-
-class LoadReporter:
-    """A `Reporter` into the stage's status; the log gets a line where something begins or ends."""
-
-    def __init__(self, progress: StageProgress) -> None:
-        self._progress = progress
-
-    def note(self, line: str) -> None:
-        logger.info(line)
-        self._progress.enter(Phase.LOADING, line)
-
-    @contextmanager
-    def task(self, title: str, total_bytes: int | None) -> Iterator["AdvanceTo"]:
-        self.note(title)
-
-        def advance_to(done_bytes: int, new_total_bytes: int | None = None, /) -> None:
-            total = new_total_bytes or total_bytes
-            of_total = "" if total is None else f" of {mebibytes(total)}"
-            self._progress.enter(Phase.LOADING, f"{title}: {done_bytes >> 20}{of_total} MiB")
-
-        yield advance_to
-        logger.info("%s: done", title)
 
 
 def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress: StageProgress) -> str:
@@ -145,6 +86,10 @@ class LoadedStage:
     """On a device: the plans it still works on."""
 
 
+AgreeOnCache = Callable[[MemoryUse | None], CacheSized | Shutdown]
+"""Tells the engine what was measured, None on a CPU; returns the cache's size, or that the group ends."""
+
+
 class StageLoader:
     """Loads one stage and connects it. `build_model` None takes what the device asks for."""
 
@@ -162,14 +107,23 @@ class StageLoader:
         self._accelerator = accelerator
         self._build_model = build_model
 
-    def load(self, welcome: Welcome) -> LoadedStage:
-        """Load, capture, then meet the peers; raises RuntimeFailure of the class of what prevents it."""
+    def load(self, welcome: Welcome, agree_on_cache: AgreeOnCache) -> LoadedStage | Shutdown:
+        """Load, agree on the cache, capture, then meet the peers. `Shutdown`: the group ended meanwhile.
+
+        Raises:
+            RuntimeFailure: of the class of what prevents it.
+        """
         contract = self._contract
         config = self._read_config(welcome)
         dtype = DTYPES[welcome.dtype]
         torch.set_num_threads(stage_threads(welcome.stages_on_host, welcome.stages_in_container))
-        model = self._load_model(welcome, config, dtype)
+        shape = self._shape(welcome, dtype)
+        model = self._load_model(welcome, config, shape)
         self._describe(welcome, config, dtype)
+        sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs))
+        if isinstance(sized, Shutdown):
+            return sized
+        self._make_cache(model, config, shape, sized.num_blocks)
         captured = capture(model, contract.config, welcome, self._progress)
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
         transport = self._join(welcome, config.hidden_size, dtype)
@@ -200,7 +154,6 @@ class StageLoader:
         self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
         self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
         self._progress.num_slots = welcome.num_cohorts * welcome.slots_per_cohort
-        self._progress.kv_capacity_tokens = welcome.num_blocks * BLOCK_TOKENS
 
     def _observers(self) -> tuple[DeviceMarks | None, InFlight | None]:
         if self._accelerator is None:
@@ -214,33 +167,57 @@ class StageLoader:
             return None
         return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
 
-    def _load_model(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> StageModel:
-        layers = LayerRange(first=welcome.first_layer, last=welcome.last_layer)
-        self._progress.layers = layers
-        self._progress.enter(Phase.LOADING)
+    def _shape(self, welcome: Welcome, dtype: torch.dtype) -> StageShape:
+        """With a cache that suffices to measure the stage."""
         shape = StageShape(
-            layers=layers,
+            layers=LayerRange(first=welcome.first_layer, last=welcome.last_layer),
             is_first=self._contract.stage == 0,
             is_last=self._contract.stage == self._contract.stage_count - 1,
             dtype=dtype,
             num_cohorts=welcome.num_cohorts,
             slots_per_cohort=welcome.slots_per_cohort,
             slot_tokens=welcome.slot_tokens,
-            num_blocks=welcome.num_blocks,
             max_step_tokens=padded_size(welcome.max_step_tokens),
         )
+        return replace(shape, num_blocks=blocks_to_measure(shape))
+
+    def _load_model(self, welcome: Welcome, config: ModelConfig, shape: StageShape) -> StageModel:
+        self._progress.layers = shape.layers
+        self._progress.enter(Phase.LOADING)
         if self._build_model is None:
             source = self._contract.config.source
             ensure_own_shards(source, Path(welcome.model_dir), config, shape, self._progress)
         try:
-            model = self._builder()(Path(welcome.model_dir), config, shape, self._progress.loading)
+            return self._builder()(Path(welcome.model_dir), config, shape, self._progress.loading)
         except RuntimeError as error:
             raise allocation_failure(error) from error
-        kv_bytes = shape.num_blocks * BLOCK_TOKENS * config.kv_bytes_per_token(layers.count, dtype.itemsize)
+
+    def _measure(
+        self, model: StageModel, config: ModelConfig, shape: StageShape, graphs: GraphMode
+    ) -> MemoryUse | None:
+        if self._accelerator is None:
+            return None
+        self._progress.enter(Phase.LOADING, "measuring the largest step")
+        try:
+            use = measure(model, config, shape, graphs, self._accelerator)
+        except torch.OutOfMemoryError as error:
+            raise allocation_failure(error) from error
+        logger.info("loading took %d MiB, the largest step %d MiB", use.held_bytes >> 20, use.step_bytes >> 20)
+        self._progress.enter(Phase.LOADING, "waiting for the other stages to load")
+        return use
+
+    def _make_cache(self, model: StageModel, config: ModelConfig, shape: StageShape, num_blocks: int) -> None:
+        if isinstance(model, PagesCache):
+            try:
+                model.reserve_cache(num_blocks)
+            except RuntimeError as error:
+                raise allocation_failure(error) from error
+        kv_tokens = num_blocks * BLOCK_TOKENS
+        self._progress.kv_capacity_tokens = kv_tokens
+        kv_bytes = kv_tokens * config.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)
         self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
         if self._accelerator is not None:
             self._progress.memory_bytes = self._accelerator.allocated_bytes()
-        return model
 
     def _builder(self) -> ModelBuilder:
         if self._build_model is not None:

@@ -20,12 +20,14 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.plan_bus.messages import (
+    CacheSized,
     Cancel,
     Challenge,
     DrainRequested,
     GroupFailed,
     GuideReady,
     Loaded,
+    Measured,
     Ping,
     Pong,
     PrepareGuide,
@@ -40,8 +42,9 @@ from stageline_runtime.plan_bus.messages import (
 )
 from stageline_runtime.stage.failures import as_failure
 from stageline_runtime.stage.group_end import ask_to_drain, group_failure
-from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
+from stageline_runtime.stage.handshake import await_cache_size, await_welcome, connect, say_hello
 from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
+from stageline_runtime.stage.memory_use import MemoryUse
 from stageline_runtime.stage.step.in_flight import POLL_SECONDS
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
 from stageline_runtime.stage.telemetry.health import health_served
@@ -123,12 +126,21 @@ class StageProcess:
             self._shutdown = welcome
             return
         loader = StageLoader(self._contract, self._progress, self._watchdog, self._accelerator, self._build_model)
-        stage = loader.load(welcome)
+        stage = loader.load(welcome, self._agree_on_cache)
+        if isinstance(stage, Shutdown):
+            self._shutdown = stage
+            return
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
         logger.info("loaded layers %d-%d, waiting for the first plan", welcome.first_layer, welcome.last_layer)
         self._stage = stage
         while not self._shutdown:
             self._serve(bus, stage)
+
+    def _agree_on_cache(self, use: MemoryUse | None) -> CacheSized | Shutdown:
+        assert self._bus is not None, "it loads without having been welcomed"
+        if use is not None:
+            self._bus.send(Measured(self._contract.stage, use.held_bytes, use.step_bytes))
+        return await_cache_size(self._bus, self._contract.stage, self._tell_drain)
 
     def _serve(self, bus: StageBus, stage: LoadedStage) -> None:
         """Handle the messages that have arrived, then run one plan."""
@@ -211,7 +223,7 @@ class StageProcess:
                 self._shutdown = message
             case GroupFailed():
                 raise group_failure(message, self._contract.stage)
-            case Challenge() | Welcome() | Refused():
+            case Challenge() | Welcome() | CacheSized() | Refused():
                 raise BusProtocolError("a second handshake")
             case None:
                 pass

@@ -25,6 +25,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.plan_bus.messages import (
+    CacheSized,
     Cancel,
     Challenge,
     GroupFailed,
@@ -219,7 +220,7 @@ class Supervisor:
                 self._shutdown = message
             case GroupFailed():
                 raise group_failure(message, self._contract.stage)
-            case Challenge() | Welcome() | Refused():
+            case Challenge() | Welcome() | CacheSized() | Refused():
                 raise BusProtocolError("a second handshake")
             case StepPlan() | Cancel() | PrepareGuide():
                 raise BusProtocolError("a plan for a stage that vLLM schedules")

@@ -3,22 +3,20 @@
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from oracles.tiny_models import write_tiny_llama
+from processes.played_stage import challenged, heard, hello, proven
 from processes.running_group import RunningGroup, running_group
 from stageline_api import ports
-from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, FrameReader, encode_frame
+from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, encode_frame
 from stageline_runtime.plan_bus.challenge import MOST_STRANGERS, proof_of
 from stageline_runtime.plan_bus.messages import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Hello,
     Loaded,
     Refused,
     StepDone,
@@ -38,59 +36,12 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
         yield group
 
 
-def hello() -> Hello:
-    known = {
-        "protocol": PROTOCOL_VERSION,
-        "stage": 0,
-        "stage_count": 2,
-        "incarnation": 1,
-        "proof": "",
-        "available_bytes": 1 << 33,
-    }
-    # What else a stage tells about itself plays no part in who gets in.
-    others = {name: "" for name, kind in get_type_hints(Hello).items() if name not in known and kind is str}
-    return cast(Hello, cast(Any, Hello)(**known, **others))
-
-
-def proven(message: ToEngine, token: str, nonce: str) -> ToEngine:
-    """A hello with the proof that fits it; anything else as it is."""
-    if not isinstance(message, Hello) or message.proof:
-        return message
-    proof = proof_of(token, nonce, stage=message.stage, incarnation=message.incarnation)
-    return msgspec.structs.replace(message, proof=proof)
-
-
-@contextmanager
-def challenged(group: RunningGroup) -> Iterator[tuple[socket.socket, str]]:
-    """A new connection, and what the engine challenges it with."""
-    with socket.create_connection((group.addresses[0], ports.PLAN_BUS), timeout=60) as connection:
-        reader: FrameReader[ToStage] = FrameReader(ToStage)
-        greeted: list[ToStage] = []
-        while not greeted:
-            data = connection.recv(4096)
-            assert data, "it hung up"
-            greeted = reader.feed(data)
-        [challenge] = greeted
-        assert isinstance(challenge, Challenge)
-        yield connection, challenge.nonce
-
-
 def say(group: RunningGroup, *messages: ToEngine, token: str | None = None) -> list[ToStage]:
     """Say something on a new connection; what the engine answers, after its challenge, until it hangs up."""
     with challenged(group) as (connection, nonce):
         said = [proven(message, group.token if token is None else token, nonce) for message in messages]
         connection.sendall(b"".join(map(encode_frame, said)))
         return heard(connection)
-
-
-def heard(connection: socket.socket) -> list[ToStage]:
-    """All that comes until the other side hangs up."""
-    reader: FrameReader[ToStage] = FrameReader(ToStage)
-    answers: list[ToStage] = []
-    with suppress(ConnectionResetError):  # the rest of what was sent was not read
-        while data := connection.recv(4096):
-            answers += reader.feed(data)
-    return answers
 
 
 Change = dict[str, Any]

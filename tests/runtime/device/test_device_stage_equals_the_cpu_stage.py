@@ -4,6 +4,7 @@ The device here is the CPU itself and attention is plain torch; what only a GPU 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from stageline_runtime.models.device.stage import DeviceStage, attention_heads, 
 from stageline_runtime.models.device.step_rows import CacheBounds, build_step_rows
 from stageline_runtime.models.protocol import LoadProgress, StageShape
 from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "llama": write_tiny_llama,
@@ -49,6 +51,21 @@ def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: Loa
 def test_two_stages_give_the_same_tokens(name: str, tmp_path: Path) -> None:
     model_dir = MODELS[name](tmp_path)
     assert pipeline_tokens(model_dir, 2, build) == pipeline_tokens(model_dir, 2)
+
+
+def test_a_cache_made_anew_after_loading_is_as_good(tmp_path: Path) -> None:
+    """Stages load with little cache, and make theirs once they know what is left."""
+    model_dir = write_tiny_llama(tmp_path)
+    made: list[int] = []
+
+    def build_twice(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DeviceStage:
+        stage = build(model_dir, config, replace(shape, num_blocks=1), progress)
+        stage.reserve_cache(shape.num_slots * blocks_of(shape.slot_tokens))
+        made.append(shape.num_slots)
+        return stage
+
+    assert pipeline_tokens(model_dir, 2, build_twice) == pipeline_tokens(model_dir, 2)
+    assert len(made) == 2
 
 
 BOUNDS = CacheBounds(num_slots=4, slot_tokens=16, tile_tokens=3)

@@ -8,6 +8,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
+from stageline_runtime.planning.memory import StageRoom
 
 MIB = 1 << 20
 CONFIG: ModelConfig = model_config_from_dict(
@@ -27,13 +28,15 @@ CONFIG: ModelConfig = model_config_from_dict(
 # One token takes 2 (keys, values) * 4 heads * 64 * 2 bytes = 1 KiB per layer; 1024 tokens of one layer take 1 MiB.
 
 
-def stage(index: int, host: str, available_mib: float, num_layers: int, weights_mib: int) -> StageMemory:
+def stage(
+    index: int, host: str, available_mib: float, num_layers: int, weights_mib: int, step_mib: int = 0
+) -> StageMemory:
     return StageMemory(
         stage=index,
-        host=host,
-        available_bytes=int(available_mib * MIB),
+        room=StageRoom(host=host, available_bytes=int(available_mib * MIB)),
         layers=LayerRange(first=0, last=num_layers - 1),
         weight_bytes=weights_mib * MIB,
+        step_bytes=step_mib * MIB,
     )
 
 
@@ -59,6 +62,9 @@ def usable(mib: float) -> float:
         # The same on one machine: both stages' weights and caches share what the lower report says is left.
         ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 64), 4, 10)], 512),
         ([stage(0, "a", usable(20 + 64), 4, 10), stage(1, "a", usable(20 + 16), 4, 10)], 128),
+        # What the largest step takes is no cache's: 8 MiB on each, and on one machine both.
+        ([stage(0, "a", usable(10 + 72), 4, 10, 8), stage(1, "b", usable(10 + 32), 4, 10, 8)], 384),
+        ([stage(0, "a", usable(20 + 80), 4, 10, 8), stage(1, "a", usable(20 + 80), 4, 10, 8)], 512),
         # A machine with much memory gets no more than was asked for.
         ([stage(0, "a", 10**6, 4, 10), stage(1, "b", 10**6, 4, 10)], 1024),
     ],
@@ -94,10 +100,10 @@ def test_one_sequence_of_the_longest_context_is_enough_however_many_stages_there
     stages = tuple(
         StageMemory(
             stage=index,
-            host=str(index),
-            available_bytes=40_000_000_000,
+            room=StageRoom(host=str(index), available_bytes=40_000_000_000, is_device=True),
             layers=LayerRange(first=10 * index, last=10 * index + 9),
             weight_bytes=18_000_000_000,
+            step_bytes=1_000_000_000,
         )
         for index in range(8)
     )
@@ -108,10 +114,11 @@ def test_one_sequence_of_the_longest_context_is_enough_however_many_stages_there
 
 def test_a_shortage_names_the_stages_and_the_missing_memory() -> None:
     with pytest.raises(MemoryShortageError) as caught:
-        sized(stage(0, "a", 1000, 4, 10), stage(1, "b", usable(10 + 3), 4, 10))
+        sized(stage(0, "a", 1000, 4, 10), stage(1, "b", usable(10 + 2 + 3), 4, 10, 2))
     assert str(caught.value) == (
-        "stage 1: 1 MiB of memory are missing: weights take 10 MiB and the smallest cache (one sequence of maxModelLen "
-        "1024) 4 MiB, but 14 MiB are usable; lower spec.engine.maxModelLen or use more stages"
+        "stage 1: 1 MiB of memory are missing: weights take 10 MiB, the largest step 2 MiB and the smallest cache (one "
+        "sequence of maxModelLen 1024) 4 MiB, but 16 MiB are usable; lower spec.engine.maxModelLen or "
+        "maxNumBatchedTokens, or use more stages"
     )
 
 

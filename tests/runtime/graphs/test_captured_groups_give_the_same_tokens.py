@@ -94,7 +94,7 @@ def test_two_stages_equal_hugging_face(
         graphs=graphs,
         cache_dir=str(compiled_code),
         max_model_len=144,
-        stage_command=short_stage_command(model_dir, NUM_BLOCKS),
+        stage_command=short_stage_command(NUM_BLOCKS),
         **SETTINGS,
     ) as group:
         actual = group.generate_at_once(prompts, [greedy(length) for length in lengths])

@@ -61,7 +61,7 @@ def cases() -> tuple[list[Prompt], list[SamplingParams]]:
 def test_nobody_gets_other_tokens_for_want_of_cache(plain: RunningGroup, tiny_llama: Path, tmp_path: Path) -> None:
     prompts, samplings = cases()
     expected = plain.generate_all(prompts, samplings)
-    command = short_stage_command(tiny_llama, NUM_BLOCKS)
+    command = short_stage_command(NUM_BLOCKS)
     with running_group(tmp_path, tiny_llama, 2, stage_command=command, speculative=DRAFTS, **CONFIG) as short:
         assert short.generate_at_once(prompts, samplings) == expected
         assert samples(f"{short.url}/metrics")["stageline_preemptions_total"][()] > 0, "cache never ran out"

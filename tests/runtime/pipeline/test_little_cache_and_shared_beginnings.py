@@ -32,7 +32,7 @@ def short_group(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         max_num_seqs=8,
         max_num_batched_tokens=40,
         max_model_len=MAX_MODEL_LEN,
-        stage_command=short_stage_command(tiny_llama, NUM_BLOCKS),
+        stage_command=short_stage_command(NUM_BLOCKS),
     ) as group:
         yield group
 

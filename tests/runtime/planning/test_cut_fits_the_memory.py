@@ -18,16 +18,17 @@ from stageline_runtime.planning.cut import (
     estimate_costs,
     stage_cost,
 )
-from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import USABLE_SHARE, CutMemory, LargestStep, StageRoom, weight_bytes
 
 GIBIBYTE = 1 << 30
+STEP = LargestStep(tokens=3, rows=2)
 
 costs_of_parts = st.builds(CutCosts, layer=st.floats(0.01, 100), embedding=st.floats(0, 300), head=st.floats(0, 1000))
 
 
 def memory_of(config: ModelConfig, hosts: str, available_bytes: list[int], max_model_len: int = 16) -> CutMemory:
     rooms = tuple(StageRoom(host=host, available_bytes=free) for host, free in zip(hosts, available_bytes, strict=True))
-    return CutMemory(config=config, rooms=rooms, max_model_len=max_model_len, element_bytes=4)
+    return CutMemory(config=config, rooms=rooms, max_model_len=max_model_len, largest_step=STEP, element_bytes=4)
 
 
 def all_cuts(num_layers: int, stage_count: int) -> list[tuple[LayerRange, ...]]:
@@ -42,12 +43,12 @@ def can_be_served(cut: tuple[LayerRange, ...], memory: CutMemory) -> bool:
     stages = tuple(
         StageMemory(
             stage=stage,
-            host=room.host,
-            available_bytes=room.available_bytes,
+            room=room,
             layers=layers,
             weight_bytes=weight_bytes(
                 memory.config, layers, is_first=stage == 0, is_last=stage == len(cut) - 1, element_bytes=4
             ),
+            step_bytes=STEP.bytes_of(memory.config, is_last=stage == len(cut) - 1, element_bytes=4),
         )
         for stage, (room, layers) in enumerate(zip(memory.rooms, cut, strict=True))
     )
@@ -112,10 +113,10 @@ def test_a_cut_within_memory_covers_every_layer_once_in_order(data: st.DataObjec
     ("hosts", "gibibytes", "counts"),
     [
         ("abcdefgh", [80] * 8, [10, 10, 10, 10, 10, 10, 11, 9]),
-        ("abcdefgh", [80] * 6 + [19, 80], [10, 10, 10, 10, 10, 11, 10, 9]),
+        ("abcdefgh", [80] * 6 + [18, 80], [10, 10, 10, 10, 10, 11, 10, 9]),
         ("abcdefgh", [80, 80, 80, 10, 80, 80, 80, 80], [11, 11, 11, 5, 11, 11, 11, 9]),
-        ("aabbccdd", [35, 35] + [96] * 6, [9, 9, 10, 10, 11, 11, 11, 9]),
-        ("abababab", [72] * 8, None),
+        ("aabbccdd", [34, 34] + [96] * 6, [9, 9, 10, 10, 11, 11, 11, 9]),
+        ("abababab", [66] * 8, None),
     ],
     ids=["room-for-all", "one-layer-less", "a-small-device", "two-stages-share-a-host", "no-room"],
 )
@@ -123,9 +124,11 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
     config = llama_70b_class()
     costs = estimate_costs(config)
     rooms = tuple(
-        StageRoom(host=host, available_bytes=size * GIBIBYTE) for host, size in zip(hosts, gibibytes, strict=True)
+        StageRoom(host=host, available_bytes=size * GIBIBYTE, is_device=True)
+        for host, size in zip(hosts, gibibytes, strict=True)
     )
-    memory = CutMemory(config=config, rooms=rooms, max_model_len=8192, element_bytes=2)
+    step = LargestStep(tokens=2048, rows=64)
+    memory = CutMemory(config=config, rooms=rooms, max_model_len=8192, largest_step=step, element_bytes=2)
 
     def cut() -> list[int]:
         ranges = cut_layers(
@@ -140,7 +143,7 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
         cut()
     assert "no cut of the 80 layers over 8 stages fits" in str(refusal.value)
     assert "stage 0, 2, 4, 6 lacks " in str(refusal.value)
-    assert "having 66356 MiB usable" in str(refusal.value)
+    assert "having 65557 MiB usable" in str(refusal.value)
 
 
 def test_explicit_ranges_win_over_memory() -> None:
@@ -156,5 +159,6 @@ def test_what_each_host_lacks_is_exact_to_the_byte() -> None:
     memory = memory_of(config, "ab", [0, 0])
     needed = memory.needed_bytes(0, 2)
     assert memory.shortages((2, 2))[0] == ([0], needed)
-    one_short = memory_of(config, "ab", [-(-(needed - 1) * 10 // 9), 10**9])
-    assert one_short.shortages((2, 2)) == [([0], needed - int(-(-(needed - 1) * 10 // 9) * 0.9))]
+    nearly = -(-(needed - 1) * 10 // 9)
+    one_short = memory_of(config, "ab", [nearly, 10**9])
+    assert one_short.shortages((2, 2)) == [([0], needed - int(nearly * USABLE_SHARE))]

@@ -57,7 +57,7 @@ def test_a_70b_class_config_is_planned_without_weights() -> None:
         "71-79",
     ]
     assert sum(stage["weight_bytes"] for stage in document["stages"]) == 2 * 70_553_706_496
-    assert document["admitted_sequences"] == 56
+    assert document["admitted_sequences"] == 64
     assert document["warnings"] == []
     assert any("predictions" in note for note in document["notes"])
 
@@ -85,7 +85,7 @@ def test_a_stage_that_cant_hold_its_part_is_named_with_what_is_missing(
     warnings = [line for line in done.stdout.splitlines() if line.startswith("warning:")]
     assert len(warnings) == 1
     assert warnings[0].startswith("warning: stage 7 can't hold its part: ")
-    assert "GiB missing, with 921.6 MiB usable" in warnings[0]
+    assert "GiB missing, with 993.3 MiB usable" in warnings[0]
     assert "predicted: nothing, as it can't be served" in done.stdout
 
 

@@ -28,10 +28,14 @@ NO_LINK = Link(bandwidth_bytes_per_second=1e30, latency_seconds=0.0)
 
 LAYER_PARAMETERS = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
 """Of `small_llama`: query and output, key and value, feed-forward, norms."""
+LAYERS_OF_STEP = 8 * (4 * (2 * 64 + 3 * 128) + 4 * 64)
+"""Eight tokens: the residual stream twice, gate, up and their product; a norm's float32."""
+LOGITS_OF_STEP = 8 * 1000 * 40
+"""Of eight rows at most; more than the layers took, which are done by then."""
 
 
 def workload(**changes: object) -> Workload:
-    usual = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_tokens=10)
+    usual = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_tokens=10, max_step_tokens=8)
     return replace(usual, **changes)  # type: ignore[arg-type]
 
 
@@ -131,26 +135,41 @@ def capacity_of(memory_bytes: int, host: str | None = None) -> Prediction:
     return predict(small_llama(2), ranges(1, 1), hardware, workload(num_sequences=100))
 
 
-def test_capacity_is_what_the_weights_leave_of_nine_tenths() -> None:
+def test_capacity_is_what_weights_and_largest_step_leave_of_nine_tenths() -> None:
     first = 4 * (LAYER_PARAMETERS + 1000 * 64)
     last = first + 4 * 64
     per_token = 2 * 2 * 16 * 4
     found = capacity_of(1_000_000)
     assert [stage.weight_bytes for stage in found.stages] == [first, last]
     assert [stage.kv_capacity_tokens for stage in found.stages] == [
-        (900_000 - first) // per_token,
-        (900_000 - last) // per_token,
+        (900_000 - first - LAYERS_OF_STEP) // per_token,
+        (900_000 - last - LOGITS_OF_STEP) // per_token,
     ]
-    assert found.admitted_sequences == 100, "all that are asked for: memory holds 193 of ten tokens each"
-    shared = capacity_of(1_000_000, host="one")
-    assert {stage.kv_capacity_tokens for stage in shared.stages} == {(900_000 - first - last) // (2 * per_token)}
+    assert found.admitted_sequences == (900_000 - last - LOGITS_OF_STEP) // per_token // 10
+    shared = capacity_of(2_000_000, host="one")
+    left = 1_800_000 - first - last - LAYERS_OF_STEP - LOGITS_OF_STEP
+    assert {stage.kv_capacity_tokens for stage in shared.stages} == {left // (2 * per_token)}
+
+
+def test_what_a_device_has_is_the_stages_alone_but_for_links_and_graphs() -> None:
+    of_a_machine, of_a_device = (
+        predict(
+            small_llama(2),
+            ranges(1, 1),
+            Hardware(devices=(replace(UNIT_DEVICE, memory_bytes=1_000_000),) * 2, link=NO_LINK),
+            workload(on_devices=on_devices),
+        ).stages[0]
+        for on_devices in (False, True)
+    )
+    assert (of_a_machine.usable_bytes, of_a_device.usable_bytes) == (900_000, 970_000)
 
 
 def test_what_is_missing_is_named_and_nothing_is_promised() -> None:
     found = capacity_of(300_000)
     smallest_cache = 2 * 16 * 4 * 64 * 2
     assert [stage.missing_bytes for stage in found.stages] == [
-        stage.weight_bytes + smallest_cache - 270_000 for stage in found.stages
+        stage.weight_bytes + step + smallest_cache - 270_000
+        for stage, step in zip(found.stages, (LAYERS_OF_STEP, LOGITS_OF_STEP), strict=True)
     ]
     assert (found.admitted_sequences, found.tokens_per_second) == (0, None)
     assert found.rows_per_step == 50
@@ -174,12 +193,12 @@ def test_equal_devices_get_no_other_advice_than_the_engines_cut() -> None:
 
 
 def test_a_70b_class_model_is_planned_over_eight_l4() -> None:
-    asked = Workload(dtype="bfloat16", max_model_len=4096, num_sequences=64, context_tokens=1024)
+    asked = Workload(dtype="bfloat16", max_model_len=4096, num_sequences=64, context_tokens=1024, on_devices=True)
     plan = plan_group(llama_70b_class(), hardware_from_preset("l4-24gb", 8), asked, None)
     assert [one.count for one in plan.cut] == [10, 10, 10, 10, 10, 10, 11, 9]
     assert sum(stage.weight_bytes for stage in plan.prediction.stages) == 2 * 70_553_706_496
-    assert plan.prediction.admitted_sequences == 56
+    assert plan.prediction.admitted_sequences == 64
     one_layer = 2 * (8192 * (64 + 8 + 8 + 64) * 128 + 3 * 8192 * 28_672 + 2 * 8192)
-    cache = 7 * 1024 * 4096
+    cache = 8 * 1024 * 4096
     expected = 10 * (one_layer + cache) / 300e9 + 0.0005
     assert plan.prediction.stages[1].step_seconds == pytest.approx(expected)

@@ -67,6 +67,10 @@ class _SimulatedDevice:
     def allocated_bytes(self) -> int:
         return 0
 
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        return 1 << 20
+
     def identity(self) -> str:
         return "simulated"
 

@@ -1,13 +1,14 @@
 """The engine's hold on its stages: handshake, the cut, and one ordered channel to all of them.
 
-The engine waits for every stage's `Hello`, decides the cut and the cache from the model's config and the reported
-memory, and welcomes all at once. From then on a connection that ends is a lost peer and ends the group.
+The engine waits for every stage's `Hello`, decides the cut from the model's config and the reported memory, and
+welcomes all at once. It sizes the cache once all stages on devices have measured what is left for it; without any, at
+once. From the welcome on a connection that ends is a lost peer and ends the group.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,9 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     choose_graphs,
+    measuring_stages,
     refusal_of,
+    size_loaded_cache,
     tells_promptly,
     welcome_stages,
     welcome_supervisors,
@@ -31,11 +34,13 @@ from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.bus import EngineBusConnection, encode_frame
 from stageline_runtime.plan_bus.challenge import GREETING_BYTES
 from stageline_runtime.plan_bus.messages import (
+    CacheSized,
     DrainRequested,
     GraphMode,
     GuideReady,
     Hello,
     Loaded,
+    Measured,
     Ping,
     Pong,
     PrepareGuide,
@@ -84,11 +89,16 @@ class StageGroup:
         self._hellos: dict[int, Hello] = {}
         self._connections: dict[int, EngineBusConnection] = {}
         self._strangers = Strangers()
+        self._measured: dict[int, Measured] = {}
         self._loaded: set[int] = set()
         self._progress = asyncio.Event()
         self._closing = False
         self.failure: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
         """Resolves with the reason once the group can't go on."""
+
+    @property
+    def _all_stages(self) -> frozenset[int]:
+        return frozenset(range(self._contract.stage_count))
 
     @property
     def num_connected(self) -> int:
@@ -124,8 +134,13 @@ class StageGroup:
             RuntimeFailure: a stage did not come or load in time, or the cut or the cache can't be made.
         """
         await self._all_connected()
-        size = self._welcome()
-        await self._all_loaded()
+        welcomes = welcome_stages(self._hellos, self._contract, self.model, self._model_dir)
+        self._send_welcomes(welcomes)
+        began = asyncio.get_running_loop().time()
+        await self._all_in(self._measured, measuring_stages(self._hellos), spent_seconds=0.0)
+        size = self._size_cache(welcomes)
+        spent_seconds = asyncio.get_running_loop().time() - began
+        await self._all_in(self._loaded, self._all_stages, spent_seconds=spent_seconds)
         return size
 
     async def form_nodes(self) -> None:
@@ -136,7 +151,7 @@ class StageGroup:
         """
         await self._all_connected()
         self._send_welcomes(welcome_supervisors(self._hellos, self._contract, self.model, self._model_dir))
-        await self._all_loaded()
+        await self._all_in(self._loaded, self._all_stages, spent_seconds=0.0)
 
     def broadcast(self, message: ToStage) -> None:
         """Send one message to all stages, encoded once."""
@@ -183,13 +198,13 @@ class StageGroup:
         """From now on a stage that leaves is no failure."""
         self._closing = True
 
-    def _welcome(self) -> CacheSize:
-        size, welcomes = welcome_stages(self._hellos, self._contract, self.model, self._model_dir)
+    def _size_cache(self, welcomes: Mapping[int, Welcome]) -> CacheSize:
+        size = size_loaded_cache(self._hellos, welcomes, self._measured, self._contract.config, self.model)
         self._on_cache_sized(size)
         if not size.holds_all:
             tokens, asked = size.num_blocks * BLOCK_TOKENS, self._contract.config.max_num_seqs
             logger.warning("memory holds %d tokens of %d sequences at once; long ones may have to wait", tokens, asked)
-        self._send_welcomes(welcomes)
+        self.broadcast(CacheSized(size.num_blocks))
         return size
 
     def _send_welcomes(self, welcomes: Mapping[int, Welcome]) -> None:
@@ -198,30 +213,36 @@ class StageGroup:
 
     async def _all_connected(self) -> None:
         await self._until(
-            lambda: len(self._hellos) == self._contract.stage_count,
+            self._hellos,
+            self._all_stages,
             self._contract.config.timeouts.rendezvous_seconds,
             FailureClass.RENDEZVOUS_TIMEOUT,
             "handshake",
         )
 
-    async def _all_loaded(self) -> None:
+    async def _all_in(self, done: Collection[int], expected: frozenset[int], *, spent_seconds: float) -> None:
+        """Wait until `done` has all `expected` stages; of the time for loading, `spent_seconds` are gone."""
         limit = self._contract.config.timeouts.load_seconds
-        count = self._contract.stage_count
-        await self._until(lambda: len(self._loaded) == count, limit, FailureClass.MODEL_LOAD, "load")
+        await self._until(done, expected, limit, FailureClass.MODEL_LOAD, "load", spent_seconds)
 
     async def _until(
-        self, condition: Callable[[], bool], timeout_seconds: float, failure_class: FailureClass, operation: str
+        self,
+        done: Collection[int],
+        expected: frozenset[int],
+        timeout_seconds: float,
+        failure_class: FailureClass,
+        operation: str,
+        spent_seconds: float = 0.0,
     ) -> None:
         try:
-            async with asyncio.timeout(timeout_seconds):
-                while not condition():
+            async with asyncio.timeout(timeout_seconds - spent_seconds):
+                while not expected.issubset(done):
                     if self.failure.done():
                         raise self.failure.result()
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError as error:
-            done = self._loaded if operation == "load" else self._hellos.keys()
-            missing = [stage for stage in range(self._contract.stage_count) if stage not in done]
+            missing = sorted(expected.difference(done))
             names = ", ".join(f"stage {stage}" for stage in missing)
             detail = f"{names} did not finish the {operation} within {timeout_seconds:g} s"
             raise RuntimeFailure(failure_class, detail, operation=operation, peer=missing[0]) from error
@@ -232,6 +253,9 @@ class StageGroup:
                 self._greet(connection, message)
             case _ if connection.stage is None:
                 connection.close()
+            case Measured():
+                self._measured[connection.stage] = message
+                self._progress.set()
             case Loaded():
                 self._loaded.add(connection.stage)
                 self._progress.set()

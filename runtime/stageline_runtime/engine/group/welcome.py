@@ -4,6 +4,7 @@ How tensors cross and what is captured is decided here too, once for all stages,
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from stageline_api.failures import FailureClass
@@ -13,9 +14,9 @@ from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemorySh
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_fields import chosen_dtype
 from stageline_runtime.plan_bus.challenge import is_proof
-from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, TransportKind, Welcome
+from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, Measured, TransportKind, Welcome
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
-from stageline_runtime.planning.memory import CutMemory, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
 from stageline_runtime.termination import RuntimeFailure
 
@@ -37,22 +38,22 @@ def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], 
 
 def welcome_stages(
     hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, model_dir: Path
-) -> tuple[CacheSize, dict[int, Welcome]]:
-    """The cache's size and each stage's welcome, once every stage has said hello.
+) -> dict[int, Welcome]:
+    """Each stage's welcome, once every stage has said hello.
 
     Raises:
-        RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (naming how much is missing) or ModelLoad
-            (stages hold different weights).
+        RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (by what is counted before anything is
+            loaded, naming how much is missing) or ModelLoad (stages hold different weights).
     """
     config = contract.config
     check_weights(hellos, config.source)
     dtype = chosen_dtype(config.dtype, model.dtype, on_devices=all(hello.device for hello in hellos.values()))
     _check_speculation(config, hellos)
     layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype]))
-    size = _size_cache(_memory(hellos, layers, model, ELEMENT_BYTES[dtype]), config, model, dtype)
+    size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype]), config, model, dtype)
     hosts = [hello.host for hello in hellos.values()]
     containers = [(hello.host, hello.container) for hello in hellos.values()]
-    return size, {
+    return {
         stage: Welcome(
             first_layer=layers[stage].first,
             last_layer=layers[stage].last,
@@ -66,11 +67,39 @@ def welcome_stages(
             stages_in_container=containers.count((hello.host, hello.container)),
             transport=choose_transport(hellos.values()),
             graphs=choose_graphs(config.graphs, hellos.values(), model),
-            num_blocks=size.num_blocks,
             layer_counts=tuple(each.count for each in layers),
         )
         for stage, hello in hellos.items()
     }
+
+
+def size_loaded_cache(
+    hellos: Mapping[int, Hello],
+    welcomes: Mapping[int, Welcome],
+    measured: Mapping[int, Measured],
+    config: RuntimeConfig,
+    model: ModelConfig,
+) -> CacheSize:
+    """The cache, by what stages measured; where one did not, by what is counted.
+
+    Raises:
+        RuntimeFailure: class OutOfMemory, naming how much is missing.
+    """
+    dtype = welcomes[0].dtype
+    layers = tuple(LayerRange(first=each.first_layer, last=each.last_layer) for _, each in sorted(welcomes.items()))
+    counted = _counted(hellos, layers, config, model, ELEMENT_BYTES[dtype])
+    stages = tuple(
+        replace(stage, weight_bytes=found.held_bytes, step_bytes=found.step_bytes)
+        if (found := measured.get(stage.stage)) is not None
+        else stage
+        for stage in counted
+    )
+    return _size_cache(stages, config, model, dtype)
+
+
+def measuring_stages(hellos: Mapping[int, Hello]) -> frozenset[int]:
+    """The stages that will say what they measured: those on devices."""
+    return frozenset(stage for stage, hello in hellos.items() if hello.device)
 
 
 def welcome_supervisors(
@@ -150,12 +179,17 @@ def _max_model_len(config: RuntimeConfig, model: ModelConfig) -> int:
 def _cut_memory(
     hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, element_bytes: int
 ) -> CutMemory:
-    rooms = tuple(
-        StageRoom(host=memory_owner(hello), available_bytes=hello.available_bytes)
-        for _, hello in sorted(hellos.items())
+    return CutMemory(
+        config=model,
+        rooms=tuple(_room(hello) for _, hello in sorted(hellos.items())),
+        max_model_len=_max_model_len(contract.config, model),
+        largest_step=LargestStep.of(contract.config),
+        element_bytes=element_bytes,
     )
-    longest = _max_model_len(contract.config, model)
-    return CutMemory(config=model, rooms=rooms, max_model_len=longest, element_bytes=element_bytes)
+
+
+def _room(hello: Hello) -> StageRoom:
+    return StageRoom(host=memory_owner(hello), available_bytes=hello.available_bytes, is_device=bool(hello.device))
 
 
 def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) -> tuple[LayerRange, ...]:
@@ -176,19 +210,24 @@ def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) ->
         raise RuntimeFailure(FailureClass.BAD_CONFIG, str(error), operation="cut the layers") from error
 
 
-def _memory(
-    hellos: Mapping[int, Hello], layers: tuple[LayerRange, ...], model: ModelConfig, element_bytes: int
+def _counted(
+    hellos: Mapping[int, Hello],
+    layers: tuple[LayerRange, ...],
+    config: RuntimeConfig,
+    model: ModelConfig,
+    element_bytes: int,
 ) -> tuple[StageMemory, ...]:
     last = len(layers) - 1
+    step = LargestStep.of(config)
     return tuple(
         StageMemory(
             stage=stage,
-            host=memory_owner(hello),
-            available_bytes=hello.available_bytes,
+            room=_room(hello),
             layers=layers[stage],
             weight_bytes=weight_bytes(
                 model, layers[stage], is_first=stage == 0, is_last=stage == last, element_bytes=element_bytes
             ),
+            step_bytes=step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes),
         )
         for stage, hello in sorted(hellos.items())
     )

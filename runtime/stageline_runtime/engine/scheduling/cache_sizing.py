@@ -1,9 +1,10 @@
 """How much KV cache a group gets: arithmetic over what each stage's machine has left. Pure.
 
-Stages that share a machine share its memory. There is a slot for every sequence asked for, whatever the memory: slots
-are address space, and what they hold is counted in blocks. When blocks for all slots don't fit, there are fewer, and
-long sequences wait or are computed again; when not even one whole sequence fits, the group can't serve and the shortage
-is named.
+It is done twice with the same rules: over what weights and the largest step are counted to take, so that what can't fit
+is refused before a weight is read, and over what the loaded stages measured. Stages that share a machine share its
+memory. There is a slot for every sequence asked for, whatever the memory: slots are address space, and what they hold
+is counted in blocks. When blocks for all slots don't fit, there are fewer, and long sequences wait or are computed
+again; when not even one whole sequence fits, the group can't serve and the shortage is named.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.planning.memory import mebibytes, usable_bytes
+from stageline_runtime.planning.memory import StageRoom, mebibytes, usable_bytes
 
 
 class MemoryShortageError(Exception):
@@ -20,13 +21,14 @@ class MemoryShortageError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What one stage reported and what it will hold."""
+    """What one stage reported and what it holds."""
 
     stage: int
-    host: str
-    available_bytes: int
+    room: StageRoom
     layers: LayerRange
     weight_bytes: int
+    step_bytes: int
+    """What its largest step takes beside weights and cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +68,15 @@ def size_cache(
     blocks_per_slot = blocks_of(max_model_len)
     num_blocks = num_cohorts * slots * blocks_per_slot
     room_tokens: dict[int, int] = {}
-    for host in dict.fromkeys(stage.host for stage in stages):
-        here = [stage for stage in stages if stage.host == host]
-        usable = usable_bytes(stage.available_bytes for stage in here)
-        weights = sum(stage.weight_bytes for stage in here)
+    for host in dict.fromkeys(stage.room.host for stage in stages):
+        here = [stage for stage in stages if stage.room.host == host]
+        usable = usable_bytes(stage.room for stage in here)
+        held = sum(stage.weight_bytes + stage.step_bytes for stage in here)
         per_block = BLOCK_TOKENS * sum(config.kv_bytes_per_token(one.layers.count, element_bytes) for one in here)
-        fitting = (usable - weights) // per_block
+        fitting = (usable - held) // per_block
         if fitting < blocks_per_slot:
             smallest = per_block * blocks_per_slot
-            raise MemoryShortageError(_shortage(here, usable, weights, smallest, max_model_len))
+            raise MemoryShortageError(_shortage(here, usable, smallest, max_model_len))
         num_blocks = min(num_blocks, fitting)
         room_tokens |= dict.fromkeys((stage.stage for stage in here), fitting * BLOCK_TOKENS)
     return CacheSize(
@@ -86,11 +88,14 @@ def size_cache(
     )
 
 
-def _shortage(here: list[StageMemory], usable: int, weights: int, cache: int, max_model_len: int) -> str:
+def _shortage(here: list[StageMemory], usable: int, cache: int, max_model_len: int) -> str:
     names = ", ".join(str(stage.stage) for stage in here)
-    missing = weights + cache - usable
+    weights = sum(stage.weight_bytes for stage in here)
+    step = sum(stage.step_bytes for stage in here)
+    missing = weights + step + cache - usable
     return (
-        f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {mebibytes(weights)} MiB and "
-        f"the smallest cache (one sequence of maxModelLen {max_model_len}) {mebibytes(cache)} MiB, "
-        f"but {mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or use more stages"
+        f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {mebibytes(weights)} MiB, "
+        f"the largest step {mebibytes(step)} MiB and the smallest cache (one sequence of maxModelLen {max_model_len}) "
+        f"{mebibytes(cache)} MiB, but {mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or "
+        "maxNumBatchedTokens, or use more stages"
     )

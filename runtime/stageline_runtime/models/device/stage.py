@@ -1,7 +1,7 @@
 """The own decoder on a device, cut to one stage. No call waits for the device.
 
-Weights, cache and tables are made at load. What a slot gives up needs no zeros: attention reads no position that the
-slot's present request hasn't written.
+Weights, cache and tables are made at load; the cache a second time, once it is known how much memory is left. What a
+slot gives up needs no zeros: attention reads no position that the slot's present request hasn't written.
 """
 
 from pathlib import Path
@@ -50,17 +50,28 @@ class DeviceStage:
         self._graphs: DeviceGraphs | None = None
         self._accelerator = accelerator
         self._embedding = weights.embedding() if shape.is_first else None
-        parts = tuple(LayerParts(config, layer) for layer in weights.layers())
+        self._parts = tuple(LayerParts(config, layer) for layer in weights.layers())
+        self._attention = attention
         self._head = OutputHead(config, weights, self._embedding) if shape.is_last else None
-        rotary = RotaryTable(config, shape.slot_tokens, shape.dtype, accelerator.device)
-        num_blocks = shape.num_blocks or shape.num_slots * blocks_of(shape.slot_tokens)
-        self._blocks = BlockTables(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, num_blocks=num_blocks)
-        caches = self._caches = tuple(_cache(num_blocks, shape, heads, accelerator.device) for _ in parts)
-        self._layers = DeviceLayers(parts, caches, layer_windows(config, shape), attention, rotary)
+        self._rotary = RotaryTable(config, shape.slot_tokens, shape.dtype, accelerator.device)
         self._bounds = CacheBounds(
             num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, tile_tokens=heads.prefill_tile_tokens
         )
-        self._table = StepTable(accelerator, shape.max_step_tokens, self._blocks, shape.num_slots)
+        self._make_cache(shape.num_blocks or shape.num_slots * blocks_of(shape.slot_tokens))
+
+    def _make_cache(self, num_blocks: int) -> None:
+        shape, device = self._shape, self._accelerator.device
+        self._blocks = BlockTables(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, num_blocks=num_blocks)
+        self._caches = tuple(_cache(num_blocks, shape, self._heads, device) for _ in self._parts)
+        windows = layer_windows(self._config, shape)
+        self._layers = DeviceLayers(self._parts, self._caches, windows, self._attention, self._rotary)
+        self._table = StepTable(self._accelerator, shape.max_step_tokens, self._blocks, shape.num_slots)
+
+    def reserve_cache(self, num_blocks: int) -> None:
+        """Make the cache anew, of `num_blocks` blocks; what it held is forgotten."""
+        assert self._graphs is None, "captured graphs read the cache that is to be replaced"
+        del self._layers, self._caches  # first, so that the old cache and the new one are never held at once
+        self._make_cache(num_blocks)
 
     def attention_batch(self, plan: StepPlan) -> StepRows:
         """The plan's table, on the host; raises ValueError where a row lies outside the cache."""

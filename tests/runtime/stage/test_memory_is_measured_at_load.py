@@ -1,0 +1,119 @@
+"""What a stage on a device says that it takes: its largest step is run, without sampling and with it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oracles.simulated_accelerator import ImmediateAccelerator
+from oracles.tiny_models import write_tiny_llama
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
+from stageline_runtime.models.protocol import StageShape
+from stageline_runtime.plan_bus.messages import GraphMode
+from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, largest_plan, measure
+
+
+class ScriptedMemory(ImmediateAccelerator):
+    """A device whose allocator answers as told; notes nothing but that work was done."""
+
+    def __init__(self, *peaks: int) -> None:
+        super().__init__()
+        self.peaks: Iterator[int] = iter(peaks)
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        return next(self.peaks)
+
+    def allocated_bytes(self) -> int:
+        return 1000
+
+
+class Spy:
+    """Passes everything on to a stage's model and notes the sizes that it computes."""
+
+    def __init__(self, stage: DeviceStage) -> None:
+        self._stage = stage
+        self.layers_tokens: list[int] = []
+        self.head_rows: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def layers(self, hidden: torch.Tensor, batch: Any) -> torch.Tensor:
+        self.layers_tokens.append(len(hidden))
+        return self._stage.layers(hidden, batch)
+
+    def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        self.head_rows.append(len(hidden_rows))
+        return self._stage.head(hidden_rows)
+
+
+def shape_of(**changes: Any) -> StageShape:
+    usual: dict[str, Any] = {
+        "layers": LayerRange(first=0, last=1),
+        "is_first": True,
+        "is_last": True,
+        "dtype": torch.float32,
+        "num_cohorts": 2,
+        "slots_per_cohort": 2,
+        "slot_tokens": 40,
+        "max_step_tokens": 64,
+    }
+    return StageShape(**(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("ends", "graphs", "step_bytes", "head_rows"),
+    [
+        ({}, GraphMode.OFF, 300, [4]),
+        ({}, GraphMode.FULL, 400, [4]),
+        ({"is_last": False}, GraphMode.PIECEWISE, 400, []),
+        ({"is_first": False}, GraphMode.OFF, 300, [4]),
+        ({"is_first": False, "is_last": False}, GraphMode.OFF, 300, []),
+    ],
+    ids=["alone", "captured", "first", "last", "middle"],
+)
+def test_a_device_runs_the_largest_step_without_and_with_sampling(
+    tmp_path: Path, ends: dict[str, bool], graphs: GraphMode, step_bytes: int, head_rows: list[int]
+) -> None:
+    model_dir = write_tiny_llama(tmp_path)
+    config = read_model_config(model_dir)
+    device = ScriptedMemory(100, 300)
+    shape = shape_of(**ends)
+    shape = shape_of(**ends, num_blocks=blocks_to_measure(shape))
+    attention = PlainAttention(attention_heads(config, shape))
+    spy = Spy(build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention))
+    use = measure(cast(Any, spy), config, shape, graphs, device)
+    assert use == MemoryUse(held_bytes=1000, step_bytes=step_bytes)
+    assert (spy.layers_tokens, spy.head_rows) == ([64, 64], head_rows)
+    again = measure(cast(Any, spy), config, shape, graphs, ScriptedMemory(1, 2))
+    assert again.held_bytes == 1000, "the slots gave up their blocks, so that it can be run again"
+
+
+@given(
+    cohorts=st.integers(1, 8),
+    slots=st.integers(1, 40),
+    slot_tokens=st.integers(1, 600),
+    max_step_tokens=st.integers(1, 2048),
+)
+def test_the_largest_plan_has_all_tokens_that_the_slots_can_take(
+    cohorts: int, slots: int, slot_tokens: int, max_step_tokens: int
+) -> None:
+    shape = shape_of(
+        num_cohorts=cohorts, slots_per_cohort=slots, slot_tokens=slot_tokens, max_step_tokens=max_step_tokens
+    )
+    plan = largest_plan(shape, 100, samples=True)
+    num_rows = min(shape.num_slots, max_step_tokens)
+    assert [row.slot for row in plan.rows] == list(range(num_rows)) == [fill.slot for fill in plan.fills]
+    assert max(row.num_tokens for row in plan.rows) <= slot_tokens
+    assert all(len(row.token_ids) == row.num_tokens > 0 for row in plan.rows)
+    assert plan.num_tokens == min(max_step_tokens, num_rows * slot_tokens)
+    assert len(plan.sampled_rows) == num_rows
+    assert plan.padded_tokens >= plan.num_tokens
