@@ -61,6 +61,28 @@ def test_a_group_is_ready_when_every_stage_is() -> None:
     assert cluster.events == ["GroupReady"]
 
 
+def test_a_group_is_made_anew_while_what_is_left_of_its_pods_is_cleared_away() -> None:
+    """A kubelet takes most of a second for that; a pod of which something may still run is waited for."""
+    cluster = ready_cluster()
+    cluster.holds_deletions = True
+    cluster.end_container(1, 137)
+    cluster.end_container(0, 71, peer_lost(stage=0, peer=1), at_seconds=0.5)
+    cluster.settle()
+    cluster.advance(60)
+    cluster.settle()
+    assert cluster.phase() == "Terminating", "stage 0's engine still runs"
+    cluster.end_container(0, 71, container="engine")
+    cluster.settle()
+    assert sorted(cluster.pods) == ["tiny-0-1-0", "tiny-0-1-1", "tiny-0-2-0", "tiny-0-2-1"]
+    assert (cluster.phase(), cluster.status.groups[0].incarnation) == ("Starting", 2)
+    for name in ("tiny-0-2-0", "tiny-0-2-1"):
+        cluster.pods[name]["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    cluster.settle()
+    assert cluster.phase() == "Ready", "whatever of the pods before is still there"
+    assert cluster.status.ready_replicas == 1
+    assert {row.pod for row in cluster.status.groups[0].stages} == {"tiny-0-2-0", "tiny-0-2-1"}
+
+
 def test_a_killed_stage_replaces_the_group_after_the_back_off_and_its_cause_is_kept() -> None:
     cluster = ready_cluster()
     cluster.end_container(1, 137)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.planned_cluster import PlannedCluster, tiny_model
+from cluster.planned_cluster import PlannedCluster, is_over, tiny_model
 from stageline_api import labels
 
 EVENTS = st.lists(
@@ -43,6 +43,8 @@ def act(cluster: PlannedCluster, event: tuple[object, ...]) -> None:
             if len(same) == 1:
                 status = same[0]["status"]["containerStatuses"][0]
                 status["state"] = {"terminated": {"exitCode": code, "finishedAt": cluster.now.isoformat()}}
+                if len(same[0]["status"]["containerStatuses"]) == 1:
+                    same[0]["status"]["phase"] = "Failed" if code else "Succeeded"
         case ("vanish", int(pick)) if names:
             del cluster.objects[("Pod", names[pick % len(names)])]
         case ("change", int(seed)):
@@ -62,7 +64,8 @@ def check(cluster: PlannedCluster) -> None:
     lives: dict[str, set[str]] = {}
     for pod in cluster.pods.values():
         own = pod["metadata"]["labels"]
-        lives.setdefault(own[labels.GROUP], set()).add(own[labels.INCARNATION])
+        if not is_over(pod):
+            lives.setdefault(own[labels.GROUP], set()).add(own[labels.INCARNATION])
     assert all(len(incarnations) == 1 for incarnations in lives.values()), lives
     for each in cluster.objects.values():
         assert [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == ["u-1"], each["metadata"]

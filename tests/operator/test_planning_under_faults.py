@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cluster.planned_cluster import tiny_model
+from cluster.planned_cluster import is_over, tiny_model
 from cluster.simulated_control_plane import SimulatedControlPlane, Snapshot
 from stageline_api import labels
 from stageline_api.resource.status import PipelineModelStatus
@@ -195,7 +195,8 @@ class FaultyCluster(RuleBasedStateMachine):
         lives: dict[str, set[str]] = {}
         for pod in self.cluster.truth.pods.values():
             own = pod["metadata"]["labels"]
-            lives.setdefault(own[labels.GROUP], set()).add(own[labels.INCARNATION])
+            if not is_over(pod):
+                lives.setdefault(own[labels.GROUP], set()).add(own[labels.INCARNATION])
         assert all(len(incarnations) == 1 for incarnations in lives.values()), lives
 
     @precondition(lambda self: hasattr(self, "cluster"))

@@ -34,6 +34,11 @@ def tiny_model(generation: int | None = 1, deleted: bool = False, **spec: Any) -
     )
 
 
+def is_over(pod: dict[str, Any]) -> bool:
+    """Whether only its kubelet's clearing away keeps a pod that is being deleted."""
+    return "deletionTimestamp" in pod["metadata"] and pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
 class PlannedCluster:
     """Holds objects and a status; `step` runs one observe, plan, apply. Deletions complete at once unless held."""
 
@@ -130,7 +135,8 @@ class PlannedCluster:
 
     def pod(self, stage: int, group: int = 0) -> dict[str, Any]:
         wanted = {labels.STAGE: str(stage), labels.GROUP: str(group)}
-        found = [p for p in self.pods.values() if wanted.items() <= p["metadata"]["labels"].items()]
+        of_stage = [p for p in self.pods.values() if wanted.items() <= p["metadata"]["labels"].items()]
+        found = [p for p in of_stage if not is_over(p)] or of_stage
         assert len(found) == 1, f"stage {stage} of group {group}: {sorted(self.pods)}"
         return found[0]
 
@@ -155,6 +161,15 @@ class PlannedCluster:
         for each in self.pod(stage, group)["status"]["containerStatuses"]:
             if each["name"] == container:
                 each["state"] = {"terminated": ended}
+        self._let_pod_end(self.pod(stage, group))
+
+    @staticmethod
+    def _let_pod_end(pod: dict[str, Any]) -> None:
+        """As a kubelet does once all containers have ended for good."""
+        states = [each["state"] for each in pod["status"]["containerStatuses"]]
+        if all("terminated" in state for state in states):
+            failed = any(state["terminated"]["exitCode"] for state in states)
+            pod["status"]["phase"] = "Failed" if failed else "Succeeded"
 
     def phase(self, group: int = 0) -> str:
         return self.status.groups[group].phase

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from cluster.planned_cluster import SETTING, START
+from cluster.planned_cluster import SETTING, START, is_over
 from stageline_api import labels
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
@@ -216,7 +216,8 @@ class SimulatedControlPlane:
 
     def schedule(self) -> None:
         """Place pending pods, in the order of their names, while nodes are free."""
-        taken = {pod["spec"].get("nodeName") for pod in self.truth.pods.values()} | self.truth.lost_nodes
+        running = (pod for pod in self.truth.pods.values() if not is_over(pod))
+        taken = {pod["spec"].get("nodeName") for pod in running} | self.truth.lost_nodes
         free = [node for node in self.nodes if node not in taken]
         for name in sorted(self.truth.pods):
             pod = self.truth.pods[name]
@@ -230,7 +231,8 @@ class SimulatedControlPlane:
     def make_ready(self) -> None:
         """Whole groups become ready: a stage is ready only when all are."""
         for group in {(p["metadata"]["labels"][labels.GROUP]) for p in self.truth.pods.values()}:
-            own = [p for p in self.truth.pods.values() if p["metadata"]["labels"][labels.GROUP] == group]
+            of_group = [p for p in self.truth.pods.values() if p["metadata"]["labels"][labels.GROUP] == group]
+            own = [p for p in of_group if not is_over(p)]
             running = [p for p in own if all("running" in c["state"] for c in p["status"]["containerStatuses"])]
             if len(running) == len(own) == 2 and not any(self._is_silent(pod) for pod in own):
                 for pod in own:
@@ -244,6 +246,7 @@ class SimulatedControlPlane:
             return
         for each in pod["status"]["containerStatuses"]:
             each["state"] = {"terminated": {"exitCode": exit_code, "finishedAt": self.now.isoformat()}}
+        pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
         pod["status"]["conditions"] = [_scheduled("True", self.now), *self._readiness(False, False)]
         self.changed()
 

@@ -41,7 +41,8 @@ def _is_unplaced(
 ) -> bool:
     if group.phase == GroupPhase.WAITING:
         return True
-    placed = {pod.stage for pod in pods_of.get(group.index, ()) if pod.placed}
+    own = (pod for pod in pods_of.get(group.index, ()) if pod.incarnation == group.incarnation)
+    placed = {pod.stage for pod in own if pod.placed}
     return group.phase in _PLACE_SEEKING and len(placed) < stage_counts[group.index]
 
 

@@ -6,8 +6,10 @@
                           -> (only some stages find a node) -> Waiting -> Creating, incarnation + 1
     any of them -> (not wanted any more) -> Draining -> gone
 
-Invariants: no pod of an incarnation is made while a pod of another one exists; an incarnation is on record before its
-pods are made; incarnations only rise. `failure` tells what a group died of; each change of phase is made here.
+Invariants: no pod of an incarnation is made while anything of another one may still run; an incarnation is on record
+before its pods are made; incarnations only rise. Pods that are over (`ObservedPod.is_over`) only wait for their
+kubelets to clear away what is left, and nobody waits for them. `failure` tells what a group died of; each change of
+phase is made here.
 """
 
 from collections.abc import Sequence
@@ -80,9 +82,10 @@ def _next_step(
     phase = phase_of(status)
     if turn is Turn.REMOVE or phase is GroupPhase.DRAINING:
         return _remove(context, status, pods)
-    strays = [pod for pod in pods if pod.incarnation != status.incarnation]
+    strays = _holding([pod for pod in pods if pod.incarnation != status.incarnation])
     if strays:
         return GroupStep(status, delete=delete_pods(strays, STRAY_GRACE_SECONDS))
+    pods = [pod for pod in pods if pod.incarnation == status.incarnation]
     if turn is Turn.REPLACE and phase not in _SETTLED:
         return _start_replacing(context, status, pods)
     match phase:
@@ -210,9 +213,9 @@ def _give_back(context: Context, status: GroupStatus, pods: Sequence[ObservedPod
 
 
 def _terminate(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    if pods:
+    if holding := _holding(pods):
         failure = name_lost_node(context, status, pods)
-        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS), failure=failure)
+        return GroupStep(status, delete=delete_pods(holding, FAILED_GROUP_GRACE_SECONDS), failure=failure)
     return GroupStep(_enter(context, status, GroupPhase.BACKING_OFF), requeue_after_seconds=0.0)
 
 
@@ -220,8 +223,8 @@ def _try_again_later(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None
 ) -> GroupStep:
     """Begin anew when the back-off is over; a person's request ends it at once, a new revision by its rollout."""
-    if pods:
-        return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
+    if holding := _holding(pods):
+        return GroupStep(status, delete=delete_pods(holding, FAILED_GROUP_GRACE_SECONDS))
     until = status.backoff_until
     if until is not None and context.now < until and not context.restart_requested:
         return GroupStep(status, requeue_after_seconds=(until - context.now).total_seconds())
@@ -240,8 +243,8 @@ def _stay_failed(context: Context, status: GroupStatus, pods: Sequence[ObservedP
 
 
 def _make_anew(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    if pods:
-        return GroupStep(status, delete=delete_pods(pods, grace_seconds=None))
+    if holding := _holding(pods):
+        return GroupStep(status, delete=delete_pods(holding, grace_seconds=None))
     return begin(context, status, context.revision)
 
 
@@ -269,6 +272,11 @@ def begin(context: Context, status: GroupStatus, revision: str) -> GroupStep:
     if revision != status.revision:
         update |= {"restarts": (), "attempts": 0, "served": False}
     return GroupStep(_with_rows(context, status.model_copy(update=update), ()), requeue_after_seconds=0.0)
+
+
+def _holding(pods: Sequence[ObservedPod]) -> list[ObservedPod]:
+    """Those of which something may still run, and which so hold nodes, devices and addresses."""
+    return [pod for pod in pods if not pod.is_over]
 
 
 def delete_pods(pods: Sequence[ObservedPod], grace_seconds: float | None) -> tuple[Deletion, ...]:

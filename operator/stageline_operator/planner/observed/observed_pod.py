@@ -22,6 +22,10 @@ OVERDUE_SECONDS: Final = 60.0
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
+_ENDED_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""A kubelet says so once all containers of a pod have ended for good; its devices and ports are free from then on."""
+
+
 @dataclass(frozen=True)
 class Blocked:
     """Why a pod's containers don't start, through no fault of theirs. `since` is None where nobody says."""
@@ -47,6 +51,8 @@ class ObservedPod:
     node: str
     ready: bool
     deleting: bool
+    is_over: bool
+    """Whether it is being deleted and nothing of it runs any more: its kubelet has only to clear away what is left."""
     note: str
     ends: tuple[ContainerEnd, ...]
     placed: bool
@@ -89,6 +95,7 @@ def read_pod(
         node=node,
         ready=conditions.get("Ready", {}).get("status") == "True",
         deleting="deletionTimestamp" in metadata,
+        is_over="deletionTimestamp" in metadata and status.get("phase") in _ENDED_PHASES,
         note=_note(status),
         ends=tuple(container_ends(_without_sidecars(pod), stage, now)),
         placed=scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses")),

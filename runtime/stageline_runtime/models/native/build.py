@@ -1,23 +1,38 @@
-"""Compiles the C sources beside this file for this very CPU and loads them: about a second, once in each process.
+"""The C kernels, loaded: those that the image was built with for a CPU like this one, or compiled for this very CPU.
 
-Nothing is kept on disk: a shared cache would hold code for another node's CPU, and a library found on disk would be
-code that nobody here made. Compiling and linking are separate steps, because a compiler that links with `-ffast-math`
-adds start-up code that changes how the whole process treats denormal numbers. OpenMP is compiled in but not linked, so
-that its calls bind to the runtime torch has loaded already and both share one pool of threads.
+Compiling takes more than a second of a core in each process, so an image brings libraries for the usual levels of
+x86-64 (`prebuild`), in the package itself: as trusted as the code beside them, and named by the sources and flags that
+they were made of, so that others are never taken for them. No other library is ever read: a shared cache would hold
+code for another node's CPU, and code that nobody here made. Compiling and linking are separate steps, because a
+compiler that links with `-ffast-math` adds start-up code that changes how the whole process treats denormal numbers.
+OpenMP is compiled in but not linked, so that its calls bind to the runtime torch has loaded already and both share one
+pool of threads.
 """
 
 import ctypes
+import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 COMPILE_SECONDS = 60.0
+PREBUILT = Path(__file__).parent / "prebuilt"
 _SOURCE = Path(__file__).parent / "kernels.c"
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11")
+_FLAGS = ("-O3", "-ffast-math", "-fPIC", "-std=gnu11")
+_CPU_INFO = Path("/proc/cpuinfo")
+
+_AVX2 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+LEVELS: Mapping[str, frozenset[str]] = MappingProxyType({"x86-64-v4": _AVX2 | _AVX512, "x86-64-v3": _AVX2})
+"""What the kernels are prebuilt for, the best first, and the names of the features in `/proc/cpuinfo` that it takes
+(x86-64 psABI, section 3.1.1)."""
 
 
 class NativeUnavailableError(Exception):
@@ -34,23 +49,58 @@ def find_compiler() -> str | None:
 
 
 def load_library() -> ctypes.CDLL:
-    """Compile and load the kernels; raises NativeUnavailableError with the reason where that fails."""
+    """The prebuilt kernels where there are some for this CPU, else compiled ones.
+
+    Raises:
+        NativeUnavailableError: with the reason why they can't be had.
+    """
+    level = cpu_level()
+    if level is not None and (prebuilt := prebuilt_path(level)).exists():
+        return _loaded(prebuilt)
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C compiler on the path (cc, gcc, clang)")
     return _library_made_by(compiler)
 
 
+def cpu_level() -> str | None:
+    """The best of `LEVELS` that this CPU has; None where it has none."""
+    if platform.machine() != "x86_64" or not _CPU_INFO.exists():
+        return None
+    lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    features = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return next((level for level, needed in LEVELS.items() if needed.issubset(features)), None)
+
+
+def prebuilt_path(level: str) -> Path:
+    """Where the kernels for `level` lie if they were built from the present sources with the present flags."""
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    for source in sorted([_SOURCE, *_SOURCE.parent.glob("*.h")]):
+        digest.update(source.read_bytes())
+    return PREBUILT / f"kernels-{level}-{digest.hexdigest()[:16]}.so"
+
+
+def compile_library(compiler: str, march: str, library: Path) -> None:
+    """Compile the kernels for `march` into `library`; raises NativeUnavailableError."""
+    compiled = library.with_suffix(".o")
+    _run([compiler, *_FLAGS, f"-march={march}", "-fopenmp", "-c", str(_SOURCE), "-o", str(compiled)])
+    _run([compiler, "-shared", str(compiled), "-o", str(library), "-lm"])
+    compiled.unlink()
+
+
 @cache
 def _library_made_by(compiler: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="stageline-kernels-") as directory:
-        compiled, library = Path(directory) / "kernels.o", Path(directory) / "kernels.so"
-        _run([compiler, *_FLAGS, "-fopenmp", "-c", str(_SOURCE), "-o", str(compiled)])
-        _run([compiler, "-shared", str(compiled), "-o", str(library), "-lm"])
-        try:
-            return ctypes.CDLL(str(library), mode=os.RTLD_NOW)
-        except OSError as error:
-            raise NativeUnavailableError(f"the compiled kernels can't be loaded: {error}") from error
+        library = Path(directory) / "kernels.so"
+        compile_library(compiler, "native", library)
+        return _loaded(library)
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library), mode=os.RTLD_NOW)
+    except OSError as error:
+        raise NativeUnavailableError(f"the compiled kernels can't be loaded: {error}") from error
 
 
 def _run(command: list[str]) -> None:
