@@ -78,13 +78,14 @@ format: setup ## Format the code and mend what lint can mend
 	$(PY) -m ruff check --fix $(SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the generated files anew: the CRD, its field reference, the chart's rules and its table of values, the boards, the page of metrics
+generate: setup ## Write the generated files anew: the CRD, its field reference, the chart's rules and its table of values, the boards, the pages of metrics and of model families
 	$(PY) -m stageline_api.manifests.crd
 	$(PY) -m stageline_api.manifests.field_reference
 	$(PY) -m stageline_operator.controller.client.rbac
 	$(PY) -m board_builder
 	PYTHONPATH=tests/support $(PY) -m cluster.chart_values_table
 	PYTHONPATH=tests/support $(PY) -m boards.metrics_page
+	PYTHONPATH=tests/support $(PY) -m oracles.families_page
 
 .PHONY: lock
 lock: setup ## Write constraints.txt from what .venv holds

@@ -137,9 +137,9 @@ def model_config_from_dict(
     quantization_of(config)  # refuses what isn't read
     family = FAMILIES.get(architecture)
     if family is None:
-        config = with_class_defaults(config)
-        refuse_uncoverable(config, SUPPORTED_ARCHITECTURES)
-        return _covered(config, generation, measured)
+        whole = with_class_defaults(config)
+        refuse_uncoverable(whole, SUPPORTED_ARCHITECTURES, written=config)
+        return _covered(whole, generation, measured)
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; supported: silu")

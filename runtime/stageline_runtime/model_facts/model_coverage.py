@@ -38,6 +38,12 @@ _REFUSED_WHEN_SET = {
     "use_bidirectional_attention": "a token can't see those after it",
     "alibi": "only rotary position embeddings are covered",
 }
+_REFUSED_FAMILIES = {
+    "dots1": _OWN_MIXTURES,
+    "granite_swa": "attention sinks are not built",
+    "hrm_text": "layers that are run several times over can't be cut",
+}
+"""Families of which no field tells what the path can't compute."""
 _HEADS = frozenset({"lm_head.weight", "embed_out.weight"})
 """The second is GPT-NeoX's, in checkpoints of before."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -57,8 +63,11 @@ class MeasuredParameters:
     """Whether the last stage holds the front's embedding too, if it isn't the first as well."""
 
 
-def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
+def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...], *, written: Fields) -> None:
     """Refuse a config that the coverage path can't run exactly.
+
+    `fields` are those of `config.json`, `written`, and what the family's class says of others (`with_class_defaults`):
+    where both have a reason, the message names what is written.
 
     Raises:
         UnsupportedModelError: naming the field and the value, or the extra that has to be installed.
@@ -81,7 +90,9 @@ def refuse_uncoverable(fields: Fields, own_families: tuple[str, ...]) -> None:
             f"model_type {architecture!r} is not supported; supported: {own}, and those for which transformers "
             f"({version} is installed) declares a base_model_pp_plan"
         )
-    for name, rule in _REFUSED_WHEN_SET.items():
+    if architecture in _REFUSED_FAMILIES:
+        raise UnsupportedModelError(f"model_type {architecture!r} is not supported: {_REFUSED_FAMILIES[architecture]}")
+    for name, rule in sorted(_REFUSED_WHEN_SET.items(), key=lambda named: named[0] not in written):
         if fields.get(name):
             raise UnsupportedModelError(
                 f"{name} {fields[name]!r} of model_type {architecture!r} is not supported: {rule}"

@@ -78,14 +78,14 @@ def write_tiny_mistral(directory: Path, *, sliding_window: int | None = None, **
     """Write a Mistral whose queries see `sliding_window` positions (None: all); returns `directory`."""
     from transformers import MistralConfig, MistralForCausalLM
 
-    return _write_family(directory, MistralConfig, MistralForCausalLM, sliding_window=sliding_window, **fields)
+    return write_tiny_family(directory, MistralConfig, MistralForCausalLM, sliding_window=sliding_window, **fields)
 
 
 def write_tiny_qwen2(directory: Path, **fields: Any) -> Path:
     """Write a Qwen2 (query, key and value have biases, and no norms); returns `directory`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return _write_family(directory, Qwen2Config, Qwen2ForCausalLM, **fields)
+    return write_tiny_family(directory, Qwen2Config, Qwen2ForCausalLM, **fields)
 
 
 def write_tiny_qwen2_moe(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
@@ -94,7 +94,9 @@ def write_tiny_qwen2_moe(directory: Path, *, stacked: bool = False, **fields: An
 
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
     shared = {"shared_expert_intermediate_size": 80}
-    return _write_family(directory, Qwen2MoeConfig, Qwen2MoeForCausalLM, stacked=stacked, **experts | shared | fields)
+    return write_tiny_family(
+        directory, Qwen2MoeConfig, Qwen2MoeForCausalLM, stacked=stacked, **experts | shared | fields
+    )
 
 
 def write_tiny_qwen3_moe(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
@@ -102,7 +104,7 @@ def write_tiny_qwen3_moe(directory: Path, *, stacked: bool = False, **fields: An
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "head_dim": 24}
-    return _write_family(directory, Qwen3MoeConfig, Qwen3MoeForCausalLM, stacked=stacked, **experts | fields)
+    return write_tiny_family(directory, Qwen3MoeConfig, Qwen3MoeForCausalLM, stacked=stacked, **experts | fields)
 
 
 def write_tiny_mixtral(directory: Path, *, stacked: bool = False, **fields: Any) -> Path:
@@ -110,7 +112,7 @@ def write_tiny_mixtral(directory: Path, *, stacked: bool = False, **fields: Any)
     from transformers import MixtralConfig, MixtralForCausalLM
 
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return _write_family(directory, MixtralConfig, MixtralForCausalLM, stacked=stacked, **experts | fields)
+    return write_tiny_family(directory, MixtralConfig, MixtralForCausalLM, stacked=stacked, **experts | fields)
 
 
 def write_tiny_gemma2(directory: Path, **fields: Any) -> Path:
@@ -119,7 +121,7 @@ def write_tiny_gemma2(directory: Path, **fields: Any) -> Path:
 
     capped = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0, "query_pre_attn_scalar": 24}
     own = {"head_dim": 24, "sliding_window": 20, "tie_word_embeddings": True} | capped
-    return _write_family(directory, Gemma2Config, Gemma2ForCausalLM, **own | fields)
+    return write_tiny_family(directory, Gemma2Config, Gemma2ForCausalLM, **own | fields)
 
 
 def write_tiny_gemma3(directory: Path, **fields: Any) -> Path:
@@ -133,21 +135,21 @@ def write_tiny_gemma3(directory: Path, **fields: Any) -> Path:
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
     own = {"head_dim": 24, "sliding_window": 20, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
     layers = {"layer_types": kinds, "rope_parameters": rope}
-    return _write_family(directory, Gemma3TextConfig, Gemma3ForCausalLM, **own | layers | fields)
+    return write_tiny_family(directory, Gemma3TextConfig, Gemma3ForCausalLM, **own | layers | fields)
 
 
 def write_tiny_olmo2(directory: Path, **fields: Any) -> Path:
     """Write an OLMo 2: norms after the blocks, queries and keys normalised across heads; returns `directory`."""
     from transformers import Olmo2Config, Olmo2ForCausalLM
 
-    return _write_family(directory, Olmo2Config, Olmo2ForCausalLM, **fields)
+    return write_tiny_family(directory, Olmo2Config, Olmo2ForCausalLM, **fields)
 
 
 def write_tiny_phi3(directory: Path, **fields: Any) -> Path:
     """Write a Phi-3: projections fused in the checkpoint, a window on all layers; returns `directory`."""
     from transformers import Phi3Config, Phi3ForCausalLM
 
-    return _write_family(directory, Phi3Config, Phi3ForCausalLM, **{"sliding_window": 24} | fields)
+    return write_tiny_family(directory, Phi3Config, Phi3ForCausalLM, **{"sliding_window": 24} | fields)
 
 
 def write_tiny_granite(directory: Path, **fields: Any) -> Path:
@@ -155,7 +157,7 @@ def write_tiny_granite(directory: Path, **fields: Any) -> Path:
     from transformers import GraniteConfig, GraniteForCausalLM
 
     scales = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
-    return _write_family(directory, GraniteConfig, GraniteForCausalLM, **scales | {"logits_scaling": 2.0} | fields)
+    return write_tiny_family(directory, GraniteConfig, GraniteForCausalLM, **scales | {"logits_scaling": 2.0} | fields)
 
 
 def write_tiny_cohere2(directory: Path, **fields: Any) -> Path:
@@ -163,14 +165,14 @@ def write_tiny_cohere2(directory: Path, **fields: Any) -> Path:
     from transformers import Cohere2Config, Cohere2ForCausalLM
 
     own = {"head_dim": 16, "sliding_window": 20, "tie_word_embeddings": True}
-    return _write_family(directory, Cohere2Config, Cohere2ForCausalLM, **own | fields)
+    return write_tiny_family(directory, Cohere2Config, Cohere2ForCausalLM, **own | fields)
 
 
 def write_tiny_gpt_neox(directory: Path, **fields: Any) -> Path:
     """Write a GPT-NeoX: parallel blocks, rotary positions of a quarter of each head; returns `directory`."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    return _write_family(directory, GPTNeoXConfig, GPTNeoXForCausalLM, **{"num_key_value_heads": 4} | fields)
+    return write_tiny_family(directory, GPTNeoXConfig, GPTNeoXForCausalLM, **{"num_key_value_heads": 4} | fields)
 
 
 def write_tiny_starcoder2(directory: Path, **fields: Any) -> Path:
@@ -178,10 +180,10 @@ def write_tiny_starcoder2(directory: Path, **fields: Any) -> Path:
     from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
     own = {"tie_word_embeddings": True}
-    return _write_family(directory, Starcoder2Config, Starcoder2ForCausalLM, **own | fields)
+    return write_tiny_family(directory, Starcoder2Config, Starcoder2ForCausalLM, **own | fields)
 
 
-def _write_family(
+def write_tiny_family(
     directory: Path, config_class: Any, model_class: Any, *, stacked: bool = False, seed: int = 0, **fields: Any
 ) -> Path:
     """Four layers of width 64 but for what `fields` change, in float32."""
