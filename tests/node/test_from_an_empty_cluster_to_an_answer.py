@@ -187,7 +187,8 @@ def volume(directory: Path) -> dict[str, Any]:
 def test_a_stream_goes_on_over_a_killed_stage(real: RealCluster, model: ModelInCluster, durations: Durations) -> None:
     """In float32, in which it goes on token for token; in the model's bfloat16 a near tie may fall the other way."""
     before = model.incarnation()
-    real.cluster.api.patch("PipelineModel", "smollm2", {"spec": {"engine": {"dtype": "float32"}}}, NAMESPACE)
+    change = {"engine": {"dtype": "float32"}, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}
+    real.cluster.api.patch("PipelineModel", "smollm2", {"spec": change}, NAMESPACE)
     replaced(model, before)
     undisturbed = list(story(real, 200))
     assert undisturbed[-1] == "[DONE]"

@@ -3,7 +3,8 @@
 First, unless `--recoveries 0`: how long a group of the real runtime takes from the death of a stage to Ready. Then many
 PipelineModels of two stages, whose pods a kubelet that runs nothing calls ready at once: the seconds until all models
 are Ready, the operator's memory, its API calls per model (from the API server's audit log: every call but watches and
-the lease), and its calls per minute once all is quiet.
+the lease), and its calls per minute once all is quiet. Last, unless `--large 0`, the same for one model of as many
+groups of as many stages, with the bytes of its status.
 """
 
 import argparse
@@ -79,12 +80,12 @@ def memory_bytes(pid: int, field: str = "VmRSS") -> int:
     return int(found[1]) * 1024
 
 
-def model_manifest(index: int) -> dict[str, Any]:
+def model_manifest(index: int, stages: int = 2, groups: int = 1) -> dict[str, Any]:
     return {
         "apiVersion": "stageline.dev/v1alpha1",
         "kind": "PipelineModel",
         "metadata": {"name": f"m-{index}", "namespace": "default"},
-        "spec": {"model": {"source": "hf://org/name"}, "parallelism": {"pipeline": 2}},
+        "spec": {"model": {"source": "hf://org/name"}, "parallelism": {"pipeline": stages}, "replicas": groups},
     }
 
 
@@ -95,16 +96,15 @@ def ready_models(api: ClusterApi) -> int:
     )
 
 
-def many_models(
-    cluster: Cluster, log: Path, operator: OperatorProcess, count: int, quiet_seconds: float
+def made_ready(
+    cluster: Cluster, log: Path, operator: OperatorProcess, manifests: list[dict[str, Any]], quiet_seconds: float
 ) -> dict[str, Any]:
-    """Create them, wait until all are Ready, then watch what goes on when nothing happens."""
+    """Create the models, wait until all are Ready, then watch what goes on when nothing happens."""
+    count = len(manifests)
     before, memory_before = operator_calls(log), memory_bytes(operator.pid)
     started = time.monotonic()
     with ThreadPoolExecutor(CREATED_AT_ONCE) as pool:
-        answers = list(
-            pool.map(lambda i: cluster.api.create("PipelineModel", model_manifest(i), "default"), range(count))
-        )
+        answers = list(pool.map(lambda each: cluster.api.create("PipelineModel", each, "default"), manifests))
     assert all(answer.status_code == 201 for answer in answers), [a.text for a in answers if a.status_code != 201][:1]
     created_seconds = time.monotonic() - started
     wait_until("all models are Ready", lambda: ready_models(cluster.api) == count, READY_SECONDS, operator.log_end)
@@ -126,6 +126,9 @@ def many_models(
         "operator_memory_bytes": memory_bytes(operator.pid),
         "operator_peak_memory_bytes": memory_bytes(operator.pid, "VmHWM"),
         "operator_memory_before_bytes": memory_before,
+        "largest_status_bytes": max(
+            len(json.dumps(model["status"])) for model in cluster.api.list("PipelineModel", "default")
+        ),
     }
 
 
@@ -164,6 +167,7 @@ def say(sentence: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=500)
+    parser.add_argument("--large", type=int, default=64, help="stages, and groups, of one large model")
     parser.add_argument("--quiet-seconds", type=float, default=60.0)
     parser.add_argument("--recoveries", type=int, default=10)
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
@@ -172,7 +176,7 @@ def main() -> None:
     machine = this_machine()
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-operator-") as text:
-        for part in ("recoveries", "models"):
+        for part in ("recoveries", "models", *(["large"] if options.large else [])):
             directory = Path(text) / part
             directory.mkdir()
             with cluster_with_audit(directory) as (cluster, log):
@@ -180,10 +184,14 @@ def main() -> None:
                 operator = OperatorProcess(cluster, directory / "operator")
                 operator.start()
                 try:
-                    if part == "models":
-                        nodes = -(-2 * options.models // PODS_PER_NODE) + 1
+                    if part != "recoveries":
+                        large = model_manifest(0, options.large, options.large)
+                        manifests = [large] if part == "large" else list(map(model_manifest, range(options.models)))
+                        pods = options.large**2 if part == "large" else 2 * options.models
+                        nodes = -(-pods // PODS_PER_NODE) + 1
                         CountingKubelet(read_kubeconfig(cluster.plane.admin_kubeconfig), nodes).start()
-                        rounds.append(many_models(cluster, log, operator, options.models, options.quiet_seconds))
+                        found = made_ready(cluster, log, operator, manifests, options.quiet_seconds)
+                        rounds.append({"part": part, "pods": pods} | found)
                     elif options.recoveries:
                         rounds.append({"recovery_seconds": recoveries(cluster, directory, options.recoveries)})
                 finally:
@@ -196,14 +204,14 @@ def main() -> None:
 
 
 def result_of(options: argparse.Namespace, machine: Machine, rounds: list[dict[str, Any]]) -> Result:
-    scale = rounds[-1]
+    scale = next(each for each in rounds if each.get("part") == "models")
     per_model = round(scale["all_ready_seconds"] / scale["models"], 4)
     targets = [
         # KubeRay's published 258 s for 1,000 clusters.
         Target(name="seconds until all are Ready, per model", measured=per_model, at_most=0.258),
         Target(name="API calls per minute once quiet", measured=scale["quiet_calls_per_minute"], at_most=10),
     ]
-    parameters = {"models": options.models, "stages": 2, "kubernetes": kubernetes_version()}
+    parameters = {"models": options.models, "stages": 2, "large": options.large, "kubernetes": kubernetes_version()}
     return Result(
         program="operator", date=today(), machine=machine, parameters=parameters, rounds=rounds, targets=targets
     )
@@ -211,7 +219,9 @@ def result_of(options: argparse.Namespace, machine: Machine, rounds: list[dict[s
 
 def update_page(page: Path, result: Result) -> None:
     """Replace the page's section between `<!-- begin operator -->` and its end."""
-    scale, recovery = result.rounds[-1], result.rounds[0].get("recovery_seconds")
+    scale = next(each for each in result.rounds if each.get("part") == "models")
+    large = next((each for each in result.rounds if each.get("part") == "large"), None)
+    recovery = result.rounds[0].get("recovery_seconds")
     mebibytes = 1024 * 1024
     rows = {
         f"{scale['models']} models created, s": scale["created_seconds"],
@@ -225,6 +235,14 @@ def update_page(page: Path, result: Result) -> None:
     if recovery:
         rows[f"stage killed to group Ready, s, median of {len(recovery)}"] = round(statistics.median(recovery), 2)
         rows["stage killed to group Ready, s, worst"] = round(max(recovery), 2)
+    if large is not None:
+        side = result.parameters["large"]
+        rows |= {
+            f"one model of {side} groups of {side} stages: Ready, s": large["all_ready_seconds"],
+            "its API calls per pod": round(large["calls_per_model"] / large["pods"], 2),
+            "operator's highest memory with it, MiB": round(large["operator_peak_memory_bytes"] / mebibytes),
+            "its status, KiB": round(large["largest_status_bytes"] / 1024),
+        }
     machine = result.machine
     lines = [
         f"{result.date}, {machine.cpu}, {machine.cores} cores, Kubernetes {result.parameters['kubernetes']}; "
