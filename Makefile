@@ -96,6 +96,10 @@ clean: ## Remove the environment and every cache (downloaded models stay)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find operator runtime dashboards bench tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
+.PHONY: grafana
+grafana: ## A Grafana with the boards, in a container (docker or podman), at http://127.0.0.1:3000 (PROMETHEUS=http://… for another Prometheus)
+	@sh scripts/grafana
+
 ## Measure it (on a quiet machine)
 
 .PHONY: bench
