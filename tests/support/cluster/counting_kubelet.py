@@ -6,9 +6,11 @@ For measuring the control plane alone. All pods share one address, where one end
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Self
 
 import httpx
 
@@ -27,24 +29,42 @@ _PATCH: Final = "application/strategic-merge-patch+json"
 _AT_ONCE: Final = 16
 _CAPACITY: Final = {"cpu": "1000", "memory": "4Ti", "pods": "250", "nvidia.com/gpu": "1000"}
 _RETRY_SECONDS: Final = 0.5
+_START_SECONDS: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
 class CountingKubelet:
-    """The kubelet of `node_count` nodes, in a thread with an event loop of its own."""
+    """The kubelet of `node_count` nodes, in a thread with an event loop of its own, within a `with` block."""
 
     def __init__(self, access: ApiAccess, node_count: int) -> None:
         self._access = access
         self._nodes = [NodeIdentity(f"bench-{index}", _CAPACITY) for index in range(node_count)]
         self._seen: dict[str, bool] = {}
         """By uid: whether the pod was told to go."""
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._running = threading.Event()
+        self._end: Callable[[], object] = lambda: None
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Register the nodes and begin."""
         self._thread.start()
+        self._running.wait(_START_SECONDS)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Stop, and give up the address that all pods share."""
+        self._end()
+        self._thread.join()
+
+    def _live(self) -> None:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._run())
 
     async def _run(self) -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        self._end = partial(loop.call_soon_threadsafe, task.cancel)
+        self._running.set()
         server = await asyncio.start_server(_answer_as_a_stage, POD_ADDRESS, ports.STAGE_HEALTH)
         async with server, ApiClient(self._access) as client, asyncio.TaskGroup() as group:
             for node in self._nodes:

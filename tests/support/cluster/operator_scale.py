@@ -189,8 +189,8 @@ def main() -> None:
                         manifests = [large] if part == "large" else list(map(model_manifest, range(options.models)))
                         pods = options.large**2 if part == "large" else 2 * options.models
                         nodes = -(-pods // PODS_PER_NODE) + 1
-                        CountingKubelet(read_kubeconfig(cluster.plane.admin_kubeconfig), nodes).start()
-                        found = made_ready(cluster, log, operator, manifests, options.quiet_seconds)
+                        with CountingKubelet(read_kubeconfig(cluster.plane.admin_kubeconfig), nodes):
+                            found = made_ready(cluster, log, operator, manifests, options.quiet_seconds)
                         rounds.append({"part": part, "pods": pods} | found)
                     elif options.recoveries:
                         rounds.append({"recovery_seconds": recoveries(cluster, directory, options.recoveries)})
