@@ -1,4 +1,7 @@
-"""A board as Grafana's own classes know it: what they don't know is lost on the way through them."""
+"""A board as Grafana's own classes know it: what they don't know is lost on the way through them.
+
+For the tests. It is here because only this package may import the SDK: it bears the advice that the SDK gives then.
+"""
 
 import json
 from typing import Any

@@ -1,23 +1,14 @@
 """What `stageline drain` refuses, and in which words; what it does is in tests/cluster."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.readable_kube_api import ReadableKubeApi, readable_kube_api
+from cluster.readable_kube_api import ReadableKubeApi
 from stageline_cli.drain_command import Group, move_stages
 from stageline_cli.main import run
 
 PODS = "/api/v1/pods"
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadableKubeApi]:
-    with readable_kube_api() as found:
-        monkeypatch.setenv("KUBECONFIG", str(found.write_kubeconfig(tmp_path / "kubeconfig", "models")))
-        yield found
 
 
 def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,25 +1,16 @@
 """What `stageline restart` and `rollback` refuse, and in which words; what they do is in tests/cluster."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.manifest_samples import manifest
-from cluster.readable_kube_api import ReadableKubeApi, readable_kube_api
+from cluster.readable_kube_api import ReadableKubeApi
 from stageline_cli.main import run
 
 MODEL = "/apis/stageline.dev/v1alpha1/namespaces/models/pipelinemodels/chat"
 CONFIG_MAPS = "/api/v1/namespaces/models/configmaps"
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadableKubeApi]:
-    with readable_kube_api() as found:
-        monkeypatch.setenv("KUBECONFIG", str(found.write_kubeconfig(tmp_path / "kubeconfig", "models")))
-        yield found
 
 
 def put_model(api: ReadableKubeApi, **spec: Any) -> None:

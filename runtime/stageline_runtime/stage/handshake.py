@@ -6,7 +6,7 @@ and the end of the engine ends the wait.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stageline_api import ports
 from stageline_api.errors import UserError
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # it knows torch, and supervisors of other engines shake hand
     from stageline_runtime.accelerator.protocol import Accelerator
 
 POLL_SECONDS = 0.5
+_Wanted = TypeVar("_Wanted", Welcome, CacheSized)
 
 
 def connect(contract: PodContract, progress: StageProgress) -> StageBus:
@@ -104,32 +105,29 @@ def await_welcome(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus]
     Raises:
         RuntimeFailure: the engine refused this stage, or the group failed.
     """
-    while True:
-        message = bus.receive(POLL_SECONDS)
-        tell_drain(bus)
-        match message:
-            case Welcome() | Shutdown():
-                return message
-            case Refused(detail=detail):
-                raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="handshake")
-            case GroupFailed():
-                raise group_failure(message, own_stage)
-            case _:
-                continue
+    return _await(Welcome, bus, own_stage, tell_drain)
 
 
 def await_cache_size(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus], None]) -> CacheSized | Shutdown:
-    """Wait for the cache's size: with devices, until all stages have measured what is left for it.
+    """Wait for the cache's size, as `await_welcome`: with devices, until all stages have measured what is left for it.
 
     Raises:
         RuntimeFailure: the group failed.
     """
+    return _await(CacheSized, bus, own_stage, tell_drain)
+
+
+def _await(
+    wanted: type[_Wanted], bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus], None]
+) -> _Wanted | Shutdown:
     while True:
         message = bus.receive(POLL_SECONDS)
         tell_drain(bus)
+        if isinstance(message, wanted | Shutdown):
+            return message
         match message:
-            case CacheSized() | Shutdown():
-                return message
+            case Refused(detail=detail):
+                raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="handshake")
             case GroupFailed():
                 raise group_failure(message, own_stage)
             case _:

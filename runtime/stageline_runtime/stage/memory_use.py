@@ -34,9 +34,7 @@ class MemoryUse:
 
 def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPlan:
     """The plan with most tokens: divided among as many slots as there are, each `samples` in the costliest way."""
-    tokens = shape.max_step_tokens
-    num_rows = min(shape.num_slots, tokens)
-    counts = [min(tokens // num_rows + (slot < tokens % num_rows), shape.slot_tokens) for slot in range(num_rows)]
+    counts = _row_tokens(shape)
     rows = tuple(
         PlanRow(slot, 1, 0, count, tuple(index % vocab_size for index in range(count)), need_sample=samples)
         for slot, count in enumerate(counts)
@@ -55,7 +53,14 @@ def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPl
 
 def blocks_to_measure(shape: StageShape) -> int:
     """Blocks of KV cache that the largest plan writes."""
-    return sum(blocks_of(row.num_tokens) for row in largest_plan(shape, 1, samples=False).rows)
+    return sum(map(blocks_of, _row_tokens(shape)))
+
+
+def _row_tokens(shape: StageShape) -> list[int]:
+    """Tokens of each row of the largest plan, by slot."""
+    tokens = shape.max_step_tokens
+    num_rows = min(shape.num_slots, tokens)
+    return [min(tokens // num_rows + (slot < tokens % num_rows), shape.slot_tokens) for slot in range(num_rows)]
 
 
 class _NoPeers:

@@ -48,6 +48,14 @@ def find_compiler() -> str | None:
     )
 
 
+def require_compiler() -> str:
+    """The same; raises NativeUnavailableError where there is none."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise NativeUnavailableError("no C compiler on the path (cc, gcc, clang)")
+    return compiler
+
+
 def load_library() -> ctypes.CDLL:
     """The prebuilt kernels where there are some for this CPU, else compiled ones.
 
@@ -57,10 +65,7 @@ def load_library() -> ctypes.CDLL:
     level = cpu_level()
     if level is not None and (prebuilt := prebuilt_path(level)).exists():
         return _loaded(prebuilt)
-    compiler = find_compiler()
-    if compiler is None:
-        raise NativeUnavailableError("no C compiler on the path (cc, gcc, clang)")
-    return _library_made_by(compiler)
+    return _library_made_by(require_compiler())
 
 
 def cpu_level() -> str | None:

@@ -13,8 +13,8 @@ from stageline_runtime.models.native.build import (
     PREBUILT,
     NativeUnavailableError,
     compile_library,
-    find_compiler,
     prebuilt_path,
+    require_compiler,
 )
 
 
@@ -23,12 +23,9 @@ def main() -> int:
     if platform.machine() != "x86_64":
         click.echo(f"prebuild: nothing to build for {platform.machine()}; stages compile their kernels as they start")
         return 0
-    compiler = find_compiler()
-    if compiler is None:
-        click.echo("prebuild: no C compiler on the path (cc, gcc, clang)", err=True)
-        return 1
-    PREBUILT.mkdir(exist_ok=True)
     try:
+        compiler = require_compiler()
+        PREBUILT.mkdir(exist_ok=True)
         for level in LEVELS:
             compile_library(compiler, level, prebuilt_path(level))
             click.echo(f"prebuild: {prebuilt_path(level).name}")
