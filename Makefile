@@ -112,6 +112,10 @@ bench-peers: setup ## Stageline against vLLM on the same prompts; makes .vllm-ve
 	@$(BENCH) peers $(BENCH_PAGE) $(ARGS)
 	@$(if $(findstring --vllm-engine,$(ARGS)),,$(BENCH) serve $(BENCH_PAGE))
 
+.PHONY: bench-laptop
+bench-laptop: setup ## Stageline beside llama.cpp on this machine; compiles llama.cpp into .llama-venv once (ARGS="…")
+	@$(BENCH) laptop $(BENCH_PAGE) $(ARGS)
+
 .PHONY: bench-speculation
 bench-speculation: setup ## What drafts win and cost: real layers, then paced stages (ARGS="…" go to the former)
 	@$(BENCH) paced-speculation $(BENCH_PAGE)
@@ -134,7 +138,7 @@ gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no te
 	@PYTHONPATH=operator:runtime:bench $(GPU_PYTHON) -m stageline_bench.gpu_check --page docs/gpu.md
 
 .PHONY: game-day
-game-day: setup ## Break a model that up --monitor serves and see that the right alerts fire; half an hour (ARGS="…")
+game-day: setup ## Break a model and a cluster and see that the right alerts fire; an hour, needs Go (ARGS="--only node-lost")
 	@PYTHONPATH=tests/support $(PY) -m boards.game_day $(ARGS)
 
 .PHONY: soak

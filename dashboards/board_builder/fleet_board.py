@@ -11,10 +11,10 @@ from board_builder.fleet_promises import latency, promises
 from board_builder.fleet_starts import starts
 from board_builder.group_phases import groups_by_phase
 from board_builder.layout import Line, Section, line, section
-from board_builder.objectives import BURN, worst_burn
-from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
+from board_builder.objectives import BURN, RED, over_budget, worst_burn
+from board_builder.panels import AnyPanel, Limits, Series, Text, judged, lines, number
 from board_builder.queries import current, events, max_by, or_zero, quantile, rate_by, selected, sum_by
-from board_builder.requests import ERRORS, FAILING, error_ratio
+from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, imbalance
 from board_builder.tables import Column, Key, rows
 from board_builder.variables import CLUSTER, choice, cluster_choice, datasource, hidden
@@ -61,7 +61,7 @@ def fleet_board() -> Dashboard:
 def _is_it_bad() -> Section:
     return section(
         "Overview",
-        line(4, *_load(), *_waits(), *_room(), widths=(4, 4, 4, 3, 3, 3, 3)),
+        line(4, *_load(), *_waits(), *_room()),
         line(6, _models(), _alerts(), widths=(14, 10)),
     )
 
@@ -85,25 +85,27 @@ def _load() -> tuple[AnyPanel, ...]:
         "planned; at 14.4 an alert pages.",
         "none",
     )
+    tokens = Text("Token throughput", "Tokens generated per second, all models together.", "suffix: tokens/s")
     rate = Text("Request rate", "Requests answered per second, whatever their status.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
     return (
+        number(tokens, rate_by((), names.GENERATION_TOKENS.name, *MODEL)),
         number(burn, max_by((), worst_burn("1h", *MODEL)), BURN),
-        number(rate, rate_by((), names.REQUESTS.name, *MODEL)),
+        number(rate, request_rate((), *MODEL)),
         number(errors, error_ratio((), *MODEL), FAILING),
     )
 
 
 def _waits() -> tuple[AnyPanel, ...]:
-    first = Text("TTFT p99", "Time to first token: 99 of 100 requests had theirs within this time.", "s")
+    first = Text("TTFT p99", f"Time to first token: 99 of 100 requests had theirs within this time. {RED}", "s")
     token = Text(
         "TPOT p99",
-        "Time per output token: 99 of 100 requests were at least this fast, averaged over their tokens.",
+        f"Time per output token: 99 of 100 requests were at least this fast, averaged over their tokens. {RED}",
         "s",
     )
     return (
-        number(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL)),
-        number(token, quantile(0.99, (), names.TIME_PER_OUTPUT_TOKEN.name, *MODEL)),
+        judged(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL), over_budget("TTFT", *MODEL)),
+        judged(token, quantile(0.99, (), names.TIME_PER_OUTPUT_TOKEN.name, *MODEL), over_budget("TPOT", *MODEL)),
     )
 
 

@@ -9,9 +9,10 @@ from board_builder.annotations import firing_alerts, reformed_groups
 from board_builder.board import board
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Line, Section, line, section
-from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
+from board_builder.objectives import RED, over_budget
+from board_builder.panels import AnyPanel, Limits, Series, Text, judged, lines, number
 from board_builder.queries import current, events, quantile, rate_by, selected, sum_by
-from board_builder.requests import ERRORS, FAILING, error_ratio
+from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
 from board_builder.tables import Column, Key, rows
 from board_builder.variables import CLUSTER, choice, cluster_choice, datasource
 from board_builder.versions import versions
@@ -60,7 +61,7 @@ def _is_it_bad() -> Section:
 def _health() -> tuple[AnyPanel, ...]:
     rate = Text("Request rate", "Requests answered per second.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
-    first = Text("TTFT p99", "Time to first token: 99 of 100 requests had theirs within this time.", "s")
+    first = Text("TTFT p99", f"Time to first token: 99 of 100 requests had theirs within this time. {RED}", "s")
     waiting = Text("Requests waiting", "Requests that wait for their first token.", "none")
     in_flight = Text("Requests in flight", "Requests being answered right now.", "none")
     stale = Text(
@@ -71,9 +72,9 @@ def _health() -> tuple[AnyPanel, ...]:
     )
     old = " + ".join(current((), each.name, MODEL[0]) for each in STALE.values())
     return (
-        number(rate, rate_by((), names.REQUESTS.name, *MODEL)),
+        number(rate, request_rate((), *MODEL)),
         number(errors, error_ratio((), *MODEL), FAILING),
-        number(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL)),
+        judged(first, quantile(0.99, (), names.TIME_TO_FIRST_TOKEN.name, *MODEL), over_budget("TTFT", *MODEL)),
         number(waiting, sum_by((), selected(names.QUEUED.name, *MODEL))),
         number(in_flight, sum_by((), selected(names.IN_FLIGHT.name, *MODEL))),
         number(stale, old, Limits(1, 1)),

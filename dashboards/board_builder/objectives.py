@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from board_builder.panels import Limits
-from board_builder.queries import selected
+from board_builder.queries import max_by, selected
 
 FIRST_TOKEN_SECONDS: Final = "model:stageline_first_token_seconds:objective"
 OUTPUT_TOKEN_SECONDS: Final = "model:stageline_output_token_seconds:objective"
 SLOW: Final = "model:stageline_slow_request_ratio:objective"
 FAILED: Final = "model:stageline_failed_request_ratio:objective"
+RED: Final = "Red: more requests miss the model's objective than it allows."
 BURN: Final = Limits(6, 14.4)
 """Over an hour: the lower one pages too when it lasts for six."""
 
@@ -37,6 +38,11 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "Errors": Objective("model:stageline_gateway_failed_per_request", FAILED),
 }
 """By what boards call them."""
+
+
+def over_budget(name: str, *matchers: str) -> str:
+    """Something while the requests of five minutes spend the budget of an objective faster than it allows."""
+    return f"{max_by((), OBJECTIVES[name].burn('5m', *matchers))} > 1"
 
 
 def worst_burn(window: str, *matchers: str) -> str:

@@ -116,14 +116,33 @@ def number(text: Text, expr: str, limits: Limits | None = None, legend: str = ""
     Only this moment is asked for: of a series that ended half an hour ago, a range's last value would still stand here
     as if it were today's.
     """
-    now = prometheus.Dataquery().ref_id(ref_id(0)).expr(expr).legend_format(legend).instant()
-    panel = named(stat.Panel(), text).targets([now]).no_value(NO_DATA)
-    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    panel.graph_mode(common_models.BigValueGraphMode.NONE).color_mode(common_models.BigValueColorMode.VALUE)
+    panel = _stat(text, expr, legend=legend)
     if legend:
         panel.text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
     plain = ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps([models.Threshold(value=None, color="blue")])
     return panel.thresholds(limits.thresholds() if limits else plain)
+
+
+def judged(text: Text, expr: str, broken: str) -> stat.Panel:
+    """As `number` with one value: red while `broken` finds anything, else green.
+
+    For what is good for one model and bad for another, which no threshold of a panel can say.
+    """
+    panel = _stat(text, f"({expr}) unless on () ({broken})", f"({expr}) and on () ({broken})")
+    panel.text_mode(common_models.BigValueTextMode.VALUE)
+    for index, color in enumerate(("green", "red")):
+        panel.override_by_query(ref_id(index), [fixed_color(color)])
+    return panel
+
+
+def _stat(text: Text, *exprs: str, legend: str = "") -> stat.Panel:
+    queries = [
+        prometheus.Dataquery().ref_id(ref_id(index)).expr(expr).legend_format(legend).instant()
+        for index, expr in enumerate(exprs)
+    ]
+    panel = named(stat.Panel(), text).targets([*queries]).no_value(NO_DATA)
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    return panel.graph_mode(common_models.BigValueGraphMode.NONE).color_mode(common_models.BigValueColorMode.VALUE)
 
 
 def states(text: Text, series: Series, names: Mapping[int, tuple[str, str]]) -> statetimeline.Panel:
@@ -148,10 +167,10 @@ def histogram_heatmap(text: Text, expr: str, *, exemplars: bool = False) -> heat
 
 
 def rows_heatmap(text: Text, series: Series, low: float, high: float) -> heatmap.Panel:
-    """One row per series, colored by its value between `low` and `high`: what stands out, and since when."""
+    """One row per series, from blue at `low` over yellow to red at `high`: what stands out, and since when."""
     panel = named(heatmap.Panel(), text).targets([*_targets([series])]).calculate(False)
     panel.cell_values(heatmap.CellValues().unit(text.unit)).filter_values(heatmap.FilterValueRange().le(-1))
-    return panel.color(_shades("RdYlGn").reverse(True).min(low).max(high).exponent(1))
+    return panel.color(_shades("RdYlBu").reverse(True).min(low).max(high).exponent(1))
 
 
 def _shades(scheme: str) -> heatmap.HeatmapColorOptions:

@@ -9,13 +9,14 @@ from board_builder import links
 from board_builder.annotations import firing_alerts, reformed_groups, rollouts
 from board_builder.board import board
 from board_builder.layout import Section, line, section
-from board_builder.panels import AnyPanel, Series, Text, lines, number, rows_heatmap
+from board_builder.objectives import RED, over_budget
+from board_builder.panels import AnyPanel, Series, Text, judged, lines, number, rows_heatmap
 from board_builder.pipeline_drafts import drafts
 from board_builder.pipeline_lives import lives
 from board_builder.pipeline_memory import capacity, cohorts
 from board_builder.pipeline_steps import steps
 from board_builder.queries import current, in_order, quantile, rate_by, selected, sum_by
-from board_builder.requests import ERRORS, FAILING, error_ratio
+from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, idle, imbalance, states
 from board_builder.tables import stacked_bars
 from board_builder.variables import CLUSTER, choice, cluster_choice, datasource, hidden
@@ -65,10 +66,10 @@ def pipeline_board() -> Dashboard:
 def _is_it_bad() -> Section:
     rate = Text("Request rate", "Requests for this model answered per second.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
-    first = Text("TTFT p99", "Time to first token: 99 of 100 requests had theirs within this time.", "s")
+    first = Text("TTFT p99", f"Time to first token: 99 of 100 requests had theirs within this time. {RED}", "s")
     token = Text(
         "TPOT p99",
-        "Time per output token: 99 of 100 requests were at least this fast, averaged over their tokens.",
+        f"Time per output token: 99 of 100 requests were at least this fast, averaged over their tokens. {RED}",
         "s",
     )
     waiting_now = Text(
@@ -82,10 +83,10 @@ def _is_it_bad() -> Section:
         "Overview",
         line(
             4,
-            number(rate, rate_by((), gateway.REQUESTS.name, *ASKED_FOR)),
+            number(rate, request_rate((), *ASKED_FOR)),
             number(errors, error_ratio((), *ASKED_FOR), FAILING),
-            number(first, quantile(0.99, (), ttft, *ASKED_FOR)),
-            number(token, quantile(0.99, (), tpot, *ASKED_FOR)),
+            judged(first, quantile(0.99, (), ttft, *ASKED_FOR), over_budget("TTFT", *ASKED_FOR)),
+            judged(token, quantile(0.99, (), tpot, *ASKED_FOR), over_budget("TPOT", *ASKED_FOR)),
             number(waiting_now, sum_by((), selected(names.NUM_REQUESTS_WAITING.name, *OF_GROUP))),
             number(phases, current(("phase",), operator.GROUPS.name, *OF_MODEL) + " > 0", legend="{{phase}}"),
         ),
@@ -94,10 +95,10 @@ def _is_it_bad() -> Section:
 
 def _which_stage() -> Section:
     heat = Text(
-        "Bubble by stage",
-        "One row per stage, green where it computes, red where it waits while there is work. All red but one row: that "
-        "row's stage is the bottleneck. No color: nothing to do.",
-        "percentunit",
+        "Imbalance by stage",
+        "One row per stage: its busy time as a multiple of its group's mean. Red: the others, which are blue, wait for "
+        "this one. All yellow: an even pipeline. No color: nothing to do.",
+        "none",
     )
     course = Text(
         "Stage utilization",
@@ -109,7 +110,7 @@ def _which_stage() -> Section:
         line(
             9,
             _shares(),
-            rows_heatmap(heat, Series(in_order(bubble(STAGE, *OF_GROUP)), STAGE_LEGEND), 0, 1),
+            rows_heatmap(heat, Series(in_order(f"({imbalance(*OF_GROUP)})"), STAGE_LEGEND), 0.5, 1.5),
             lines(course, Series(busy(STAGE, *OF_GROUP), STAGE_LEGEND), limits=BUSY),
         ),
         line(7, *_bottleneck(), _expected_bubble(), widths=(5, 4, 4, 11)),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from board_builder.panels import Limits
-from board_builder.queries import rate, rate_by, share, sum_by
+from board_builder.queries import or_zero, rate, rate_by, selected, share, sum_by
 from stageline_gateway.telemetry import metric_names as names
 
 FAILING: Final = Limits(0.001, 0.01)
@@ -16,6 +16,12 @@ ERRORS: Final = (
     "Answered with 500 or more, or broken off midway; a client's own errors (4xx, 499) aren't counted at all."
 )
 """The same in words."""
+
+
+def request_rate(labels: Sequence[str], *matchers: str) -> str:
+    """Requests answered per second; 0 where the first ones are still being answered."""
+    in_flight = sum_by(labels, selected(names.IN_FLIGHT.name, *matchers))
+    return or_zero(rate_by(labels, names.REQUESTS.name, *matchers), in_flight)
 
 
 def error_ratio(labels: Sequence[str], *matchers: str) -> str:

@@ -51,7 +51,7 @@ class SpeculativeConfig(BaseModel):
 
     tokens: int = 15
     """Most drafts of one row."""
-    min_match: int = 2
+    min_match: int = 1
     """Fewest tokens that must have been seen before."""
 
 

@@ -41,7 +41,7 @@ def test_what_a_board_asks_for_is_exported(name: str, exported_pages: Mapping[st
 def test_what_a_board_asks_of_the_rules_is_recorded(name: str) -> None:
     asked = recorded_names(every_expression(BOARDS[name]))
     assert asked <= recorded().keys()
-    assert bool(asked) == (name in {"fleet", "pipeline"})
+    assert bool(asked) == (name in {"fleet", "gateway", "pipeline"})
 
 
 @EACH

@@ -8,10 +8,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from boards.backfilled_prometheus import BackfilledPrometheus, needs_prometheus
+from board_builder.requests import request_rate
+from boards.backfilled_prometheus import BackfilledPrometheus, needs_prometheus, running_prometheus, write_blocks
 from boards.board_answers import Answers, asked, asked_of, begin_of, prometheus_of_scenarios
 from boards.fleet_scenarios import SCENARIOS
 from stageline_api.health import Phase
@@ -123,8 +125,8 @@ def test_shares_of_a_stages_time_are_those_of_the_script(answers: Answers) -> No
     assert [busy["0/00"], busy["0/01"]] == pytest.approx([0.48, 0.6])
     assert [wait["0/00"], wait["0/01"]] == pytest.approx([0.42, 0.3])
     assert idle["0/02"] == pytest.approx(0.1)
-    bubble = answers.at(END, "healthy", "pipeline", "Bubble by stage")
-    assert [bubble["0 chat 00"], bubble["0 chat 01"]] == pytest.approx([0.42 / 0.9, 0.3 / 0.9])
+    uneven = answers.at(END, "healthy", "pipeline", "Imbalance by stage")
+    assert [uneven["0 chat 00"], uneven["0 chat 01"]] == pytest.approx([0.48 / 0.52, 0.6 / 0.52])
     assert answers.at(END, "healthy", "pipeline", "Bubble")["0 chat"] == pytest.approx(1.14 / 2.7)
 
 
@@ -170,9 +172,9 @@ def test_the_slow_stage_is_named_on_the_first_board(answers: Answers) -> None:
 def test_the_slow_stage_stands_out_on_its_pipelines_board(answers: Answers) -> None:
     assert answers.at(END, "slow-stage", "pipeline", "Bottleneck")["0 chat 1"] == pytest.approx(0.98)
     assert answers.at(END, "slow-stage", "pipeline", "Imbalance")["0 chat 1"] == pytest.approx(2.143, abs=0.001)
-    bubble = answers.at(END, "slow-stage", "pipeline", "Bubble by stage")
-    assert [round(bubble[f"0 chat 0{stage}"], 3) for stage in range(3)] == [0.804, 0.02, 0.804]
-    assert bubble["1 chat 00"] == pytest.approx(0.4667, abs=0.001), "the other group goes on as before"
+    uneven = answers.at(END, "slow-stage", "pipeline", "Imbalance by stage")
+    assert [round(uneven[f"0 chat 0{stage}"], 3) for stage in range(3)] == [0.429, 2.143, 0.429]
+    assert uneven["1 chat 00"] == pytest.approx(0.48 / 0.52, abs=0.001), "the other group goes on as before"
     before = answers.at(BEFORE, "slow-stage", "pipeline", "Imbalance")
     assert before["0 chat 1"] == pytest.approx(0.6 / 0.52)
     assert answers.at(END, "slow-stage", "pipeline", "Decode step time, p50 and p99", "B")["0 chat 1"] > 0.08
@@ -189,7 +191,7 @@ def test_a_slow_stage_spends_its_models_budget_and_no_others(answers: Answers) -
     first, failures = (answers.at(END, "slow-stage", "fleet", "Error budgets by model", ref) for ref in "AE")
     assert first["chat"] == burn["chat"]
     assert failures == {"chat": 0, "mini": 0}
-    assert answers.at(END, "slow-stage", "pipeline", "TTFT p99")[""] == pytest.approx(2 + 2 * 4 / 5)
+    assert answers.at(END, "slow-stage", "pipeline", "TTFT p99", "B")[""] == pytest.approx(2 + 2 * 4 / 5)
 
 
 # -- stage lost: group 0 of chat is away for five minutes and comes back as incarnation 2 -----------------------------
@@ -243,7 +245,7 @@ def test_saturation_shows_as_refusals_queues_and_a_full_cache(answers: Answers) 
     assert answers.at(END, "saturated", "fleet", "Requests waiting") == {"": 60}
     assert answers.at(END, "saturated", "pipeline", "Requests waiting in engines") == {"": 80}
     assert answers.at(END, "saturated", "pipeline", "KV cache usage") == {"0": 0.99, "1": 0.99}
-    assert answers.at(END, "saturated", "pipeline", "TTFT p99")[""] == pytest.approx(15 + 15 * 4 / 5)
+    assert answers.at(END, "saturated", "pipeline", "TTFT p99", "B")[""] == pytest.approx(15 + 15 * 4 / 5)
     assert answers.at(END, "saturated", "pipeline", "Preemptions")["0 chat"] == pytest.approx(0.2)
     refused = answers.at(END, "saturated", "gateway", "Requests rejected by limits")
     assert refused == {"team-a rate_limit_exceeded": pytest.approx(1.0)}
@@ -266,7 +268,7 @@ def test_saturation_shows_as_refusals_queues_and_a_full_cache(answers: Answers) 
         ("pipeline", "Bubble"),
         ("pipeline", "Bottleneck"),
         ("pipeline", "Imbalance"),
-        ("pipeline", "Bubble by stage"),
+        ("pipeline", "Imbalance by stage"),
         ("pipeline", "Decode step time, p50 and p99"),
         ("pipeline", "Batch size"),
         ("pipeline", "Prefix cache hit ratio"),
@@ -291,6 +293,7 @@ def test_quiet_is_shown_as_quiet(answers: Answers) -> None:
 
 TABLE = [
     # scenario, second, board, title, query, labels, number
+    ("healthy", 3600, "fleet", "Token throughput", "A", "", 5 * 80),
     ("healthy", 3600, "fleet", "Request rate by model", "A", "chat", 4.1),
     ("stage-lost", 1980, "fleet", "Error ratio by model", "A", "chat", 0.3 / 4),
     ("healthy", 3600, "fleet", "TPOT p99", "A", "", 0.08 + 0.02 * 4 / 5),
@@ -385,3 +388,15 @@ def test_a_panel_says_what_the_script_comes_to(
 ) -> None:
     said = answers.at(second, scenario, board, title, query)
     assert said.get(labels) == pytest.approx(number, rel=0.02, abs=1e-9), said
+
+
+def test_while_the_first_requests_are_being_answered_their_rate_is_0_and_not_unknown(tmp_path: Path) -> None:
+    begin = 1_767_225_600
+    labels = '{namespace="models",model_name="chat"}'
+    lines = [f"stageline_gateway_requests_in_flight{labels} 80 {begin + second}" for second in range(0, 300, 15)]
+    text = "\n".join(["# TYPE stageline_gateway_requests_in_flight gauge", *lines, "# EOF\n"])
+    write_blocks([text], tmp_path / "data")
+    with running_prometheus(tmp_path / "data") as prometheus:
+        expr = request_rate((), 'model_name="chat"').replace("$__rate_interval", "1m")
+        (found,) = prometheus.at(expr, begin + 240)
+    assert float(found["values"][0][1]) == 0

@@ -1,4 +1,4 @@
-"""`stageline bench`: offline, pipeline, paced, speculation, paced-speculation, peers, serve.
+"""`stageline bench`: offline, pipeline, paced, speculation, paced-speculation, peers, serve, laptop.
 
 Each prints progress and writes one result.
 """
@@ -15,6 +15,8 @@ import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.resource.model_source import SourceError, parse_source
+from stageline_bench.laptop import llama_environment
+from stageline_bench.laptop.comparison import LaptopBench
 from stageline_bench.page_section import EXISTING_PAGE
 from stageline_bench.runtime.arrivals import ArrivalLoad
 from stageline_bench.runtime.bench_group import MAX_MODEL_LEN, GroupShape
@@ -259,6 +261,26 @@ def serve(
     with tempfile.TemporaryDirectory() as scratch:
         servers = Servers(_model(source, cache_dir), python, Path(scratch), dtype=dtype, stages=rest.pop("stages"))
         _keep(run_serve(servers, load, say=click.echo, **rest), results, page)
+
+
+@bench.command()
+@model_options
+@common
+@click.option("--cores", callback=_cores, default="0,1", help="Of both; a stage, or a thread, on each.")
+@click.option("--starts", type=click.IntRange(1), default=5, help="Of each with one core and with all.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds per workload and start.")
+@click.option(
+    "--environment", type=click.Path(path_type=Path), default=llama_environment.DIRECTORY, help="llama.cpp's."
+)
+def laptop(
+    source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, starts: int, **rest: Any
+) -> None:
+    """One, eight and sixteen streams on llama.cpp and on Stageline, starts interleaved."""
+    python, gguf = llama_environment.ensure_llama(environment, click.echo)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = _model(source, cache_dir)
+        peers = LaptopBench(model_dir=model, gguf=gguf, llama_python=python, directory=Path(scratch), **rest)
+        _keep(peers.run(starts, click.echo), results, page)
 
 
 def _model(source: str, cache_dir: Path) -> Path:

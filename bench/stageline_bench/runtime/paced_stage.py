@@ -69,7 +69,11 @@ def paced_model_builder(seconds_per_step: float, seconds_per_token: float) -> Mo
         progress: LoadProgress,  # noqa: ARG001
     ) -> StageModel:
         cache_shape = CacheShape(
-            num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype
+            num_slots=shape.num_slots,
+            slot_tokens=shape.slot_tokens,
+            group_size=config.group_size,
+            dtype=shape.dtype,
+            masks=False,  # as where the kernels are compiled
         )
         return PacedModel(config, cache_shape, seconds_per_step, seconds_per_token)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from stageline_bench.laptop.comparison import LLAMA_CPP
 from stageline_bench.page_section import replace_section
 from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
 from stageline_bench.runtime.results import Result, Target
@@ -30,6 +31,7 @@ def render(result: Result) -> str:
         "pipeline": _pipeline_table,
         "peers": _peers_table,
         "serve": _serve_table,
+        "laptop": _laptop_table,
         "paced": _paced_table,
         "vllm-engine": _vllm_engine_table,
         "speculation": _speculation_table,
@@ -100,6 +102,19 @@ def _peers_table(result: Result) -> str:
                 continue
             ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
             lines.append(f"| {stages} | {text} | {_spread(ours)} | {_spread(theirs)} | {ratio:.2f} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _laptop_table(result: Result) -> str:
+    lines = [
+        "| Cores | Streams | Stageline tok/s | llama.cpp tok/s | Ratio, median of pairs |",
+        "|---|---|---|---|---|",
+    ]
+    for cores in sorted({one["stages"] for one in result.rounds}):
+        for name in result.rounds[0]["rates"]:
+            ours, theirs = (start_medians(result.rounds, engine, cores, name) for engine in (STAGELINE, LLAMA_CPP))
+            ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
+            lines.append(f"| {cores} | {name} | {_spread(ours)} | {_spread(theirs)} | {ratio:.2f} |")
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 
 

@@ -7,14 +7,12 @@ layers and probability 0 every draft is wrong, as greedy decoding never says tok
 from dataclasses import dataclass
 from random import Random
 
-from stageline_runtime.speculation.draft_length import DraftLength
-from stageline_runtime.speculation.lookup import Lookup
 from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
 
 
 class ScriptedDrafts(RequestDrafts):
     def __init__(self, speculation: "ScriptedSpeculation") -> None:
-        super().__init__(speculation, Lookup(speculation.min_match), DraftLength(speculation.tokens))
+        super().__init__(speculation)
         self._acceptance = speculation.acceptance
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:  # noqa: ARG002

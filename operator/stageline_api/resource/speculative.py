@@ -43,6 +43,7 @@ class SpeculativeSpec(SpecBase):
         le=8,
         description=(
             "Fewest tokens at the end of what is known that must have been seen before for a draft. Fewer find more "
-            "drafts, and more wrong ones. Default 2, between 1 and 8."
+            "drafts, and more wrong ones; what follows one token is judged apart from what follows several. Default 1, "
+            "between 1 and 8."
         ),
     )

@@ -26,6 +26,7 @@ from stageline_runtime.engine.text.schema_check import SchemaCheck
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
+from stageline_runtime.standing_heap import settle_heap
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class EngineProcess:
         stopping.cancel()
         forming.result()
         if not core.drain_asked.is_set():
+            settle_heap()
             core.set_phase(Phase.READY)
             logger.info("ready: %s over %d stages", self._contract.config.served_name, self._contract.stage_count)
         await self._watch(core, group, probe)

@@ -144,6 +144,10 @@ class StageBus:
                 os.close(ready)
         return self._received.popleft() if self._received else None
 
+    def received(self) -> ToStage | None:
+        """A message that came together with one before; looks at no socket."""
+        return self._received.popleft() if self._received else None
+
     def _read(self) -> None:
         try:
             data = self._connection.recv(_READ_BYTES)

@@ -2,24 +2,33 @@
 
 This is the most that is tried; the cost model takes less where the acceptance, which is estimated here, makes less the
 better choice. Doubled when all of a row's drafts hold. From the second row in a row without a single hit on it is
-halved, and stops unless most drafts before held; after `PROBE_TOKENS` output tokens without a draft what went before
-is forgotten, and a short probe tells whether drafts are worth something again. A single miss says little: at an
-acceptance of 0.7 three rows of ten have no hit. Lengths are one less than powers of two: with the newest token before
-them they fill the sizes that plans are padded to, and cost what fewer would cost.
+halved, and stops unless most drafts before held. A single miss says little: at an acceptance of 0.7 three rows of ten
+have no hit. Lengths are one less than powers of two: with the newest token before them they fill the sizes that plans
+are padded to, and cost what fewer would cost.
+
+Rows without drafts teach too: what would have been drafted for their token is held against it, which costs no step. So
+where several requests step together and nobody pays for trying, it is still learned that drafts would hold; and what
+has stopped begins again as soon as some in a row would have held. Where nothing would have been drafted for
+`PROBE_TOKENS` output tokens, what went before is forgotten, and the next draft that there is may be tried.
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 FIRST_LENGTH = 3
 PROBE_LENGTH = 3
 PROBE_TOKENS = 16
 MISSES_TO_STOP = 2
+HITS_TO_START = 3
+"""Guesses in a row that would have held, after which drafts that had stopped are tried again."""
 FIRST_ACCEPTANCE, FIRST_WEIGHT = 0.7, 3.0
 """What is thought of drafts that nothing is known of, and how many drafts' worth of evidence that is."""
-LEAST_ACCEPTANCE = 0.35
+LEAST_ACCEPTANCE = 0.15
 """Misses stop only drafts that seldom held lately: at 0.7 two misses in a row are common, and stopping would cost."""
 FADING = 0.9
 """What a row's count is worth one row later."""
+OTHERS_PER_ERROR = 6
+"""Beside so many other requests a lucky streak is not believed until it is one standard error out of the question."""
 MOST_WEIGHT = 16.0
 """Drafts' worth of evidence that is kept: after a long copy, a dozen misses have to tell that it is over."""
 
@@ -35,7 +44,9 @@ class DraftLength:
     """Drafts of the last rows that held, and those that were put to the test: the ones after a miss were not."""
     _misses: int = 0
     _plain_tokens: int = 0
-    """Since the last verifying row."""
+    """Since the last verifying row, or guess that was judged."""
+    _would_hold: int = 0
+    """Guesses in a row that would have held."""
 
     def __post_init__(self) -> None:
         assert self.most >= 1, self.most
@@ -47,21 +58,23 @@ class DraftLength:
         """How likely a draft holds when those before it did, lately."""
         return self._held / self._judged
 
+    def acceptance_beside(self, num_others: int) -> float:
+        """`acceptance` less a part of its standard error that grows with the requests who would pay for a mistake."""
+        error = sqrt(self.acceptance * (1.0 - self.acceptance) / self._judged)
+        return self.acceptance - error * num_others / OTHERS_PER_ERROR
+
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """A verifying row is back: of its drafts so many held."""
-        self._held = self._held * FADING + num_held
-        self._judged = self._judged * FADING + min(num_held + 1, num_drafts)
-        excess = max(1.0, self._judged / MOST_WEIGHT)
-        self._held, self._judged = self._held / excess, self._judged / excess
+        self._judge(num_held, min(num_held + 1, num_drafts))
         self._misses = 0 if num_held else self._misses + 1
-        self._plain_tokens = 0
+        self._plain_tokens = self._would_hold = 0
         if num_held == num_drafts:
             self.length = min(max(self.length, num_drafts) * 2 + 1, self.most)
         elif self._misses >= MISSES_TO_STOP:
             self.length = 0 if self.acceptance < LEAST_ACCEPTANCE else max(1, self.length // 2)
 
     def note_plain_token(self) -> None:
-        """A decode row without drafts is back."""
+        """A decode row without drafts is back, for whose token nothing would have been drafted."""
         self._plain_tokens += 1
         if self._plain_tokens < PROBE_TOKENS:
             return
@@ -72,3 +85,20 @@ class DraftLength:
         if is_off:
             # One more miss stops it again.
             self.length, self._misses = min(PROBE_LENGTH, self.most), MISSES_TO_STOP - 1
+
+    def note_guess(self, *, holds: bool) -> None:
+        """A decode row without drafts is back; what would have been drafted for its token would have held, or not."""
+        self._judge(int(holds), 1)
+        self._plain_tokens = 0
+        self._would_hold = self._would_hold + 1 if holds else 0
+        longer = min(max(self.length * 2 + 1, HITS_TO_START), self.most)
+        if self._would_hold >= longer > self.length:
+            # A row of so many drafts would have held. One more miss stops what had stopped before.
+            self._misses = 0 if self.length else MISSES_TO_STOP - 1
+            self.length = longer
+
+    def _judge(self, num_held: int, num_tested: int) -> None:
+        self._held = self._held * FADING + num_held
+        self._judged = self._judged * FADING + num_tested
+        excess = max(1.0, self._judged / MOST_WEIGHT)
+        self._held, self._judged = self._held / excess, self._judged / excess

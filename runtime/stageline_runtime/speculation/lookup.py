@@ -34,23 +34,29 @@ class Lookup:
             self._index_end()
             self._tokens.append(token)
 
+    @property
+    def matched(self) -> int:
+        """How many of the last tokens were seen before in this order, as far as is indexed; 0 where too few were."""
+        return self._match()[0]
+
     def drafts(self, count: int) -> tuple[int, ...]:
         """Up to `count` tokens that may follow; none where the end was not seen before."""
-        source = self._match()
-        if source is None:
+        size, source = self._match()
+        if not size:
             return ()
         tokens, copied = self._tokens, list[int]()
         for place in range(source, source + count):
             copied.append(tokens[place] if place < len(tokens) else copied[place - len(tokens)])
         return tuple(copied)
 
-    def _match(self) -> int | None:
+    def _match(self) -> tuple[int, int]:
+        """The length of the longest n-gram at the end that was seen before, and the place after it; (0, 0) for none."""
         for size in self._sizes:
             if size < len(self._tokens):
                 place = self._after.get(tuple(self._tokens[-size:]))
                 if place is not None:
-                    return place
-        return None
+                    return size, place
+        return 0, 0
 
     def _index_end(self) -> None:
         end = len(self._tokens)

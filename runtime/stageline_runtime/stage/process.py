@@ -52,6 +52,7 @@ from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, Timeline, WaitReason
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
+from stageline_runtime.standing_heap import settle_heap
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class StageProcess:
         if isinstance(stage, Shutdown):
             self._shutdown = stage
             return
+        settle_heap()
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
         logger.info("loaded layers %d-%d, waiting for the first plan", welcome.first_layer, welcome.last_layer)
         self._stage = stage
@@ -145,7 +147,8 @@ class StageProcess:
     def _serve(self, bus: StageBus, stage: LoadedStage) -> None:
         """Handle the messages that have arrived, then run one plan."""
         self._tell_drain(bus)
-        self._take(bus.receive(0), stage.runner)
+        if not self._plans:
+            self._take(bus.receive(0), stage.runner)
         while not self._plans and not self._shutdown:
             if not stage.in_flight:
                 self._clock.enter(WaitReason.STARVED if self._outstanding else IDLE)
@@ -155,8 +158,10 @@ class StageProcess:
             return
         if not stage.in_flight:
             self._clock.enter(WaitReason.HOST)
-        while (message := bus.receive(0)) is not None:
+        message = bus.receive(0)
+        while message is not None:
             self._take(message, stage.runner)
+            message = bus.received()  # one look at the socket is enough for a step
         plan = self._plans.popleft()
         cancelled = plan.seq in self._cancelled
         self._cancelled.discard(plan.seq)

@@ -1,26 +1,30 @@
-"""A game day: break a real model that `stageline up --monitor` serves, and see whether the right alert says so in time.
+"""A game day: break a real model, and see whether the right alert says so in time, and no other beside it.
 
-`make game-day` runs every scenario, each on a model of its own, and writes what happened to docs/game-day.md. It fails
-when an alert does not fire within its time or names something else. Takes some minutes per scenario and both cores;
-no test runs it.
+`make game-day` breaks a model that `stageline up --monitor` serves, a new one for each scenario, and then a cluster
+with the chart, operator, gateway and model in it, and writes what happened to docs/game-day.md. It fails when an alert
+does not fire within its time, names something else, or others fire that are not of the matter. Takes some minutes per
+scenario and both cores; no test runs it.
 """
 
 import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import yaml
 
+from boards.cluster_game_day_scenarios import CLUSTER_SCENARIOS
 from boards.game_day_page import page
-from boards.game_day_scenarios import SCENARIOS, Scenario
+from boards.game_day_scenarios import SCENARIOS, Broken, Scenario
+from boards.watched_cluster import watched_cluster
 from processes.free_ports import free_port
 from processes.serving_command import ServingCommand, serving
 from stageline_local.monitoring.options import MonitorOptions
@@ -42,7 +46,7 @@ def say(line: str) -> None:
 class Report:
     """What one scenario came to. Times are in seconds since what was done was done."""
 
-    scenario: Scenario
+    scenario: Scenario[Any]
     began: datetime
     alert_speed: float
     hold_seconds: float
@@ -58,12 +62,21 @@ class Report:
         return self.scenario.window_seconds + self.hold_seconds / self.alert_speed + SLACK_SECONDS
 
     @property
-    def is_right(self) -> bool:
+    def names_it(self) -> bool:
         """Whether it fired and names what was broken."""
         if not self.fired:
             return False
         says = self.fired["annotations"]["description"]
         return self.scenario.labels.items() <= self.fired["labels"].items() and self.scenario.says in says
+
+    @property
+    def misleading(self) -> list[str]:
+        """Alerts that fired beside it though what was broken is not their matter."""
+        return sorted({*self.others} - self.scenario.beside)
+
+    @property
+    def is_right(self) -> bool:
+        return self.names_it and not self.misleading
 
     def note(self, text: str) -> None:
         """Add a dated line, and say it."""
@@ -81,28 +94,48 @@ def hold_seconds_of(alert: str) -> float:
     raise SystemExit(f"no shipped rule is called {alert}")
 
 
-def play(scenario: Scenario, alert_speed: float) -> Report:
-    """One scenario on a model of its own."""
+def play(scenario: Scenario[Broken], broken: Broken, prometheus: str, alert_speed: float) -> Report:
+    """One scenario on what it may break; `prometheus` is the base URL of the API that tells of alerts."""
     report = Report(scenario, datetime.now(UTC), alert_speed, hold_seconds_of(scenario.alert))
     say(f"== {scenario.title}: {scenario.alert}, within {report.allowed_seconds:.0f} s")
-    with (
-        tempfile.TemporaryDirectory(prefix="game-day-") as directory,
-        _model_up(scenario, alert_speed, Path(directory)) as (
-            up,
-            prometheus,
-        ),
-    ):
-        acting = scenario.act(up, report.note)
-        next(acting)
-        try:
-            _watch(report, prometheus)
-        finally:
-            next(acting, None)
+    acting = scenario.act(broken, report.note)
+    next(acting)
+    try:
+        _watch(report, prometheus)
+    finally:
+        next(acting, None)
     return report
 
 
+def play_local(names: Collection[str], alert_speed: float) -> Iterator[Report]:
+    """The scenarios of these names that break `stageline up`, each on a model of its own."""
+    for scenario in SCENARIOS:
+        if scenario.name in names:
+            with (
+                tempfile.TemporaryDirectory(prefix="game-day-") as directory,
+                _model_up(scenario, alert_speed, Path(directory)) as (up, prometheus),
+            ):
+                report = play(scenario, up, prometheus, alert_speed)
+            yield report
+
+
+def play_in_cluster(names: Collection[str], alert_speed: float) -> Iterator[Report]:
+    """The scenarios of these names that break a cluster, all on one."""
+    chosen = [scenario for scenario in CLUSTER_SCENARIOS if scenario.name in names]
+    if not chosen:
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="game-day-") as directory,
+        watched_cluster(Path(directory), default_cache_dir(), alert_speed) as broken,
+    ):
+        for scenario in chosen:
+            yield play(scenario, broken, broken.prometheus, alert_speed)
+
+
 @contextmanager
-def _model_up(scenario: Scenario, alert_speed: float, directory: Path) -> Iterator[tuple[ServingCommand, str]]:
+def _model_up(
+    scenario: Scenario[ServingCommand], alert_speed: float, directory: Path
+) -> Iterator[tuple[ServingCommand, str]]:
     document = yaml.safe_load((ROOT / "examples" / "smollm2.yaml").read_text(encoding="utf-8"))
     document["spec"] |= {"engine": scenario.engine, "restart": {"backoffSeconds": 1}}
     manifest = directory / "smollm2.yaml"
@@ -145,7 +178,7 @@ def _alerts(client: httpx.Client, prometheus: str) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Returns 1 when any alert was late, missing or wrong."""
-    names = [scenario.name for scenario in SCENARIOS]
+    names = [*(each.name for each in SCENARIOS), *(each.name for each in CLUSTER_SCENARIOS)]
     parser = argparse.ArgumentParser(prog="make game-day", description=__doc__)
     parser.add_argument(
         "--alert-speed", type=float, default=1.0, help="divide every alert's `for` by this; 1 is real time"
@@ -153,11 +186,11 @@ def main() -> int:
     parser.add_argument("--only", choices=names, action="append", help="a scenario to play; all if left out")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "game-day.md", help="where the log goes")
     given = parser.parse_args()
+    chosen, speed = given.only or names, given.alert_speed
     reports: list[Report] = []
-    for each in SCENARIOS:
-        if not given.only or each.name in given.only:
-            reports.append(play(each, given.alert_speed))
-            given.page.write_text(page(reports), encoding="utf-8")
+    for report in chain(play_local(chosen, speed), play_in_cluster(chosen, speed)):
+        reports.append(report)
+        given.page.write_text(page(reports), encoding="utf-8")
     return 0 if all(report.is_right for report in reports) else 1
 
 

@@ -8,13 +8,14 @@ if TYPE_CHECKING:
 
 _HEAD: Final = """# Game day
 
-Each part is one model (SmolLM2 as two stages on two CPU cores) served by `stageline up --monitor`, broken on purpose,
-and watched through its own Prometheus with the shipped rules. Written by `make game-day`
-([game_day.py](../tests/support/boards/game_day.py),
-[what is done](../tests/support/boards/game_day_scenarios.py)), which fails when
-an alert doesn't fire within its time or names something else. Its time is how far the alert's expression looks back,
-plus its `for`, plus a minute and a half for a busy machine. Times are UTC; what each alert means stands in
-[its runbook](runbooks/).
+Each part is SmolLM2 as two stages, broken on purpose and watched through a Prometheus with the shipped rules: first as
+`stageline up --monitor` serves it ([what is done](../tests/support/boards/game_day_scenarios.py)), then in a
+[cluster](../tests/support/boards/watched_cluster.py) of a real control plane with the chart, on nodes that run pods as
+processes of one machine ([what is done](../tests/support/boards/cluster_game_day_scenarios.py)). Written by
+`make game-day` ([game_day.py](../tests/support/boards/game_day.py)), which fails when an alert doesn't fire within its
+time, names something else, or another fires whose matter it is not. Its time is how far the alert's expression looks
+back, plus its `for`, plus a minute and a half for a busy machine. Times are UTC; what each alert means stands in [its
+runbook](runbooks/).
 """
 
 
@@ -29,7 +30,9 @@ def page(reports: "Sequence[Report]") -> str:
 
 def _row(report: "Report") -> str:
     fired = "**never**" if report.fired_after_seconds is None else f"{report.fired_after_seconds:.0f} s"
-    wrong = "" if report.is_right or report.fired_after_seconds is None else ", **wrong labels**"
+    wrong = "" if report.names_it or report.fired_after_seconds is None else ", **wrong labels**"
+    if report.misleading:
+        wrong += f", **beside it {', '.join(report.misleading)}**"
     cells = [
         report.scenario.title,
         f"`{report.scenario.alert}`",

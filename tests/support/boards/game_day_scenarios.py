@@ -1,6 +1,7 @@
-"""What a game day does to a model that is up, and which alert must say so. The judging is in `game_day`.
+"""What a game day does to a model that `stageline up` serves, and which alert must say so. `game_day` judges.
 
-Every scenario serves SmolLM2 as two stages, asks more of it than it can answer, and breaks one thing.
+Every scenario serves SmolLM2 as two stages, asks more of it than it can answer, and breaks one thing. What takes a
+cluster to break is in `cluster_game_day_scenarios`.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import httpx
 
@@ -20,10 +21,14 @@ from processes.serving_command import ServingCommand, kill
 Note = Callable[[str], None]
 """Writes a dated line of the log."""
 RECOVERY_SECONDS: Final = 120.0
+Broken = TypeVar("Broken")
+"""What a scenario is given to break."""
+USERS_WAIT: Final = frozenset({"StagelineFirstTokenBudgetBurn", "StagelineOutputTokenBudgetBurn"})
+"""What pages whenever users wait, whatever the cause; the scenario's own alert says which."""
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Generic[Broken]):
     """`window_seconds` is how far back the alert's expression looks: so long it may take to see what begins now."""
 
     name: str
@@ -31,12 +36,14 @@ class Scenario:
     alert: str
     labels: dict[str, str]
     window_seconds: float
-    act: Callable[[ServingCommand, Note], Iterator[None]]
+    act: Callable[[Broken, Note], Iterator[None]]
     """Yields when the thing is done; what follows the yield undoes it."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """`spec.engine` of the model."""
+    """`spec.engine` of the model, where a scenario has a model of its own."""
     says: str = ""
     """What the alert's description must say besides its labels."""
+    beside: frozenset[str] = USERS_WAIT
+    """Alerts that may fire beside it, because what was broken is their matter too; no others."""
 
 
 def slow_stage(up: ServingCommand, note: Note) -> Iterator[None]:
@@ -86,8 +93,15 @@ def flooded_queue(up: ServingCommand, note: Note) -> Iterator[None]:
         yield
 
 
+def impatient_clients(up: ServingCommand, note: Note) -> Iterator[None]:
+    """Nine of ten requests are given up by their clients before anything comes, and asked again."""
+    with asking(up, clients=24, prompt="Tell me a story.", max_tokens=200, patience_seconds=3.0):
+        note("24 clients ask for 200 tokens each where two are answered at a time, and give up after 3 s")
+        yield
+
+
 GROUP: Final = {"namespace": "default", "model": "smollm2", "group": "0"}
-SCENARIOS: Final = (
+SCENARIOS: Final[tuple[Scenario[ServingCommand], ...]] = (
     Scenario(
         "slow-stage", "One stage is slow", "StagelineStageBottleneck", {**GROUP, "stage": "1"}, 300, slow_stage,
         {"maxNumSeqs": 64},
@@ -104,6 +118,10 @@ SCENARIOS: Final = (
         "flooded-queue", "More is asked than is answered", "StagelineRequestsQueuedTooLong",
         {"namespace": "default", "model_name": "smollm2"}, 300, flooded_queue, {"maxNumSeqs": 8},
         says="Requests wait in group 0 of smollm2, whose busiest stage, ",
+    ),
+    Scenario(
+        "impatient-clients", "Clients give up before their first token", "StagelineRequestsAbandoned",
+        {"namespace": "default", "model_name": "smollm2"}, 600, impatient_clients, {"maxNumSeqs": 2},
     ),
 )  # fmt: skip
 
@@ -138,8 +156,10 @@ def limping(pid: int, stopped_seconds: float, running_seconds: float) -> Iterato
 
 
 @contextmanager
-def asking(up: ServingCommand, clients: int, prompt: str, max_tokens: int) -> Iterator[None]:
-    """So many clients that ask again as soon as they are answered; no answer is judged here."""
+def asking(
+    up: ServingCommand, clients: int, prompt: str, max_tokens: int, patience_seconds: float = 600.0
+) -> Iterator[None]:
+    """So many clients that ask again as soon as they are answered or give up; no answer is judged here."""
     over = threading.Event()
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
 
@@ -148,10 +168,12 @@ def asking(up: ServingCommand, clients: int, prompt: str, max_tokens: int) -> It
         while not over.is_set():
             try:
                 client.post("/v1/completions", json=body)
+            except httpx.ReadTimeout:
+                pass
             except httpx.HTTPError:
                 over.wait(1.0)
 
-    with httpx.Client(base_url=up.url, trust_env=False, timeout=600.0, limits=limits) as client:
+    with httpx.Client(base_url=up.url, trust_env=False, timeout=patience_seconds, limits=limits) as client:
         askers = [
             threading.Thread(target=_ask, args=(client, number), daemon=True) for number in range(10, 10 + clients)
         ]

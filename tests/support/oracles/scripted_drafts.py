@@ -5,8 +5,6 @@ from enum import StrEnum
 from random import Random
 from typing import assert_never
 
-from stageline_runtime.speculation.draft_length import DraftLength
-from stageline_runtime.speculation.lookup import Lookup
 from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
 from stageline_runtime.speculation.step_cost import FREE
 
@@ -28,7 +26,7 @@ def speculation(min_match: int = 1) -> Speculation:
 class ScriptedDrafts(RequestDrafts):
     def __init__(self, kind: Drafting, whole: Callable[[], tuple[int, ...]], seed: int, vocab_size: int) -> None:
         """`whole` is prompt and output as they will be."""
-        super().__init__(speculation(), Lookup(1), DraftLength(MOST))
+        super().__init__(speculation())
         self._kind = kind
         self._whole = whole
         self._random = Random(seed)

@@ -48,6 +48,7 @@ class TimedPipeline:
     engine_seconds: float = 0.0
     slots_per_cohort: int = 2
     max_step_tokens: int = 64
+    prompt: tuple[int, ...] = PROMPT
     plans: list[StepPlan] = field(default_factory=list)
     """All that were made, in order."""
     _scheduler: Scheduler = field(init=False)
@@ -71,13 +72,15 @@ class TimedPipeline:
     def run(self, arrivals: list[tuple[float, int]]) -> list[Answer]:
         """Serve requests to their ends: `(moment, number of tokens)` of each."""
         self._free_at = [0.0] * self.num_stages
-        ledger = SlotLedger(self.num_stages, self.slots_per_cohort, len(PROMPT) + max(count for _, count in arrivals))
+        ledger = SlotLedger(
+            self.num_stages, self.slots_per_cohort, len(self.prompt) + max(count for _, count in arrivals)
+        )
         self._scheduler = Scheduler(
             ledger, max_step_tokens=self.max_step_tokens, max_waiting=len(arrivals), speculation=self.speculation
         )
         self._answers = [Answer(moment) for moment, _ in arrivals]
         for number, (moment, num_tokens) in enumerate(arrivals):
-            self._at(moment, partial(self._scheduler.add, make_request(str(number), PROMPT, num_tokens)))
+            self._at(moment, partial(self._scheduler.add, make_request(str(number), self.prompt, num_tokens)))
         for moment, _ in arrivals:
             self._at(moment, self._pump)
         while self._events:

@@ -32,6 +32,7 @@ const SHADES = { "super-light-": 0.45, "light-": 0.25, "semi-dark-": -0.15, "dar
 const SCALES = {
   GrYlRd: ["green", "yellow", "red"],
   RdYlGn: ["red", "yellow", "green"],
+  RdYlBu: ["red", "yellow", "blue"],
   BlYlRd: ["blue", "yellow", "red"],
   YlRd: ["yellow", "red"],
   BlPu: ["blue", "purple"],

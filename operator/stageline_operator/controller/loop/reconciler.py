@@ -237,7 +237,6 @@ class Reconciler:
             if not is_refusal(error):
                 raise
             self._refusals.note(key, name, error, datetime.now(UTC))
-            self._metrics.reconcile_errors.labels(key.namespace, key.name, "refused").inc()
             return False
         self._refusals.made(key, name)
         return True

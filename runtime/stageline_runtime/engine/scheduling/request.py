@@ -191,7 +191,7 @@ class Request:
         if not self.guesses:
             self.output.append(row.token)
             if self.drafts is not None:
-                self.drafts.note_plain_token()
+                self.drafts.note_plain_token(self.known_tokens, self.tokens)
             return (row.token,)
         guess = self.guesses.popleft()
         self.last_sample_seq = seq

@@ -21,6 +21,7 @@ from itertools import pairwise
 import torch
 
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.index_tensors import index_tensor
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow
 
@@ -106,17 +107,21 @@ def build_attention_batch(
     """
     decode, chunks, num_tokens = _placed(rows, padded_tokens, shape)
     positions = [position for row in rows for position in range(row.position, row.position + row.num_tokens)]
-    decode_rows = _kernel_rows(decode, range(num_tokens, padded_tokens))
-    chunk_rows = [(offset, row.slot, row.position, row.num_tokens) for offset, row in chunks]
+    positions += [0] * (padded_tokens - num_tokens)
+    kernel_rows = _kernel_rows(decode, range(num_tokens, padded_tokens))
+    # One tensor for all, cut apart: making one costs more than its few numbers.
+    numbers = index_tensor([*positions, *kernel_rows, *_chunk_rows(chunks)])
+    chunks_begin = padded_tokens + len(kernel_rows)
+    decode_rows = numbers[padded_tokens:chunks_begin].view(-1, 3)
     return AttentionBatch(
-        positions=torch.tensor(positions + [0] * (padded_tokens - num_tokens), dtype=torch.int64),
+        positions=numbers[:padded_tokens],
         prefill=tuple(piece for offset, row in chunks for piece in _prefill_pieces(row, offset, shape)),
         decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)) if shape.masks else (),
         decode_tokens=decode_rows[: len(decode), 0],
         decode_slots=decode_rows[: len(decode), 1],
         decode_positions=decode_rows[: len(decode), 2],
         decode_rows=decode_rows,
-        chunk_rows=torch.tensor(chunk_rows, dtype=torch.int64).view(-1, 4),
+        chunk_rows=numbers[chunks_begin:].view(-1, 4),
         graph_mode=graph_mode,
         written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
     )
@@ -152,11 +157,22 @@ def _check_row(row: PlanRow, shape: CacheShape) -> None:
         )
 
 
-def _kernel_rows(decode: list[_DecodeRow], padding: range) -> torch.Tensor:
-    """`[num_decode_rows + padding, 3]`: token, slot and position; padding owns no slot."""
-    rows = [(row.token, row.slot, row.position) for row in decode]
-    rows += [(token, -1, 0) for token in padding]
-    return torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+def _kernel_rows(decode: list[_DecodeRow], padding: range) -> list[int]:
+    """Token, slot and position of each single-token row, one after the other; padding owns no slot."""
+    rows: list[int] = []
+    for row in decode:
+        rows += (row.token, row.slot, row.position)
+    for token in padding:
+        rows += (token, -1, 0)
+    return rows
+
+
+def _chunk_rows(chunks: list[tuple[int, PlanRow]]) -> list[int]:
+    """First token, slot, first position and number of tokens of each chunk, one after the other."""
+    rows: list[int] = []
+    for offset, row in chunks:
+        rows += (offset, row.slot, row.position, row.num_tokens)
+    return rows
 
 
 def _padded_context(length: int, shape: CacheShape) -> int:

@@ -9,12 +9,14 @@ by one would have said. Where history changes logits, each draw waits for the on
 verifying row whose first token is not the newest one drawn for its slot was a wrong guess and changes nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
+from stageline_runtime.models.index_tensors import index_tensor
 from stageline_runtime.plan_bus.messages import (
     PlanRow,
     RequestSampling,
@@ -27,6 +29,7 @@ from stageline_runtime.sampling.adjustments import Placing, SeenTokens, adjust, 
 from stageline_runtime.sampling.exclusions import Tail, exclude
 from stageline_runtime.sampling.logprobs import RawLogprobs
 from stageline_runtime.sampling.sampler import sample
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
 _CHEAPEST = RequestSampling(temperature=0.0)
 
@@ -136,16 +139,13 @@ class SamplingState:
             listed = [logprobs.of(first + index, read) for index in range(len(tokens))]
             sampled.append(_sampled_row(row, slot, tokens, listed))
             first += row.num_draws
-        feedback = torch.tensor(
-            [[row.generation, row.num_sampled, row.num_rejected, row.token] for row in sampled], dtype=torch.int64
-        )
-        return tuple(sampled), feedback
+        return tuple(sampled), _feedback(sampled)
 
     @staticmethod
     def leave_out(plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
         """As `sample`, for a plan that nobody waits for: all its rows run dead and nothing changes."""
         sampled = tuple(_sampled_row(row, None, [], []) for row in plan.sampled_rows)
-        return sampled, torch.tensor([[row.generation, 0, row.num_rejected, 0] for row in sampled], dtype=torch.int64)
+        return sampled, _feedback(sampled)
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
@@ -213,6 +213,14 @@ def _kept(row: PlanRow, slot: SlotSampling | None, tokens: list[int]) -> list[in
 
 def _is_drawn_in_turn(row: PlanRow, slot: SlotSampling) -> bool:
     return row.num_drafts > 0 and slot.needs_history
+
+
+def _feedback(sampled: Sequence[SampledRow]) -> Tensor:
+    """What the first stage is told of them, `[num_rows, 4]`: generation, tokens kept, drafts rejected, newest token."""
+    numbers: list[int] = []
+    for row in sampled:
+        numbers += (row.generation, row.num_sampled, row.num_rejected, row.token)
+    return index_tensor(numbers).view(-1, FEEDBACK_WIDTH)
 
 
 def _sampled_row(

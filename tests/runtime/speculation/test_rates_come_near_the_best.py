@@ -1,4 +1,4 @@
-"""One request over stages of 20 ms and 1 ms a token, its drafts right with a known probability: against arithmetic.
+"""Requests over stages of 20 ms and 1 ms a token, their drafts right with a known probability: against arithmetic.
 
 The best is that of one length held throughout, chosen by who knows the acceptance; the engine has to find both out.
 """
@@ -54,3 +54,14 @@ def test_chains_win_a_tenth_at_four_stages() -> None:
 @pytest.mark.parametrize("chains", [False, True])
 def test_drafts_that_are_always_wrong_cost_next_to_nothing(chains: bool) -> None:
     assert gain(4, 0.0, chains=chains) >= 0.97
+
+
+@pytest.mark.parametrize(("num_requests", "at_least"), [(2, 4.0), (4, 3.0), (8, 2.0), (16, 1.2)])
+def test_requests_that_step_together_learn_that_their_drafts_hold(num_requests: int, at_least: float) -> None:
+    """None of them would pay for trying: what they would have drafted tells them."""
+    assert gain(2, 0.95, chains=True, num_requests=num_requests) >= at_least
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7])
+def test_full_cohorts_lose_nothing_by_drafts_that_do_not_pay(acceptance: float) -> None:
+    assert gain(2, acceptance, chains=True, num_requests=16) >= 0.97
