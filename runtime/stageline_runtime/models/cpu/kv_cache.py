@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +22,6 @@ from itertools import pairwise
 import torch
 
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.index_tensors import index_tensor
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow
 
@@ -109,8 +109,9 @@ def build_attention_batch(
     positions = [position for row in rows for position in range(row.position, row.position + row.num_tokens)]
     positions += [0] * (padded_tokens - num_tokens)
     kernel_rows = _kernel_rows(decode, range(num_tokens, padded_tokens))
-    # One tensor for all, cut apart: making one costs more than its few numbers.
-    numbers = index_tensor([*positions, *kernel_rows, *_chunk_rows(chunks)])
+    # One tensor for all, cut apart: making one costs more than its few numbers. `torch.tensor` would look at each.
+    flat = array("q", [*positions, *kernel_rows, *_chunk_rows(chunks)])
+    numbers = torch.frombuffer(flat, dtype=torch.int64)
     chunks_begin = padded_tokens + len(kernel_rows)
     decode_rows = numbers[padded_tokens:chunks_begin].view(-1, 3)
     return AttentionBatch(

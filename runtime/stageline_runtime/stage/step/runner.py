@@ -8,6 +8,7 @@ plan order just before inputs are built. Invariant: a row of a stale generation 
 every posted feedback is taken exactly once.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -18,7 +19,6 @@ from torch import Tensor
 from stageline_api.telemetry.timeline import FORWARD, RECEIVE_FEEDBACK, RECEIVE_HIDDEN, SEND_FEEDBACK, SEND_HIDDEN
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.models.index_tensors import index_tensor
 from stageline_runtime.models.protocol import CPU, StageModel
 from stageline_runtime.plan_bus.messages import SlotFill, StepPlan
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
@@ -81,7 +81,7 @@ class SlotTokens(ExpectedFeedback):
         for row in plan.rows:
             ids.extend(row.token_ids or (int(self._token[row.slot]),))
         ids.extend([0] * (plan.padded_tokens - len(ids)))
-        return index_tensor(ids)
+        return torch.frombuffer(array("q", ids), dtype=torch.int64)
 
 
 class DeviceSlotTokens(ExpectedFeedback):
@@ -246,7 +246,7 @@ class StageRunner:
         self._transport.send_hidden(plan.seq, hidden)
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
-        indices = index_tensor(sampled_token_indices(plan))
+        indices = torch.tensor(sampled_token_indices(plan), dtype=torch.int64)
         logits = self._model.head(hidden[indices if self._accelerator is None else self._accelerator.place(indices)])
         sampled, feedback = self._sampling.sample(plan, logits)
         self._send_feedback(plan, feedback)

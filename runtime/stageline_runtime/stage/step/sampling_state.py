@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
-from stageline_runtime.models.index_tensors import index_tensor
 from stageline_runtime.plan_bus.messages import (
     PlanRow,
     RequestSampling,
@@ -220,7 +219,7 @@ def _feedback(sampled: Sequence[SampledRow]) -> Tensor:
     numbers: list[int] = []
     for row in sampled:
         numbers += (row.generation, row.num_sampled, row.num_rejected, row.token)
-    return index_tensor(numbers).view(-1, FEEDBACK_WIDTH)
+    return torch.tensor(numbers, dtype=torch.int64).view(-1, FEEDBACK_WIDTH)
 
 
 def _sampled_row(
