@@ -121,6 +121,8 @@ def test_a_model_its_groups_and_what_they_wait_for_are_told_apart() -> None:
     assert found["group_phase", "1", "Failed", "m", "ns"] == 1
     assert (found["group_incarnation", "0", "m", "ns"], found["group_incarnation", "1", "m", "ns"]) == (1, 4)
     assert (found["group_restarts_left", "0", "m", "ns"], found["group_restarts_left", "1", "m", "ns"]) == (3, 1)
+    used = (found["group_recent_restarts", "0", "m", "ns"], found["group_recent_restarts", "1", "m", "ns"])
+    assert used == (0, 2)
     assert {key: value for key, value in found.items() if key[0].startswith("group_last_failure")} == {
         ("group_last_failure_timestamp_seconds", "1", "1", "OOMKilled", "m", "ns"): NOW.timestamp() - 10
     }

@@ -122,6 +122,7 @@ SCENARIOS: Final[tuple[Scenario[ServingCommand], ...]] = (
     Scenario(
         "impatient-clients", "Clients give up before their first token", "StagelineRequestsAbandoned",
         {"namespace": "default", "model_name": "smollm2"}, 600, impatient_clients, {"maxNumSeqs": 2},
+        beside=USERS_WAIT | {"StagelineRequestsQueuedTooLong"},  # too long for their patience: why they leave
     ),
 )  # fmt: skip
 

@@ -31,6 +31,11 @@ def incarnations(values: str, group: str = "0") -> dict[str, str]:
     return {series("stageline_operator_group_incarnation", **{**GROUP, "group": group}): values}
 
 
+def recent_restarts(values: str) -> dict[str, str]:
+    """Restarts that the group has used up within its window."""
+    return {series("stageline_operator_group_recent_restarts", **GROUP): values}
+
+
 def last_failure(failure_class: str, unix_seconds: str) -> dict[str, str]:
     """When stage 1 failed last, as the operator has it on record."""
     labels = {**GROUP, "stage": "1", "failure_class": failure_class}
@@ -63,8 +68,10 @@ LIVES: Final = (
         {"19m": (), "22m": (Firing("StagelineGroupNotReady", {**GROUP, "group": "unknown", "model": "smollm2-chat"}),)},
     ),
     Scenario(
-        "a group fails for the first time and again within a minute; a quarter of an hour later it is forgiven",
-        incarnations("1x40 2x4 3x100") | last_failure("Killed", "_x38 570x4 630x100"),
+        "a group fails for the first time and again within a minute; ten minutes later it is forgiven",
+        incarnations("1x40 2x4 3x100")
+        | recent_restarts("0x38 1x4 2x36 1x4 0x60")
+        | last_failure("Killed", "_x38 570x4 630x100"),
         {
             "10m30s": (),
             "13m": (Firing("StagelineGroupRestarting", GROUP | {"stage": "1", "failure_class": "Killed"}, "2"),),
@@ -84,15 +91,30 @@ LIVES: Final = (
     Scenario(
         "a group fails three times, of two causes; the newest failure on record says which and why",
         incarnations("4x40 5x4 6x100")
+        | recent_restarts("1x40 2x4 3x100")
         | last_failure("OOMKilled", "60x40 stale")
         | last_failure("Killed", "_x41 600x4 660x100"),
         {"13m": (Firing("StagelineGroupRestarting", GROUP | {"stage": "1", "failure_class": "Killed"}, "3"),)},
     ),
     Scenario(
         "a group that failed once is restarted twice by hand, or in place by two rollouts",
-        incarnations("1x260 2x10 3x40") | last_failure("Killed", "_x200 3000x120"),
+        incarnations("1x260 2x10 3x40") | recent_restarts("0x200 1x40 0x80") | last_failure("Killed", "_x200 3000x120"),
         {"1h4m": (), "1h9m": ()},
         evaluated_every="1m",
+        spares=("StagelineGroupRestarting",),
+    ),
+    Scenario(
+        "a group fails twice between two scrapes; that is two, and its record may be crowded out by other groups'",
+        incarnations("1x40 3x60") | recent_restarts("0x40 2x40 0x20"),
+        {"9m": (), "11m": (Firing("StagelineGroupRestarting", GROUP, "2"),), "21m": ()},
+        spares=("StagelineGroupRestarting",),
+    ),
+    Scenario(
+        "a group gives its nodes back and tries again, three times, for a quota is used up: that uses up no restart",
+        incarnations("1x20 2x10 3x10 4x60")
+        | recent_restarts("0x100")
+        | last_failure("QuotaExceeded", "_x15 240x10 400x10 550x60"),
+        {"11m": (), "20m": ()},
         spares=("StagelineGroupRestarting",),
     ),
     Scenario(

@@ -122,6 +122,11 @@ GROUP_RESTARTS_LEFT: Final = MetricSpec(
     "Restarts that a group has left in its window (spec.restart) before it is left down.",
     _GROUP,
 )
+GROUP_RECENT_RESTARTS: Final = MetricSpec(
+    "stageline_operator_group_recent_restarts",
+    "Restarts that a group has used up within its window (spec.restart); evictions and waiting for nodes use up none.",
+    _GROUP,
+)
 GROUP_LAST_FAILURE: Final = MetricSpec(
     "stageline_operator_group_last_failure_timestamp_seconds",
     "Unix time of a group's newest failure on record, with the stage that failed first and the class of the cause.",
@@ -143,7 +148,7 @@ ALL_METRICS: Final = (
     RECONCILE_TOTAL, RECONCILE_ERRORS_TOTAL, RECONCILE_DURATION, QUEUE_DEPTH, WATCH_AGE, RELIST_CORRECTIONS_TOTAL,
     API_REQUESTS_TOTAL, LEADER, GATEWAY_EXPECTED, MODELS, GROUPS, GROUP_FAILURES_TOTAL, GROUP_RESTARTS_TOTAL,
     TIME_TO_READY, STARTUP_PHASE, RECOVERY, MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS,
-    MODEL_UPDATED_REPLICAS, MODEL_GENERATION,
-    MODEL_OBSERVED_GENERATION, MODEL_CONDITION, GROUP_PHASE, GROUP_INCARNATION, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE,
-    STAGE_NOT_READY, LONGEST_PASS, BUILD_INFO,
+    MODEL_UPDATED_REPLICAS, MODEL_GENERATION, MODEL_OBSERVED_GENERATION, MODEL_CONDITION, GROUP_PHASE,
+    GROUP_INCARNATION, GROUP_RECENT_RESTARTS, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE, STAGE_NOT_READY, LONGEST_PASS,
+    BUILD_INFO,
 )  # fmt: skip

@@ -39,6 +39,7 @@ def _group_gauges(key: tuple[str, str], group: GroupStatus, policy: RestartSpec,
     yield names.GROUP_PHASE, (*own, group.phase), 1
     yield names.GROUP_INCARNATION, own, group.incarnation
     used = len(recent_restarts(group.restarts, policy, now))
+    yield names.GROUP_RECENT_RESTARTS, own, used
     yield names.GROUP_RESTARTS_LEFT, own, max(0, policy.max_restarts - used)
     for stage in group.stages:
         if not stage.ready:
