@@ -57,6 +57,8 @@ class EventReason(StrEnum):
     """Another installation of the operator acts on this model, so this one doesn't."""
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"
     RESTART_REQUESTED = "RestartRequested"
+    SCALED = "Scaled"
+    """The operator has set `replicas`, as `autoscaling` says."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     NODES_UNREACHABLE = "NodesUnreachable"
     """Pods are left alone although their nodes can't be reached."""

@@ -63,6 +63,10 @@ class EngineStatus(BaseModel):
     """How many more requests may wait; None where the engine doesn't know yet, or is of a version that doesn't say."""
     slots: int | None = None
     """How many requests can run at once; None as above."""
+    kv_usage: float = 0.0
+    """Share of the KV cache that running requests hold, 0 to 1."""
+    longest_wait_seconds: float = 0.0
+    """Since when the request waits for its first step that came first of those that do."""
     tells_prefixes: bool = False
     """Whether requests may name the beginnings of their prompts, and `GET /v1/prefixes` says which are held."""
     weights: str = ""

@@ -251,6 +251,15 @@ SPEC_CASES = {
         "spec.engine.maxNumBatchedTokens: 512 is not allowed: "
         "must be at least engine.maxNumSeqs, which is 513: each request takes a token of a step",
     ),
+    "autoscaling-without-a-most": ("autoscaling: {minReplicas: 2}", "spec.autoscaling.maxReplicas: is required"),
+    "autoscaling-to-zero": (
+        "autoscaling: {minReplicas: 0, maxReplicas: 2}",
+        "spec.autoscaling.minReplicas: 0 is not allowed: must be at least 1",
+    ),
+    "autoscaling-out-of-order": (
+        "autoscaling: {minReplicas: 3, maxReplicas: 2}",
+        "spec.autoscaling.maxReplicas: must be at least minReplicas, which is 3",
+    ),
     "rollout-that-can-not-move": (
         "rollout: {maxSurge: 0}",
         "spec.rollout.maxUnavailable: must be at least 1 when rollout.maxSurge is 0, or no group could ever be "
@@ -416,8 +425,8 @@ def test_every_problem_of_a_file_is_reported_with_its_document(tmp_path: Path) -
     assert lines == [
         "m.yaml: document 1: spec.replicas: -1 is not allowed: must be at least 0",
         "m.yaml: document 1: spec.seed: unknown field; the fields here are "
-        "model, engine, parallelism, stages, template, placement, network, replicas, suspend, rollout, restart, "
-        "timeouts",
+        "model, engine, parallelism, stages, template, placement, network, replicas, autoscaling, suspend, rollout, "
+        "restart, timeouts",
         'm.yaml: document 2: apiVersion: is required: "stageline.dev/v1alpha1"',
         'm.yaml: document 2: kind: 3 is not allowed: must be "PipelineModel"',
     ]

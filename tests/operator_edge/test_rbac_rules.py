@@ -31,3 +31,4 @@ def test_nodes_and_pipelinemodels_are_never_changed() -> None:
     assert verbs_on("nodes") == {"get", "list", "watch"}
     assert verbs_on("pipelinemodels") == {"get", "list", "watch"}
     assert verbs_on("pipelinemodels/status") <= {"get", "patch"}
+    assert verbs_on("pipelinemodels/scale") == {"patch"}, "the number of groups, for spec.autoscaling"

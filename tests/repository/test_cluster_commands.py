@@ -20,7 +20,7 @@ from stageline_api.manifests.manifest_loader import load_manifests
 
 PAGES = ("README.md", "docs/quickstart-cluster.md", "docs/upgrading.md", "docs/install.md")
 BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-SINGLE = ("air_gapped/smollm2.yaml", "claims/llama_8b.yaml")
+SINGLE = ("air_gapped/smollm2.yaml", "autoscaling/built_in.yaml", "claims/llama_8b.yaml")
 EXAMPLES = sorted([*(ROOT / "examples").glob("gpu/*.yaml"), *(ROOT / "examples" / file for file in SINGLE)])
 
 

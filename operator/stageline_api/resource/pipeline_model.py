@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from stageline_api.resource import layer_ranges
+from stageline_api.resource.autoscaling import MOST_REPLICAS, AutoscalingSpec
 from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
 from stageline_api.resource.engine import ENGINE_RULES, MOST_STAGES, EngineSpec, ParallelismSpec, engine_problems
 from stageline_api.resource.field_problem import FieldProblem, show_value
@@ -142,11 +143,18 @@ class PipelineModelSpec(SpecBase):
     replicas: int = Field(
         default=1,
         ge=0,
-        le=64,
+        le=MOST_REPLICAS,
         description=(
             "Number of groups: whole copies of the pipeline, each of `parallelism.pipeline` pods, that share the "
             "requests. With 0 there is none, and the gateway lets requests wait for one (`--start-hold-seconds`). "
-            "Default 1, between 0 and 64. `kubectl scale` sets it."
+            "Default 1, between 0 and 64. `kubectl scale` sets it, and the operator does with `autoscaling`."
+        ),
+    )
+    autoscaling: AutoscalingSpec | None = Field(
+        default=None,
+        description=(
+            "The operator sets `replicas` by the engines' own queues; where an autoscaler of the cluster does, leave "
+            "this out. Default: the operator never sets it."
         ),
     )
     suspend: bool = Field(

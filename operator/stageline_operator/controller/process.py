@@ -16,6 +16,7 @@ from stageline_kubernetes.client import KubeApi
 from stageline_operator.controller.client.resources import ModelKey
 from stageline_operator.controller.lead.claims import Claims
 from stageline_operator.controller.lead.leader import Leadership
+from stageline_operator.controller.loop.autoscaler import Autoscaler
 from stageline_operator.controller.loop.cluster_view import ClusterView
 from stageline_operator.controller.loop.event_recorder import EventRecorder
 from stageline_operator.controller.loop.reconciler import Reconciler
@@ -140,12 +141,13 @@ class OperatorProcess:
         parts = (view, setting, events, self.metrics, layers, troubles, claims)
         reconciler = Reconciler(self._api, self.cache, *parts)
         workers = self._workers = Workers(self.queue, reconciler.reconcile, self.cache, events, self.metrics)
+        autoscaler = Autoscaler(self._api, self.cache, events, claims)
         self._is_acting = True
         for key in self.cache.model_keys():
             self.queue.add(key)
         try:
             passes = (workers.run() for _ in range(self._settings.workers))
-            await _together(events.run(), layers.run(), troubles.run(), *passes)
+            await _together(events.run(), layers.run(), troubles.run(), autoscaler.run(), *passes)
         finally:
             self._is_acting = False
             self._workers = None

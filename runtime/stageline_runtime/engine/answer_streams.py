@@ -44,9 +44,13 @@ class AnswerStreams:
         trace = self._tracing.submitted(request, times) if self._tracing is not None else None
         self._streams[request.request_id] = _Stream(sink, len(request.prompt_token_ids), times, trace)
 
+    def longest_wait_seconds(self) -> float:
+        """How long the request waits by now that came first of those without a row."""
+        return self._metrics.longest_wait_seconds(stream.times for stream in self._streams.values())
+
     def show_waiting(self) -> None:
         """Bring the gauge of who waits the longest up to now."""
-        self._metrics.show_waiting(stream.times for stream in self._streams.values())
+        self._metrics.show_waiting(self.longest_wait_seconds())
 
     def started(self, first_rows: Iterable[FirstRow]) -> None:
         """The first rows of some requests were planned."""

@@ -115,8 +115,9 @@ class EngineCore(CoreLife):
         scheduler = self._scheduler
         if scheduler is None:
             return RequestLoad()
-        slots = scheduler.ledger.num_slots
-        return RequestLoad(scheduler.num_running, scheduler.num_waiting, scheduler.queue_room, slots)
+        ledger = scheduler.ledger
+        usage = ledger.held_blocks / ledger.num_blocks
+        return RequestLoad(scheduler.num_running, scheduler.num_waiting, scheduler.queue_room, ledger.num_slots, usage)
 
     def held_prefixes(self) -> HeldPrefixes:
         """As `EngineCoreApi`."""

@@ -26,6 +26,8 @@ class RequestLoad:
     queue_room: int | None = None
     slots: int | None = None
     """How many can run at once, None before it is known."""
+    kv_usage: float = 0.0
+    """Share of the KV cache that running requests hold, 0 to 1."""
 
 
 class CoreLife(ABC):
@@ -144,6 +146,8 @@ class CoreLife(ABC):
             requests_waiting=load.waiting,
             queue_room=load.queue_room,
             slots=load.slots,
+            kv_usage=load.kv_usage,
+            longest_wait_seconds=self._streams.longest_wait_seconds(),
             tells_prefixes=self.tells_prefixes,
             weights=self.weights(),
             prompt_tokens_total=self._streams.prompt_tokens_total,

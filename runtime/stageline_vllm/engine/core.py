@@ -152,7 +152,7 @@ class VllmCore(CoreLife):
     def load(self) -> RequestLoad:
         waiting = len(self._waiting)
         room = max(0, self._max_waiting - waiting) if self._stands else None
-        return RequestLoad(len(self._running), waiting, room, self._max_running)
+        return RequestLoad(len(self._running), waiting, room, self._max_running, self._figures.kv_usage)
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
         """All series; what vLLM alone knows is as its own metrics had it up to `FIGURES_SECONDS` ago."""

@@ -149,7 +149,7 @@ def test_who_waits_the_longest_is_the_first_without_a_row() -> None:
     metrics, value = RequestMetrics(registry, "x", lambda: next(moments)), reader(registry)
     first, second = metrics.arrived(), metrics.arrived()
     metrics.scheduled(first, prompt_tokens=1)
-    metrics.show_waiting([first, second])
+    metrics.show_waiting(metrics.longest_wait_seconds([first, second]))
     assert value("oldest_waiting_request_seconds") == 2.0
-    metrics.show_waiting([first])
+    metrics.show_waiting(metrics.longest_wait_seconds([first]))
     assert value("oldest_waiting_request_seconds") == 0.0

@@ -19,6 +19,8 @@ def workload_rules() -> list[dict[str, Any]]:
     rules = [_rule(each) for each in RESOURCES if each not in (NODE, LEASE)]
     group = pipeline_model.GROUP
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/status", ("get", "patch")))
+    # `spec.autoscaling`: the number of groups and nothing else of what a person wrote.
+    rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/scale", ("patch",)))
     # Where the API server enforces it, only who may set a finalizer may block an owner's deletion.
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/finalizers", ("update",)))
     # Whose a model is that names the Lease of another installation.

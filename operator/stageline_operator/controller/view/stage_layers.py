@@ -1,8 +1,7 @@
 """Which layers each stage holds: the engine decides, stages say so at their health endpoint, once they have loaded.
 
 Asked by HTTP like any client, and only until it is known; a stage that does not answer yet is asked again. Anybody who
-may make pods can label one and answer anything, so only pods that a PipelineModel owns are asked, and what they answer
-is bounded in bytes and in time.
+may make pods can label one and answer anything, so only pods that a PipelineModel owns are asked.
 """
 
 import asyncio
@@ -15,15 +14,14 @@ from pydantic import ValidationError
 
 from stageline_api import ports
 from stageline_api.health import StageStatus
-from stageline_operator.controller.client.resources import ModelKey, controller_of, model_key_of
+from stageline_operator.controller.client.resources import ModelKey, model_key_of
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.pod_answers import PodAnswers
+from stageline_operator.controller.view.pod_status import is_owned, status_of
 
 _POLL_SECONDS: Final = 2.0
 _TIMEOUT_SECONDS: Final = 3.0
 _AT_ONCE: Final = 16
-_MOST_BYTES: Final = 64 * 1024
-"""Many times what a stage says of itself."""
 _LONGEST_WAIT_SECONDS: Final = 60.0
 
 _log = logging.getLogger(__name__)
@@ -59,20 +57,19 @@ class StageLayers:
         for pod in pods:
             status, uid = pod.get("status", {}), pod["metadata"].get("uid")
             may_answer = status.get("phase") == "Running" and status.get("podIP")
-            if may_answer and self._is_owned(pod) and uid not in self._layers.by_uid and self._layers.is_due(uid):
+            if (
+                may_answer
+                and is_owned(self._cache, pod)
+                and uid not in self._layers.by_uid
+                and self._layers.is_due(uid)
+            ):
                 yield pod
 
-    def _is_owned(self, pod: Mapping[str, Any]) -> bool:
-        key, owner = model_key_of(pod), controller_of(pod)
-        model = None if key is None else self._cache.model(key)
-        return model is not None and owner is not None and owner.get("uid") == model["metadata"]["uid"]
-
     async def _ask(self, client: httpx.AsyncClient, pod: Mapping[str, Any]) -> None:
-        address, uid = pod["status"]["podIP"], pod["metadata"]["uid"]
-        host = f"[{address}]" if ":" in address else address
+        uid = pod["metadata"]["uid"]
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                body = await _body_of(client, f"http://{host}:{ports.STAGE_HEALTH}/status")
+                body = await status_of(client, pod, ports.STAGE_HEALTH)
             said = StageStatus.model_validate_json(body)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValidationError) as error:
             _log.debug("stage %s does not say its layers yet: %s", pod["metadata"]["name"], error)
@@ -84,14 +81,3 @@ class StageLayers:
         elif key is not None:
             self._layers.by_uid[uid] = f"{said.layers.first}-{said.layers.last}"
             self._on_known(key)
-
-
-async def _body_of(client: httpx.AsyncClient, url: str) -> bytes:
-    """The body as it was sent, up to a limit: a compressed one could grow to any size. Raises `httpx.HTTPError`."""
-    body = bytearray()
-    async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
-        async for piece in answer.aiter_raw():
-            body += piece
-            if len(body) > _MOST_BYTES:
-                raise httpx.DecodingError(f"{url} answers more than {_MOST_BYTES} bytes")
-    return bytes(body)

@@ -9,7 +9,7 @@ from stageline_api import labels
 from stageline_api.resource.pipeline_model import API_VERSION, KIND, PipelineModel
 
 _REVISION_DIGITS: Final = 10
-SHAPELESS_FIELDS: Final = ("replicas", "restart", "rollout", "suspend")
+SHAPELESS_FIELDS: Final = ("autoscaling", "replicas", "restart", "rollout", "suspend")
 """Spec fields that no pod is made from, so changing them replaces nothing."""
 
 

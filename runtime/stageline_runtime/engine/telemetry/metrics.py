@@ -204,10 +204,13 @@ class RequestMetrics:
     def refused(self, code: str) -> None:
         self._refusals.labels(self._model_name, code).inc()
 
-    def show_waiting(self, all_times: Iterable[RequestTimes]) -> None:
+    def longest_wait_seconds(self, all_times: Iterable[RequestTimes]) -> float:
         """Of all open requests, how long the one waits that came first of those without a row."""
         now = self._now()
-        self._oldest.set(max((now - times.arrived for times in all_times if not times.scheduled), default=0.0))
+        return max((now - times.arrived for times in all_times if not times.scheduled), default=0.0)
+
+    def show_waiting(self, seconds: float) -> None:
+        self._oldest.set(seconds)
 
     def looked_up(self, num_tokens: int, num_cached: int) -> None:
         self._cache_queries.inc(num_tokens)
