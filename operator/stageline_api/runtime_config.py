@@ -45,14 +45,16 @@ class LoraAdapter(BaseModel):
 
 
 class SpeculativeConfig(BaseModel):
-    """Drafts of the next tokens, by lookup in a request's own tokens."""
+    """Drafts of the next tokens: by lookup in a request's own tokens, or by a smaller model on the last stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: int = 15
     """Most drafts of one row."""
     min_match: int = 1
-    """Fewest tokens that must have been seen before."""
+    """Fewest tokens that lookup must have seen before."""
+    draft_source: str | None = None
+    """Canonical source URL of the model that drafts; None looks drafts up."""
 
 
 class RuntimeConfig(BaseModel):

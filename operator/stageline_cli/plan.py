@@ -12,7 +12,7 @@ import click
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.manifests.manifest_loader import load_one_model, refuse
 from stageline_api.resource.field_problem import show_value
-from stageline_api.resource.model_source import FileSource
+from stageline_api.resource.model_source import FileSource, ModelSource
 from stageline_api.resource.pipeline_model import PipelineModel, model_problems
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
@@ -110,6 +110,7 @@ def build_workload(
         context_tokens=context or min(USUAL_CONTEXT_TOKENS, max_model_len),
         max_step_tokens=engine.max_num_batched_tokens,
         on_devices=not on_cpus,
+        draft=_find_draft(model),
     )
 
 
@@ -142,10 +143,27 @@ def _read_config(path: Path) -> ModelConfig:
     return config
 
 
+def _find_draft(model: PipelineModel) -> ModelConfig | None:
+    """The config of the model that drafts, None without one; raises UserError where it is not on this machine."""
+    speculative = model.spec.engine.speculative
+    if speculative is None or speculative.draft is None:
+        return None
+    directory = _directory_of(speculative.draft.parsed_source, model)
+    if not (directory / "config.json").is_file():
+        source, field = speculative.draft.source, "spec.engine.speculative.draft.source"
+        fetch = f"stageline prepare --source {source} --cache-dir {directory.parent}"
+        hint = "" if isinstance(speculative.draft.parsed_source, FileSource) else f"; fetch it with `{fetch}`"
+        raise UserError(f"{field}: there is no config.json of {source} on this machine{hint}", USAGE_EXIT_CODE)
+    return _read_config(directory / "config.json")
+
+
 def _local_directory(model: PipelineModel) -> Path:
+    return _directory_of(model.spec.model.parsed_source, model)
+
+
+def _directory_of(source: ModelSource, model: PipelineModel) -> Path:
     cache = model.spec.model.cache.host_path
-    canonical = model.spec.model.parsed_source.canonical
-    return prepared_model_dir(canonical, default_cache_dir() if cache is None else Path(cache))
+    return prepared_model_dir(source.canonical, default_cache_dir() if cache is None else Path(cache))
 
 
 def _how_to_get(model: PipelineModel, given: Path | None, directory: Path) -> str:

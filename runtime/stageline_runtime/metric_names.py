@@ -187,7 +187,8 @@ ENGINE_METRICS: Final = (
 
 STAGE_BUSY: Final = MetricSpec(
     "stageline_stage_busy_seconds_total",
-    "Seconds of compute of this stage, by kind of plan; dummy is compute for nobody and part of the bubble.",
+    "Seconds of compute of this stage, by kind of plan; draft is the draft model's, after a plan of any kind; dummy is "
+    "compute for nobody and part of the bubble.",
     (*_STAGE, "kind"),
 )
 STAGE_WAIT: Final = MetricSpec(

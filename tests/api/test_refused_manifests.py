@@ -128,10 +128,27 @@ SPEC_CASES = {
         "engine: {speculative: {tokens: 4}}",
         "spec.engine.speculative.method: is required",
     ),
-    "drafts-by-a-model": (
+    "an-unknown-way-to-draft": (
+        "engine: {speculative: {method: eagle}}",
+        'spec.engine.speculative.method: "eagle" is not allowed: must be one of "lookup" or "draft"',
+    ),
+    "drafts-without-their-model": (
         "engine: {speculative: {method: draft}}",
-        'spec.engine.speculative.method: "draft" is not allowed: must be "lookup": drafts by a second model are not '
-        "built yet",
+        "spec.engine.speculative.draft: is required by method draft: it names the model that drafts",
+    ),
+    "a-draft-model-for-lookup": (
+        "engine: {speculative: {method: lookup, draft: {source: 'hf://org/small'}}}",
+        "spec.engine.speculative.draft: is only for method draft",
+    ),
+    "a-draft-model-without-a-source": (
+        "engine: {speculative: {method: draft, draft: {}}}",
+        "spec.engine.speculative.draft.source: is required",
+    ),
+    "a-draft-model-on-a-claim": (
+        "engine: {speculative: {method: draft, draft: {source: 'pvc://models/small'}}}",
+        'spec.engine.speculative.draft.source: "pvc://models/small" is not allowed: must be file:///dir, '
+        "hf://org/name[@revision] or pypi://distribution==version/file.gguf; a directory of a volume of "
+        "template.volumes is a file:// source",
     ),
     "too-many-drafts": (
         "engine: {speculative: {method: lookup, tokens: 17}}",

@@ -129,6 +129,32 @@ def test_a_file_source_is_mounted_read_only_at_its_own_path() -> None:
     assert mounts["source"] == {"name": "source", "mountPath": "/models/tiny", "readOnly": True}
 
 
+def test_a_draft_model_of_the_node_is_mounted_where_it_is_and_only_the_last_stage_fetches_weights() -> None:
+    def drafting(source: str, **spec: Any) -> PipelineModel:
+        return pipeline_model(engine={"speculative": {"method": "draft", "draft": {"source": source}}}, **spec)
+
+    model = drafting("file:///models/small")
+    speculative = build_config(model).speculative
+    assert speculative is not None
+    assert (speculative.draft_source, speculative.tokens) == ("file:///models/small", 15)
+    pod = stage_pod(model, 1)
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["stageline-draft"]["hostPath"] == {"path": "/models/small", "type": "Directory"}
+    for name in ("prepare", "stage"):
+        mounts = {mount["name"]: mount for mount in container(pod, name)["volumeMounts"]}
+        assert mounts["stageline-draft"] == {"name": "stageline-draft", "mountPath": "/models/small", "readOnly": True}
+    given = environment(container(pod, "prepare"))
+    assert (given[env.STAGE_INDEX], given[env.STAGE_COUNT]) == ("1", "2")
+    assert env.STAGE_INDEX not in environment(container(stage_pod(pipeline_model(), 1), "prepare"))
+    volume = {"name": "models", "mountPath": "/drafts", "claimName": "drafts"}
+    for elsewhere in (
+        drafting("file:///models/tiny"),
+        drafting("file:///drafts/small", template={"volumes": [volume]}),
+        drafting("hf://org/small"),
+    ):
+        assert "stageline-draft" not in {volume["name"] for volume in stage_pod(elsewhere, 1)["spec"]["volumes"]}
+
+
 def test_the_cache_is_the_pods_own_unless_a_host_path_is_given() -> None:
     def cache(model: PipelineModel) -> Any:
         return next(v for v in stage_pod(model, 0)["spec"]["volumes"] if v["name"] == "cache")

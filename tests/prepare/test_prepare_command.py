@@ -14,7 +14,7 @@ from oracles.tiny_models import write_tiny_llama
 from processes.package_index import build_wheel, package_index
 from processes.prepare_process import PrepareProcess
 from stageline_api.failures import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, TerminationMessage
-from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_api.runtime_config import LayerRange, RuntimeConfig, SpeculativeConfig
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.prepare.errors import PrepareError, storage_error
 from stageline_runtime.prepare.progress import BarReporter, PlainReporter
@@ -92,6 +92,18 @@ def test_a_local_directory_is_used_where_it_is(model: Path, tmp_path: Path) -> N
     assert prepared_model_dir(f"file://{model}", tmp_path / "cache") == model
     made = [str(path.relative_to(tmp_path / "cache")) for path in (tmp_path / "cache").rglob("*")]
     assert made == ["compiled"], "room for what stages compile, and no copy of the model"
+
+
+def test_a_draft_model_is_looked_for_too(model: Path, tmp_path: Path) -> None:
+    config = group_config(model, tmp_path / "cache", 2)
+    drafting = config.model_copy(update={"speculative": SpeculativeConfig(draft_source=f"file://{model}")})
+    status, output, told, message = run(tmp_path, [], drafting)
+    assert (status, output.strip(), message) == (0, str(model), None), told
+    missing = config.model_copy(update={"speculative": SpeculativeConfig(draft_source=f"file://{tmp_path}/none")})
+    status, _, told, message = run(tmp_path, [], missing)
+    assert status != 0, told
+    assert message is not None
+    assert f"there is no directory {tmp_path}/none" in message.detail
 
 
 @pytest.mark.parametrize(

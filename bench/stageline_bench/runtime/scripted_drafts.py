@@ -7,10 +7,12 @@ layers and probability 0 every draft is wrong, as greedy decoding never says tok
 from dataclasses import dataclass
 from random import Random
 
-from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
+from stageline_runtime.speculation.lookup_drafts import LookupDrafts
+from stageline_runtime.speculation.request_drafts import RequestDrafts, Tokens
+from stageline_runtime.speculation.speculation import Speculation
 
 
-class ScriptedDrafts(RequestDrafts):
+class ScriptedDrafts(LookupDrafts):
     def __init__(self, speculation: "ScriptedSpeculation") -> None:
         super().__init__(speculation)
         self._acceptance = speculation.acceptance

@@ -1,32 +1,66 @@
 """`spec.engine.speculative`: whether drafts of the next tokens are verified along with the newest one."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from stageline_api.resource import model_source
 from stageline_api.resource.base import SpecBase, cel, cel_extra
 from stageline_api.runtime_config import SpeculativeConfig
 
-_ONE_METHOD: Final = 'must be "lookup": drafts by a second model are not built yet'
+_DRAFT_SOURCES: Final = (model_source.FILE_PATTERN, model_source.HUB_PATTERN, model_source.PACKAGE_PATTERN)
+_SOURCE_RULE: Final = (
+    "must be file:///dir, hf://org/name[@revision] or pypi://distribution==version/file.gguf; a directory of a volume "
+    "of template.volumes is a file:// source"
+)
+_NEEDS_DRAFT: Final = "is required by method draft: it names the model that drafts"
+_ONLY_DRAFT: Final = "is only for method draft"
 ON_DEVICES: Final = "is not built for devices yet: leave it out, or set engine.device to cpu"
 
 
-def _method(name: str) -> str:
-    if name != "lookup":
-        raise ValueError(_ONE_METHOD)
-    return name
+def _source(text: str) -> str:
+    source = model_source.parse_source(text)
+    if isinstance(source, model_source.ClaimSource | model_source.ImageSource):
+        raise ValueError(_SOURCE_RULE)
+    return text
+
+
+class DraftSpec(SpecBase):
+    """The model that drafts."""
+
+    source: Annotated[str, AfterValidator(_source)] = Field(
+        min_length=1,
+        max_length=model_source.LONGEST_SOURCE,
+        json_schema_extra=cel_extra(
+            cel(
+                " || ".join(f"self.matches('{pattern}')".replace("\\", "\\\\") for pattern in _DRAFT_SOURCES),
+                _SOURCE_RULE,
+            )
+        ),
+        description=(
+            "Where the draft model comes from: `file:///dir` (a directory on every node, or of a volume of "
+            "`template.volumes`), `hf://org/name[@revision]` or `pypi://distribution==version/file.gguf`, as in "
+            "`model.source`. A small model with the same vocabulary; the last stage holds all of it. Required."
+        ),
+    )
+
+    @property
+    def parsed_source(self) -> model_source.ModelSource:
+        return model_source.parse_source(self.source)
 
 
 class SpeculativeSpec(SpecBase):
     """Drafts of the next tokens."""
 
-    method: Annotated[str, AfterValidator(_method)] = Field(
-        max_length=63,
-        json_schema_extra=cel_extra(cel("self == 'lookup'", _ONE_METHOD)),
+    method: Literal["lookup", "draft"] = Field(
         description=(
-            "Where drafts come from. Required; only value so far: `lookup`, what followed the same few tokens before, "
-            "in the request's own prompt and output."
+            "Where drafts come from. Required: `lookup`, what followed the same few tokens before, in the request's "
+            "own prompt and output; or `draft`, a small model on the last stage."
         ),
+    )
+    draft: DraftSpec | None = Field(
+        default=None, description="The model that drafts. Required by method `draft`, and only for it."
     )
     tokens: int = Field(
         default=SpeculativeConfig.model_fields["tokens"].default,
@@ -43,7 +77,21 @@ class SpeculativeSpec(SpecBase):
         le=8,
         description=(
             "Fewest tokens at the end of what is known that must have been seen before for a draft. Fewer find more "
-            "drafts, and more wrong ones; what follows one token is judged apart from what follows several. Default 1, "
-            "between 1 and 8."
+            "drafts, and more wrong ones; what follows one token is judged apart from what follows several. Only "
+            "`lookup` reads it. Default 1, between 1 and 8."
         ),
+    )
+
+    @model_validator(mode="after")
+    def _has_its_model(self) -> "SpeculativeSpec":
+        if (self.method == "draft") != (self.draft is not None):
+            rule = _NEEDS_DRAFT if self.draft is None else _ONLY_DRAFT
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("draft",), "rule": rule})
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(
+            cel("self.method != 'draft' || has(self.draft)", _NEEDS_DRAFT, ".draft"),
+            cel("self.method == 'draft' || !has(self.draft)", _ONLY_DRAFT, ".draft"),
+        )
     )

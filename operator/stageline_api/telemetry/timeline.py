@@ -13,6 +13,7 @@ BUSY_PREFIX: Final = "busy."
 WAIT_PREFIX: Final = "wait."
 
 FORWARD: Final = "forward"
+DRAFT: Final = "draft"
 RECEIVE_HIDDEN: Final = "receive hidden"
 RECEIVE_FEEDBACK: Final = "receive feedback"
 SEND_HIDDEN: Final = "send hidden"

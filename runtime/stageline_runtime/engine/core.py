@@ -17,8 +17,8 @@ from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
-from stageline_runtime.plan_bus.messages import Cancel, StepDone, StepPlan, ToStage
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.plan_bus.messages import Cancel, Drafted, StepDone, StepPlan, ToStage
+from stageline_runtime.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class EngineCore(CoreLife):
         self._plans_since: float | None = None
         self._last_plan_seconds = time.monotonic()
         self._warm: asyncio.Event = asyncio.Event()
+        self._drafts_warm: asyncio.Event = asyncio.Event()
 
     # -- life of the engine ------------------------------------------------------------------------------------
 
@@ -55,11 +56,14 @@ class EngineCore(CoreLife):
         self._send = send
         self._run_ahead = scheduler.ledger.num_cohorts + 1
 
-    async def warm_up(self, num_tokens: int) -> None:
-        """Send one dummy plan through all stages and wait for its end."""
+    async def warm_up(self, num_tokens: int, draft_steps: int = 0) -> None:
+        """Send one dummy plan through all stages and wait for its end, and for that of its draft steps."""
         self._warm.clear()
-        self._dispatch(self._live_scheduler.warm_up(num_tokens))
+        self._drafts_warm.clear()
+        self._dispatch(self._live_scheduler.warm_up(num_tokens, draft_steps))
         await self._warm.wait()
+        if draft_steps:
+            await self._drafts_warm.wait()
 
     @property
     def speculation(self) -> Speculation | None:
@@ -147,6 +151,12 @@ class EngineCore(CoreLife):
         self._pump()
         for token in tokens:
             self._streams.deliver(token)
+
+    def drafted(self, drafted: Drafted) -> None:
+        """The last stage has drafted after a plan: rows that waited for it can be planned."""
+        self._live_scheduler.take_drafts(drafted)
+        self._drafts_warm.set()
+        self._pump()
 
     def _pump(self) -> None:
         scheduler = self._scheduler

@@ -12,10 +12,12 @@ from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core_life import CoreLife
+from stageline_runtime.engine.draft_model import read_draft_model
 from stageline_runtime.engine.edge.http_server import serving
 from stageline_runtime.engine.edge.routes import add_stage_routes, build_app
 from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.group.stage_probe import StageProbe
+from stageline_runtime.engine.group.welcome import DraftModel
 from stageline_runtime.engine.group_core import OWN_RUNTIME, Computing, CoreParts, GroupCore
 from stageline_runtime.engine.guided_requests import GuidedRequests
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -56,7 +58,8 @@ class EngineProcess:
         try:
             model_dir, model = self._read_model()
             prompts = self._read_prompts(model_dir, model)
-            asked_by = await self._serve(model_dir, model, prompts)
+            draft = read_draft_model(self._contract.config, model_dir)
+            asked_by = await self._serve(model_dir, model, prompts, draft)
         except RuntimeFailure as failure:
             return write_last_words(failure.message(None))
         except Exception as error:
@@ -69,7 +72,7 @@ class EngineProcess:
                 await asyncio.to_thread(self._tracing.close)
         return write_drained(None, asked_by)
 
-    async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader) -> str:
+    async def _serve(self, model_dir: Path, model: ModelConfig, prompts: PromptReader, draft: DraftModel | None) -> str:
         served_name = self._contract.config.served_name
         info = ModelInfo(
             served_name=served_name,
@@ -99,6 +102,8 @@ class EngineProcess:
             on_cache_sized=metrics.cache_sized,
             on_step_times=None if tracing is None else tracing.step_reported,
             on_guide_ready=guided.answered,
+            on_drafted=bound.drafted,
+            draft=draft,
         )
         app = build_app(core, prompts, guided.prepare)
         add_stage_routes(app, group.connected_stages, probe.report)

@@ -1,7 +1,8 @@
 """The group's first steps: a dummy plan through all stages, and what a step costs where drafts have to pay for theirs.
 
 The cost is measured with dummy plans, which compute layers and no logits; the logits' share of a step is that of the
-model that cuts layers (`planning.cut.estimate_costs`). The best of a few runs counts: a busy machine only adds.
+model that cuts layers (`planning.cut.estimate_costs`). The best of a few runs counts: a busy machine only adds. What a
+step of a draft model takes, the last stage says itself.
 """
 
 import time
@@ -11,10 +12,11 @@ from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.group.stage_group import warm_up_tokens
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning.cut import estimate_costs
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import StepCost
 
 RUNS = 6
+DRAFT_STEPS = 4
 SMALL_TOKENS, LARGE_TOKENS = 1, 16
 
 
@@ -22,6 +24,9 @@ async def warm_up(core: EngineCore, config: RuntimeConfig, model: ModelConfig, s
     """Run a plan through all stages; with `speculation`, learn what its drafts cost."""
     await core.warm_up(warm_up_tokens(config))
     large = min(LARGE_TOKENS, config.max_num_batched_tokens)
+    if speculation is not None and speculation.has_draft_model:
+        for _ in range(RUNS):
+            await core.warm_up(SMALL_TOKENS, DRAFT_STEPS)
     if speculation is None or large <= SMALL_TOKENS:
         return
     costs = estimate_costs(model)

@@ -4,7 +4,8 @@ The handshake: the engine greets a connection with a `Challenge`, the stage says
 at once with `Welcome` (the cut and the slots), each stage with a device loads its weights and says `Measured`, the
 engine tells all of them at once with `CacheSized` how large the cache is, a stage that has its cache, joined the
 rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in `seq` order to every stage and the
-last stage answers each with `StepDone`, also a plan that it was told to `Cancel`. Encoded with msgpack; never pickled.
+last stage answers each with `StepDone`, also a plan that it was told to `Cancel`, and a plan with draft steps with
+`Drafted` as well. Encoded with msgpack; never pickled.
 """
 
 import enum
@@ -17,7 +18,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class TransportKind(enum.StrEnum):
@@ -111,6 +112,25 @@ class StepDone(Message, frozen=True):
     rows: tuple[SampledRow, ...]
 
 
+class DraftedRow(Message, frozen=True):
+    """What the draft model says comes next in one slot; nothing where it has not caught up, or at its context's end."""
+
+    slot: int
+    generation: int
+    position: int
+    """Of the first of `token_ids`: the one after the newest sampled token."""
+    token_ids: tuple[int, ...]
+
+
+class Drafted(Message, frozen=True):
+    """Last stage to engine, after the `StepDone` of a plan with draft steps: one entry for each row that wants some."""
+
+    seq: int
+    rows: tuple[DraftedRow, ...]
+    step_seconds: float
+    """What one step of the draft model took, on the average; 0 where none was of decode rows alone."""
+
+
 class DrainRequested(Message, frozen=True):
     """Stage to engine: this pod was told to end; let the group finish its streams and shut down."""
 
@@ -188,6 +208,8 @@ class Welcome(Message, frozen=True):
     transport: TransportKind = TransportKind.GLOO
     graphs: GraphMode = GraphMode.OFF
     """The most that plans of this group ask for."""
+    draft_dir: str = ""
+    """Where the model lies that drafts; empty for a stage that drafts nothing."""
     layer_counts: tuple[int, ...] = ()
     """Number of layers of every stage in order, for engines whose nodes each need to know the whole cut."""
 
@@ -251,7 +273,7 @@ class GroupFailed(Message, frozen=True):
     detail: str
 
 
-ToEngine = Hello | Measured | Loaded | StepDone | StepTimes | DrainRequested | Pong | GuideReady
+ToEngine = Hello | Measured | Loaded | StepDone | Drafted | StepTimes | DrainRequested | Pong | GuideReady
 ToStage = (
     Challenge
     | Welcome

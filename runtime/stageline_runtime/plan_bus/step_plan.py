@@ -109,6 +109,8 @@ class PlanRow(Message, frozen=True):
     token_ids: tuple[int, ...]
     need_sample: bool
     num_drafts: int = 0
+    wants_drafts: bool = False
+    """Whether the last stage is to draft what comes after the token that it samples."""
 
     @property
     def is_chunk(self) -> bool:
@@ -134,6 +136,8 @@ class StepPlan(Message, frozen=True):
 
     `feedback_through`: before stage 0 builds its inputs it applies the feedback of every plan up to this `seq`.
     `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan.
+    `draft_steps`: once it has said what it sampled, the last stage drafts so many tokens for each row that wants some,
+    and says them in one `Drafted`; 0 where no row does. A dummy plan's steps are of no row, to be timed.
     Trims come first, then fills in their order, then rows.
     """
 
@@ -149,6 +153,7 @@ class StepPlan(Message, frozen=True):
     graph_mode: GraphMode = GraphMode.OFF
     """Decided by the engine alone (`plan_graph_mode`), so that all stages run a plan alike."""
     trims: tuple[SlotTrim, ...] = ()
+    draft_steps: int = 0
     report_times: bool = False
     """Each stage answers with `StepTimes` once it has run it: a request of this plan is being traced."""
 
@@ -165,6 +170,11 @@ class StepPlan(Message, frozen=True):
     def sampled_rows(self) -> tuple[PlanRow, ...]:
         """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
         return tuple(row for row in self.rows if row.need_sample)
+
+    @property
+    def drafted_rows(self) -> tuple[PlanRow, ...]:
+        """The rows whose next tokens the last stage drafts, in plan order."""
+        return tuple(row for row in self.rows if row.wants_drafts)
 
 
 def plan_graph_mode(graphs: GraphMode, rows: Sequence[PlanRow], *, dummy: bool) -> GraphMode:

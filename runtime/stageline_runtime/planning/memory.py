@@ -100,6 +100,29 @@ def largest_layer_parameters(config: ModelConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftMemory:
+    """What a draft model takes on the last stage, which holds all of it.
+
+    What it drafts lies in its cache before it is verified, and before the cache's blocks count it.
+    """
+
+    weight_bytes: int
+    step_bytes: int
+    token_bytes: int
+    """Keys and values of one token."""
+
+    @classmethod
+    def of(cls, draft: ModelConfig, step: LargestStep, element_bytes: int) -> "DraftMemory":
+        """By shapes; `step` is the group's largest, whose tokens it catches up with at once."""
+        layers = LayerRange(first=0, last=draft.num_layers - 1)
+        token_bytes = draft.kv_bytes_per_token(draft.num_layers, element_bytes)
+        weights = weight_bytes(draft, layers, is_first=True, is_last=True, element_bytes=element_bytes)
+        ahead = step.rows * token_bytes  # a row is sampled for each draft
+        taken = step.bytes_of(draft, is_last=True, element_bytes=element_bytes)
+        return cls(weight_bytes=weights + ahead, step_bytes=taken, token_bytes=token_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutMemory:
     """What a cut must fit: the stages' rooms, in stage order, and the shape of what goes into them."""
 
@@ -108,16 +131,34 @@ class CutMemory:
     max_model_len: int
     largest_step: LargestStep
     element_bytes: int
+    draft: ModelConfig | None = None
+    """The model that the last stage drafts with."""
+
+    def draft_of(self, stage: int) -> DraftMemory | None:
+        """What the draft model takes on `stage`; None where it holds none."""
+        if self.draft is None or stage != len(self.rooms) - 1:
+            return None
+        return DraftMemory.of(self.draft, self.largest_step, self.element_bytes)
 
     def weight_bytes(self, stage: int, num_layers: int) -> int:
         """Weights of `stage` with `num_layers` layers; where layers differ, enough for the largest ones."""
         ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == len(self.rooms) - 1)
-        return self.element_bytes * (num_layers * largest_layer_parameters(self.config) + ends)
+        own = self.element_bytes * (num_layers * largest_layer_parameters(self.config) + ends)
+        draft = self.draft_of(stage)
+        return own if draft is None else own + draft.weight_bytes
+
+    def token_bytes(self, stage: int, num_layers: int) -> int:
+        """Keys and values of one token on `stage` with `num_layers` layers."""
+        own = self.config.kv_bytes_per_token(num_layers, self.element_bytes)
+        draft = self.draft_of(stage)
+        return own if draft is None else own + draft.token_bytes
 
     def step_bytes(self, stage: int) -> int:
         """What the largest step takes on `stage`."""
         is_last = stage == len(self.rooms) - 1
-        return self.largest_step.bytes_of(self.config, is_last=is_last, element_bytes=self.element_bytes)
+        own = self.largest_step.bytes_of(self.config, is_last=is_last, element_bytes=self.element_bytes)
+        draft = self.draft_of(stage)
+        return own if draft is None else max(own, draft.step_bytes)
 
     def fixed_bytes(self, stage: int, num_layers: int) -> int:
         """What `stage` takes whatever its cache: weights, and the largest step."""
@@ -125,8 +166,7 @@ class CutMemory:
 
     def needed_bytes(self, stage: int, num_layers: int) -> int:
         """The same and the smallest cache: one sequence of `max_model_len` tokens."""
-        per_token = self.config.kv_bytes_per_token(num_layers, self.element_bytes)
-        return self.fixed_bytes(stage, num_layers) + per_token * self.max_model_len
+        return self.fixed_bytes(stage, num_layers) + self.token_bytes(stage, num_layers) * self.max_model_len
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""

@@ -31,6 +31,8 @@ class Workload:
     """Most tokens of a step (`spec.engine.maxNumBatchedTokens`)."""
     on_devices: bool = False
     """Whether the memory is that of devices, which nobody else takes from."""
+    draft: ModelConfig | None = None
+    """The model that the last stage drafts with. Its time is not predicted."""
 
     @property
     def element_bytes(self) -> int:
@@ -93,6 +95,7 @@ def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> C
             tokens=workload.max_step_tokens, rows=min(workload.num_sequences, workload.max_step_tokens)
         ),
         element_bytes=workload.element_bytes,
+        draft=workload.draft,
     )
 
 
@@ -174,8 +177,7 @@ def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int,
 def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
     capacities = [0] * len(cut)
     for stages in memory.stages_of_hosts().values():
-        num_layers = sum(cut[stage].count for stage in stages)
-        per_token = memory.config.kv_bytes_per_token(num_layers, memory.element_bytes)
+        per_token = sum(memory.token_bytes(stage, cut[stage].count) for stage in stages)
         free = memory.usable_bytes_of(stages) - sum(memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
         for stage in stages:
             capacities[stage] = max(0, free // per_token)

@@ -23,7 +23,13 @@ from stageline_api.runtime_config import COMPILED_SUBDIRECTORY, RuntimeConfig
 from stageline_runtime.contract import read_config
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 from stageline_runtime.prepare.errors import BadConfigError, storage_error
-from stageline_runtime.prepare.model_files import OWN_ENGINE, ConfigReader, check_cut, config_reader_of
+from stageline_runtime.prepare.model_files import (
+    OWN_ENGINE,
+    ConfigReader,
+    check_cut,
+    config_reader_of,
+    read_supported_config,
+)
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
 from stageline_runtime.termination import RuntimeFailure
@@ -59,7 +65,24 @@ def _prepare_for_group(config: RuntimeConfig) -> None:
     _make_room_for_compiled_code(cache_dir)
     was_there = isinstance(source, FileSource) or entry_problem(prepared_model_dir(config.source, cache_dir)) is None
     _prepare_model(source, cache_dir, config.source, config_reader_of(config.engine_name), config)
+    was_there = _prepare_draft(config, cache_dir) and was_there
     _write_last_words(PrepareOutcome.CACHED if was_there else PrepareOutcome.FETCHED)
+
+
+def _prepare_draft(config: RuntimeConfig, cache_dir: Path) -> bool:
+    """Fetch the draft model, where one is asked for: whole for the last stage, which is known by its place, and without
+    shards for the others. Returns whether there was nothing to do.
+    """
+    text = None if config.speculative is None else config.speculative.draft_source
+    if text is None:
+        return True
+    source = _parse(text, "spec.engine.speculative.draft.source", ExitCode.BAD_CONFIG)
+    was_there = isinstance(source, FileSource) or entry_problem(prepared_model_dir(text, cache_dir)) is None
+    stage, stage_count = os.environ.get(env.STAGE_INDEX), os.environ.get(env.STAGE_COUNT)
+    is_last = stage is None or stage_count is None or int(stage) == int(stage_count) - 1
+    model_dir = prepare_source(source, cache_dir, reporter_for(), with_shards=is_last)
+    read_supported_config(model_dir, text)
+    return was_there
 
 
 def _make_room_for_compiled_code(cache_dir: Path) -> None:

@@ -61,6 +61,23 @@ class StepCost:
                 best, highest = length, rate
         return best
 
+    def best_drafted_length(self, num_rows: int, most: int, acceptance: float, draft_seconds: float) -> int:
+        """As `best_length`, where the drafts have yet to be made, for all rows of the plan at once.
+
+        Each of them takes a step of the draft model, which delays the round by `draft_seconds`: with `r` rows,
+        `r * (1 + gain) / (t(r * (1 + n)) + n * draft_seconds)`.
+        """
+        best, highest, length = 0, self.rate(num_rows, 0, acceptance), most
+        lengths = []
+        while length:
+            lengths.append(length)
+            length //= 2
+        for length in reversed(lengths):
+            seconds = self.seconds(num_rows * (1 + length)) + length * draft_seconds
+            if (rate := num_rows * (1.0 + expected_tokens(length, acceptance)) / seconds) > highest:
+                best, highest = length, rate
+        return best
+
 
 FREE = StepCost(1.0, 0.0)
 """Of steps that take the same time whatever is in them: drafts always pay."""

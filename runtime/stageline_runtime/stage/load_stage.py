@@ -37,6 +37,7 @@ from stageline_runtime.planning.this_machine import stage_threads
 from stageline_runtime.stage.failures import allocation_failure
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, measure
 from stageline_runtime.stage.own_shards import ensure_own_shards
+from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.progress import StageProgress
@@ -114,16 +115,19 @@ class StageLoader:
             RuntimeFailure: of the class of what prevents it.
         """
         contract = self._contract
-        config = self._read_config(welcome)
+        config = self._read_config(Path(welcome.model_dir))
         dtype = DTYPES[welcome.dtype]
         torch.set_num_threads(stage_threads(welcome.stages_on_host, welcome.stages_in_container))
         shape = self._shape(welcome, dtype)
         model = self._load_model(welcome, config, shape)
+        drafter = self._load_drafter(welcome, config, shape) if welcome.draft_dir else None
         self._describe(welcome, config, dtype)
         sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs))
         if isinstance(sized, Shutdown):
             return sized
         self._make_cache(model, config, shape, sized.num_blocks)
+        if drafter is not None:
+            self._progress.memory_bytes += sized.num_blocks * BLOCK_TOKENS * drafter.token_bytes
         captured = capture(model, contract.config, welcome, self._progress)
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
         transport = self._join(welcome, config.hidden_size, dtype)
@@ -141,12 +145,44 @@ class StageLoader:
             dtype=dtype,
             guides=self._guides(Path(welcome.model_dir), config),
             accelerator=self._accelerator,
+            drafter=drafter,
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 
-    def _read_config(self, welcome: Welcome) -> ModelConfig:
+    def _load_drafter(self, welcome: Welcome, config: ModelConfig, shape: StageShape) -> Drafter:
+        """The draft model, whole, with a slot for each of the group's."""
+        draft_dir = Path(welcome.draft_dir)
+        draft = self._read_config(draft_dir)
+        context_tokens = min(welcome.slot_tokens, draft.context_length)
+        whole = replace(
+            shape,
+            layers=LayerRange(first=0, last=draft.num_layers - 1),
+            is_first=True,
+            is_last=True,
+            slot_tokens=context_tokens,
+        )
+        self._progress.enter(Phase.LOADING, "the draft model")
+        target_bytes = self._progress.total_bytes
+
+        def loading(loaded_bytes: int, total_bytes: int) -> None:
+            self._progress.loading(target_bytes + loaded_bytes, target_bytes + total_bytes)
+
         try:
-            return read_model_config(Path(welcome.model_dir))
+            model = build_any_stage_model(draft_dir, draft, whole, loading)
+        except RuntimeError as error:
+            raise allocation_failure(error) from error
+        stage = DraftStage(model=model, vocab_size=draft.vocab_size, context_tokens=context_tokens)
+        return Drafter(
+            stage,
+            num_slots=shape.num_slots,
+            max_step_tokens=welcome.max_step_tokens,
+            vocab_size=config.vocab_size,
+            token_bytes=draft.kv_bytes_per_token(draft.num_layers, shape.dtype.itemsize),
+        )
+
+    def _read_config(self, model_dir: Path) -> ModelConfig:
+        try:
+            return read_model_config(model_dir)
         except UnsupportedModelError as error:
             raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the config") from error
 

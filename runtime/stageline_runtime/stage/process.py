@@ -200,6 +200,9 @@ class StageProcess:
         """A plan is done with: tell the engine and count it."""
         if runner.is_last:
             bus.send(StepDone(plan.seq, rows))
+        drafted = runner.draft(plan)
+        if drafted is not None:
+            bus.send(drafted)
         dead = bool(rows) and not any(row.num_sampled for row in rows)
         record = self._progress.count_step(plan, step_kind(plan), cancelled=cancelled, dead=dead)
         if plan.report_times:

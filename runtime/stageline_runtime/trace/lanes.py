@@ -67,7 +67,8 @@ def shown_state(piece: Slice, dead: frozenset[int]) -> str:
         return piece.state
     if piece.step.seq in dead:
         return f"{wire.BUSY_PREFIX}dead"
-    return f"{wire.BUSY_PREFIX}verify" if piece.step.drafts else piece.state
+    is_verified = piece.step.drafts and piece.operation == wire.FORWARD
+    return f"{wire.BUSY_PREFIX}verify" if is_verified else piece.state
 
 
 class ArrowKind(StrEnum):

@@ -38,6 +38,7 @@ COLORS: Final = {
     "busy.decode": "#3a9d6e",
     "busy.mixed": "#7a5bb0",
     "busy.verify": "#2aa5a0",
+    "busy.draft": "#86b84f",
     "busy.dead": "#c3a6a0",
     "busy.dummy": "#8a8f98",
     "wait.recv": "#f4d58d",

@@ -8,7 +8,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.planning.memory import StageRoom
+from stageline_runtime.planning.memory import DraftMemory, StageRoom
 
 MIB = 1 << 20
 CONFIG: ModelConfig = model_config_from_dict(
@@ -49,6 +49,10 @@ def usable(mib: float) -> float:
     return (mib + 0.01) / 0.9
 
 
+DRAFT = DraftMemory(weight_bytes=6 * MIB, step_bytes=3 * MIB, token_bytes=1024)
+"""As one more layer."""
+
+
 @pytest.mark.parametrize(
     ("stages", "num_blocks"),
     [
@@ -65,6 +69,9 @@ def usable(mib: float) -> float:
         # What the largest step takes is no cache's: 8 MiB on each, and on one machine both.
         ([stage(0, "a", usable(10 + 72), 4, 10, 8), stage(1, "b", usable(10 + 32), 4, 10, 8)], 384),
         ([stage(0, "a", usable(20 + 80), 4, 10, 8), stage(1, "a", usable(20 + 80), 4, 10, 8)], 512),
+        # A draft model beside a stage: its weights, its cache's part of each block, and the larger of both steps.
+        ([stage(0, "a", usable(10 + 6 + 3 + 9), 8, 10).with_draft(DRAFT)], 64),
+        ([stage(0, "a", usable(10 + 6 + 8 + 9), 8, 10, 8).with_draft(DRAFT)], 64),
         # A machine with much memory gets no more than was asked for.
         ([stage(0, "a", 10**6, 4, 10), stage(1, "b", 10**6, 4, 10)], 1024),
     ],

@@ -7,8 +7,8 @@ from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
-from stageline_runtime.speculation import request_drafts
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation import lookup_drafts
+from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE, StepCost
 
 PERIOD = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -23,7 +23,7 @@ def make_scheduler(num_stages: int = 1, *, cost: StepCost = FREE, tokens: int = 
 @pytest.fixture(autouse=True)
 def any_chance_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of the acceptance of so few drafts."""
-    monkeypatch.setattr(request_drafts, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(lookup_drafts, "LEAST_CHANCE", 0.0)
 
 
 def planned(scheduler: Scheduler) -> StepPlan:

@@ -5,16 +5,18 @@ The runs and checks are those of `test_every_order_gives_the_same_tokens`, with 
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from chaos.broken_draft_model_rules import BROKEN_DRAFT_MODEL_RULES
 from chaos.broken_draft_rules import BROKEN_DRAFT_RULES
 from chaos.drafting_workloads import drafting_workload
 from chaos.interleaving import DeadlockError
 from chaos.local_core import LocalCore
 from chaos.local_group import run_group
 from chaos.local_transport import WireError
-from oracles.scripted_drafts import Drafting
+from oracles.scripted_drafts import MODELS, Drafting
 
 RUNS = 30
 CORE_RUNS = 12
@@ -49,6 +51,10 @@ def test_drawn_workloads_with_drafts(num_stages: int, drafting: Drafting) -> Non
             expected |= {"all drafts hold", "some drafts hold", "no draft holds"}
         case Drafting.LOOKUP:
             expected |= {"no draft holds"}
+        case Drafting.MODEL:
+            expected |= {"all drafts hold", "drafted by the model", "model has yet to catch up"}
+        case Drafting.STRANGE_MODEL:
+            expected |= {"no draft holds", "drafted by the model"}
     if num_stages > 1 and drafting is Drafting.RANDOM:
         expected |= {"chain", "dead guess", "cancelled", "not computed"}
     if num_stages > 1 and drafting is Drafting.RIGHT:
@@ -56,13 +62,14 @@ def test_drawn_workloads_with_drafts(num_stages: int, drafting: Drafting) -> Non
     assert expected <= {what for what, times in seen.items() if times >= 3}, seen
 
 
+@pytest.mark.parametrize("drafting", [Drafting.LOOKUP, Drafting.MODEL])
 @pytest.mark.parametrize("num_stages", [1, 3])
-def test_streams_of_the_engine_core_with_drafts(num_stages: int) -> None:
-    """By lookup, through the real core and its streams."""
+def test_streams_of_the_engine_core_with_drafts(num_stages: int, drafting: Drafting) -> None:
+    """By lookup and by a model, through the real core and its streams."""
     seen: Counter[str] = Counter()
     for seed in range(CORE_RUNS):
         try:
-            seen += run_group(drafting_workload(seed, num_stages, Drafting.LOOKUP), seed, engine_type=LocalCore).seen
+            seen += run_group(drafting_workload(seed, num_stages, drafting), seed, engine_type=LocalCore).seen
         except Exception as error:
             error.add_note(f"num_stages {num_stages}, seed {seed}")
             raise
@@ -82,3 +89,25 @@ def test_a_broken_rule_of_drafts_is_found(
         except (AssertionError, WireError, DeadlockError):
             return
     raise AssertionError(f"not found in {BUDGET_RUNS} runs")
+
+
+@pytest.mark.parametrize("break_rule", BROKEN_DRAFT_MODEL_RULES, ids=lambda rule: rule.__name__)
+def test_a_broken_rule_of_the_draft_model_is_found(
+    break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_rule(monkeypatch)
+    for seed in range(BUDGET_RUNS):
+        try:
+            run_group(drafting_workload(seed, 1 + seed % 3, MODELS[seed % 2]), seed)
+        except (AssertionError, WireError, DeadlockError):
+            return
+    raise AssertionError(f"not found in {BUDGET_RUNS} runs")
+
+
+@pytest.mark.parametrize("context_tokens", [1, 20])
+def test_a_draft_model_of_a_shorter_context_drafts_within_it(context_tokens: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(CORE_RUNS):
+        workload = replace(drafting_workload(seed, 2, Drafting.MODEL), draft_context_tokens=context_tokens)
+        seen += run_group(workload, seed).seen
+    assert bool(seen["drafted by the model"]) == (context_tokens > 1), seen

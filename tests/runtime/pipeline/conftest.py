@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from oracles.tiny_models import write_tiny_llama, write_tiny_qwen3
+from oracles.tiny_models import write_early_exit_pair, write_tiny_llama, write_tiny_qwen3
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of six layers."""
     return write_tiny_llama(tmp_path_factory.mktemp("llama") / "model", num_layers=6)
+
+
+@pytest.fixture(scope="session")
+def early_exit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A Llama of 24 layers, and a draft model of the first one that mostly says the same."""
+    return write_early_exit_pair(tmp_path_factory.mktemp("early-exit"))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from processes.running_group import RunningGroup, running_group
 from processes.small_machines import short_stage_command
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 
-DRAFTS = {"tokens": 15, "min_match": 1}
+LOOKUP, MODEL = "lookup", "draft"
 CONFIG: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 8, "max_model_len": 160}
 FEW = dict.fromkeys(range(70, 73), 40.0)
 """A bias that leaves three letters, so that what comes was mostly there before."""
@@ -25,10 +25,16 @@ PROMPT: Prompt = (70, 71, 72, 71) * 5
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=120, ignore_eos=True, logit_bias=FEW)
 
 
+def drafts(method: str, early_exit: tuple[Path, Path]) -> dict[str, Any]:
+    """As a group's config has them."""
+    by_model = {"draft_source": f"file://{early_exit[1]}"} if method == MODEL else {}
+    return {"tokens": 15, "min_match": 1, **by_model}
+
+
 @pytest.fixture(scope="module")
-def plain(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
+def plain(early_exit: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
     """One stage, without drafts, and cache for everybody."""
-    with running_group(tmp_path_factory.mktemp("plain"), tiny_llama, 1, **CONFIG) as group:
+    with running_group(tmp_path_factory.mktemp("plain"), early_exit[0], 1, **CONFIG) as group:
         yield group
 
 
@@ -58,11 +64,16 @@ def cases() -> tuple[list[Prompt], list[SamplingParams]]:
     return [prompt for prompt in prompts for _ in options], samplings
 
 
-def test_nobody_gets_other_tokens_for_want_of_cache(plain: RunningGroup, tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [LOOKUP, pytest.param(MODEL, marks=pytest.mark.thorough)])
+def test_nobody_gets_other_tokens_for_want_of_cache(
+    plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
+) -> None:
     prompts, samplings = cases()
     expected = plain.generate_all(prompts, samplings)
     command = short_stage_command(NUM_BLOCKS)
-    with running_group(tmp_path, tiny_llama, 2, stage_command=command, speculative=DRAFTS, **CONFIG) as short:
+    with running_group(
+        tmp_path, early_exit[0], 2, stage_command=command, speculative=drafts(method, early_exit), **CONFIG
+    ) as short:
         assert short.generate_at_once(prompts, samplings) == expected
         assert samples(f"{short.url}/metrics")["stageline_preemptions_total"][()] > 0, "cache never ran out"
         assert drafted(short)[1] > 0, drafted(short)
@@ -78,9 +89,12 @@ def read_tokens(stream: OpenStream, at_least: int) -> list[int]:
 
 
 @pytest.mark.thorough
-def test_a_group_that_drains_finishes_its_drafts(plain: RunningGroup, tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [LOOKUP, MODEL])
+def test_a_group_that_drains_finishes_its_drafts(
+    plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
+) -> None:
     expected = plain.generate(PROMPT, LONG)
-    with running_group(tmp_path, tiny_llama, 2, speculative=DRAFTS, **CONFIG) as group:
+    with running_group(tmp_path, early_exit[0], 2, speculative=drafts(method, early_exit), **CONFIG) as group:
         with open_stream(group, PROMPT, LONG) as stream:
             tokens = read_tokens(stream, 10)
             group.processes["stage-1"].send_signal(signal.SIGTERM)
@@ -92,12 +106,15 @@ def test_a_group_that_drains_finishes_its_drafts(plain: RunningGroup, tiny_llama
 
 
 @pytest.mark.thorough
-def test_an_answer_goes_on_where_drafts_were_in_flight(plain: RunningGroup, tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [LOOKUP, MODEL])
+def test_an_answer_goes_on_where_drafts_were_in_flight(
+    plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
+) -> None:
     """The first stage stands still with verifying plans on its way when the last one is killed; a group without drafts
     goes on, and `test_speculation` has one with drafts go on.
     """
     expected = plain.generate(PROMPT, LONG)
-    with running_group(tmp_path, tiny_llama, 2, speculative=DRAFTS, **CONFIG) as group:
+    with running_group(tmp_path, early_exit[0], 2, speculative=drafts(method, early_exit), **CONFIG) as group:
         with open_stream(group, PROMPT, LONG) as stream:
             tokens = read_tokens(stream, 20)
             with group.standing_still("stage-0"):

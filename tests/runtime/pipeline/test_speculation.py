@@ -17,6 +17,7 @@ from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenProm
 
 CONFIG: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 64}
 DRAFTS = {"tokens": 15, "min_match": 1}
+LOOKUP, MODEL = "lookup", "draft"
 FEW = dict.fromkeys(range(70, 73), 40.0)
 """A bias that leaves three letters, so that what comes was mostly there before."""
 SCHEMA = '{"type":"array","items":{"enum":["abab","ba"]},"minItems":6,"maxItems":9}'
@@ -99,9 +100,9 @@ def check_equal(found: Answer, expected: Answer, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
+def plain(early_exit: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
     """One stage, without drafts."""
-    with running_group(tmp_path_factory.mktemp("plain"), tiny_llama, 1, **CONFIG) as group:
+    with running_group(tmp_path_factory.mktemp("plain"), early_exit[0], 1, **CONFIG) as group:
         yield group
 
 
@@ -113,18 +114,24 @@ def expected(plain: RunningGroup) -> list[Answer]:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(1, marks=pytest.mark.soak),
-        2,
-        pytest.param(3, marks=pytest.mark.thorough),
-        pytest.param(4, marks=pytest.mark.soak),
+        pytest.param((1, LOOKUP), marks=pytest.mark.soak),
+        (2, LOOKUP),
+        pytest.param((3, LOOKUP), marks=pytest.mark.thorough),
+        pytest.param((4, LOOKUP), marks=pytest.mark.soak),
+        pytest.param((1, MODEL), marks=pytest.mark.thorough),
+        (2, MODEL),
+        pytest.param((3, MODEL), marks=pytest.mark.soak),
+        pytest.param((4, MODEL), marks=pytest.mark.soak),
     ],
+    ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def drafting(
-    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, early_exit: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningGroup]:
-    with running_group(
-        tmp_path_factory.mktemp("drafting"), tiny_llama, request.param, speculative=DRAFTS, **CONFIG
-    ) as group:
+    stage_count, method = request.param
+    target, draft = early_exit
+    given = DRAFTS if method == LOOKUP else DRAFTS | {"draft_source": f"file://{draft}"}
+    with running_group(tmp_path_factory.mktemp("drafting"), target, stage_count, speculative=given, **CONFIG) as group:
         yield group
 
 

@@ -167,3 +167,22 @@ def test_planning_never_loads_torch() -> None:
     command = [sys.executable, "-c", program, *LARGE, "--devices", "l4-24gb"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done
+
+
+def test_a_draft_model_takes_its_memory_from_the_last_stage(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    speculative = {"method": "draft", "draft": {"source": f"file://{draft}"}}
+    given = {"engine": {"speculative": speculative, "device": "cpu"}, "parallelism": {"pipeline": 2}}
+    file = write_small(tmp_path, **given)
+    missing = plan(str(file))
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert f"spec.engine.speculative.draft.source: there is no config.json of file://{draft}" in missing.stderr
+    (draft / "config.json").write_text(json.dumps(SMALL_CONFIG | {"num_hidden_layers": 2}))
+    with_draft = json.loads(plan(str(file), "--json").stdout)["stages"]
+    plain = json.loads(plan(str(write_small(tmp_path, parallelism={"pipeline": 2})), "--json").stdout)["stages"]
+    first, last = (
+        stage["weight_bytes"] - other["weight_bytes"] for stage, other in zip(with_draft, plain, strict=True)
+    )
+    assert first == 0
+    assert last > 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_runtime.speculation.lookup import NGRAM_SIZES, TOKENS_PER_CALL, Lookup
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
 
 

@@ -6,7 +6,8 @@ The floors are a little below what these rules give; what machines give stands i
 import pytest
 
 from oracles.replayed_answers import ReplayingPipeline, recorded_answers
-from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
+from stageline_runtime.speculation.request_drafts import RequestDrafts, Tokens
+from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import StepCost
 
 STEP_SECONDS, TOKEN_SECONDS, NUM_STAGES = 0.013, 0.0007, 2

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
+import torch
+
 from chaos.interleaving import Interleaving
 from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Workload
-from oracles.hash_model import VOCAB_SIZE
-from oracles.scripted_drafts import Drafting, ScriptedDrafts, speculation
+from oracles.hash_model import VOCAB_SIZE, reference_logits
+from oracles.scripted_drafts import MODELS, UNSCRIPTED, Drafting, MoodyModelDrafts, ScriptedDrafts, speculation
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import Cancel, Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import Cancel, Drafted, DraftedRow, Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.sampling.sampler import sample
+from stageline_runtime.speculation.speculation import Speculation
 
 Message = StepPlan | Cancel | Shutdown
 MAX_SAMPLES_IN_FLIGHT = 2
@@ -42,7 +46,7 @@ class LocalEngine:
             ledger,
             max_step_tokens=workload.max_step_tokens,
             max_waiting=64,
-            speculation=None if workload.drafting is None else speculation(),
+            speculation=_speculation(workload),
         )
         self.asks: dict[str, Ask] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -50,7 +54,7 @@ class LocalEngine:
         self.plans: list[StepPlan] = []
         self.seen: Counter[str] = Counter()
         """How often the rarer things happened, so that a test can tell that its runs meet them."""
-        self.done: deque[StepDone] = deque()
+        self.done: deque[StepDone | Drafted] = deque()
         """On the way from the last stage."""
         self.mailboxes: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
         """Delivered to a stage, and not yet looked at by it."""
@@ -59,13 +63,15 @@ class LocalEngine:
         self._pump_wanted = False
         self._shut_down = False
         self._plans_done = 0
+        self._drafts_due: list[int] = []
+        """Plans after which the last stage has yet to draft."""
         self._guess_end: dict[tuple[int, int], tuple[int, int]] = {}
         self._samples_in_flight: Counter[tuple[int, int]] = Counter()
         for stage, bus in enumerate(self._on_the_bus):
             interleaving.add_event(f"bus to stage {stage}", partial(bool, bus), partial(self._deliver_to, stage))
         interleaving.add_event("client", self._script_may_go_on, self._go_on)
         interleaving.add_event("pump", lambda: self._pump_wanted, self._pump)
-        interleaving.add_event("bus to the engine", lambda: bool(self.done), self._step_done)
+        interleaving.add_event("bus to the engine", lambda: bool(self.done), self._hear)
         interleaving.add_event("shutdown", self._may_shut_down, self._shut_all_down)
 
     def close(self) -> None:
@@ -79,7 +85,9 @@ class LocalEngine:
             bus.append(message)
 
     def _idle(self) -> bool:
-        return not (self.scheduler.has_requests or self.scheduler.num_plans_in_flight or self._pump_wanted)
+        return not (
+            self.scheduler.has_requests or self.scheduler.num_plans_in_flight or self._pump_wanted or self._drafts_due
+        )
 
     def _script_may_go_on(self) -> bool:
         return bool(self._script) and (self._plans_done >= self._script[0].after_plans or self._idle())
@@ -122,10 +130,14 @@ class LocalEngine:
     def _submit(self, name: str, ask: Ask, generated: tuple[int, ...]) -> None:
         request = ask.request(name, generated)
         self.scheduler.add(request)
-        if self.workload.drafting not in (None, Drafting.LOOKUP):
+        if self.workload.drafting not in (None, *UNSCRIPTED):
             request.drafts = ScriptedDrafts(
                 self.workload.drafting, lambda: ask.prompt + self.expected(ask), len(self.asks), VOCAB_SIZE
             )
+
+        if self.workload.drafting in MODELS:
+            assert self.scheduler.speculation is not None, "drafting without speculation"
+            request.drafts = MoodyModelDrafts(self.scheduler.speculation, len(self.asks))
 
     def _abort(self, which: int) -> None:
         if self.asks:
@@ -157,6 +169,8 @@ class LocalEngine:
         assert plan.seq == len(self.plans), f"plan {plan.seq} is the {len(self.plans)}th"
         self.plans.append(plan)
         self._see_plan(plan)
+        if plan.draft_steps:
+            self._drafts_due.append(plan.seq)
         for row in plan.sampled_rows:
             if row.num_drafts:
                 continue  # guesses may be in flight in any number
@@ -186,8 +200,41 @@ class LocalEngine:
             if row.num_drafts:
                 self._guess_end[row.slot, row.generation] = row.position + row.num_tokens, plan.seq
 
-    def _step_done(self) -> None:
-        done = self.done.popleft()
+    def _hear(self) -> None:
+        match self.done.popleft():
+            case StepDone() as done:
+                self._step_done(done)
+            case Drafted() as drafted:
+                self._see_drafted(drafted)
+                self._take_drafts(drafted)
+
+    def _see_drafted(self, drafted: Drafted) -> None:
+        wanting = [(row.slot, row.generation) for row in self.plans[drafted.seq].drafted_rows]
+        assert [(row.slot, row.generation) for row in drafted.rows] == wanting, drafted
+        self._drafts_due.remove(drafted.seq)
+        for row in drafted.rows:
+            self._check_drafted(row)
+        self.seen["drafted by the model"] += sum(bool(row.token_ids) for row in drafted.rows)
+        self.seen["model has yet to catch up"] += sum(not row.token_ids for row in drafted.rows)
+
+    def _check_drafted(self, row: DraftedRow) -> None:
+        """The model has drafted from what was really said, and as it would have said it; penalties it knows in part."""
+        name = self.scheduler.request_at(row.slot, row.generation)
+        if name is None or not row.token_ids or self.asks[name].sampling.has_penalties:
+            return
+        ask = self.asks[name]
+        context = [*ask.prompt, *self.expected(ask)][: row.position]
+        for token in row.token_ids:
+            logits = torch.tensor([reference_logits(context, stages_of_draft_model(self.workload))])
+            said = int(sample(logits, [ask.sampling], [len(context)]))
+            assert token == said, f"{name}: {token} was drafted at {len(context)}, and the model says {said}"
+            context.append(token)
+
+    def _take_drafts(self, drafted: Drafted) -> None:
+        self.scheduler.take_drafts(drafted)
+        self._pump()
+
+    def _step_done(self, done: StepDone) -> None:
         self._plans_done += 1
         for row in self.plans[done.seq].sampled_rows:
             self._samples_in_flight[row.slot, row.generation] -= not row.num_drafts
@@ -236,6 +283,17 @@ class LocalEngine:
         if new.finished:
             self.seen["end by a stop token" if new.stopped else "end by length"] += 1
             self.live.remove(name)
+
+
+def stages_of_draft_model(workload: Workload) -> int:
+    """How many stages the pipeline has that the draft model speaks for."""
+    return workload.num_stages + (workload.drafting is Drafting.STRANGE_MODEL)
+
+
+def _speculation(workload: Workload) -> Speculation | None:
+    if workload.drafting is None:
+        return None
+    return speculation(draft_context_tokens=workload.draft_context_tokens if workload.drafting in MODELS else 0)
 
 
 def _is_kept(fill: SlotFill) -> bool:

@@ -14,13 +14,16 @@ from unittest import mock
 import torch
 
 from chaos.interleaving import Interleaving
-from chaos.local_engine import LocalEngine
+from chaos.local_engine import LocalEngine, stages_of_draft_model
 from chaos.local_transport import LocalNetwork, Posting
 from chaos.local_workloads import Ask, Workload, expected_output
 from chaos.watched_slot_tokens import WatchedSlotTokens
-from oracles.hash_model import HashModel, reference_logits
+from oracles.hash_draft_model import HashDraftModel
+from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
+from oracles.scripted_drafts import MODELS
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import Cancel, Shutdown, StepDone, StepPlan
+from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
@@ -77,6 +80,7 @@ class LocalStage:
                 num_slots=workload.num_stages * workload.slots_per_cohort,
                 hidden_size=model.hidden_size,
                 dtype=model.dtype,
+                drafter=_drafter(workload) if stage == workload.num_stages - 1 else None,
             )
 
     def live(self) -> None:
@@ -104,6 +108,21 @@ class LocalStage:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             if self._runner.is_last:
                 self._engine.done.append(StepDone(plan.seq, sampled))
+            drafted = self._runner.draft(plan)
+            if drafted is not None:
+                self._engine.done.append(drafted)
+
+
+def _drafter(workload: Workload) -> Drafter | None:
+    if workload.drafting not in MODELS:
+        return None
+    num_slots = workload.num_stages * workload.slots_per_cohort
+    stage = DraftStage(
+        model=HashDraftModel(stages_of_draft_model(workload), num_slots),
+        vocab_size=VOCAB_SIZE,
+        context_tokens=workload.draft_context_tokens,
+    )
+    return Drafter(stage, num_slots=num_slots, max_step_tokens=workload.max_step_tokens, vocab_size=VOCAB_SIZE)
 
 
 def _never(failure: RuntimeFailure) -> NoReturn:

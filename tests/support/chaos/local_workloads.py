@@ -94,6 +94,8 @@ class Workload:
     prefix_cache: bool = False
     drafting: Drafting | None = None
     """Where requests take drafts from; None: there are none."""
+    draft_context_tokens: int = SLOT_TOKENS
+    """Of a draft model."""
 
     @property
     def most_blocks(self) -> int:

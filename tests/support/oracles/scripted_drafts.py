@@ -5,7 +5,11 @@ from enum import StrEnum
 from random import Random
 from typing import assert_never
 
-from stageline_runtime.speculation.request_drafts import RequestDrafts, Speculation, Tokens
+from stageline_runtime.speculation.lookup_drafts import LookupDrafts
+from stageline_runtime.speculation.model_drafts import ModelDrafts
+from stageline_runtime.speculation.request_drafts import Tokens
+from stageline_runtime.speculation.settings import DraftSettings
+from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
 
 MOST = 7
@@ -16,14 +20,46 @@ class Drafting(StrEnum):
     WRONG = "wrong"
     RANDOM = "random"
     LOOKUP = "lookup"
+    MODEL = "model"
+    """A draft model on the last stage, which knows what will be said unless penalties change it."""
+    STRANGE_MODEL = "strange model"
+    """One that knows nothing."""
 
 
-def speculation(min_match: int = 1) -> Speculation:
-    """Of a scheduler whose requests may always draft."""
-    return Speculation(MOST, min_match, FREE)
+MODELS = (Drafting.MODEL, Drafting.STRANGE_MODEL)
+UNSCRIPTED = (Drafting.LOOKUP, *MODELS)
 
 
-class ScriptedDrafts(RequestDrafts):
+def speculation(min_match: int = 1, *, draft_context_tokens: int = 0) -> Speculation:
+    """Of a scheduler whose requests may always draft: by a model, where that has a context."""
+    return Speculation(
+        MOST,
+        min_match,
+        FREE,
+        draft_context_tokens=draft_context_tokens,
+        has_draft_model=draft_context_tokens > 0,
+    )
+
+
+class MoodyModelDrafts(ModelDrafts):
+    """Asks for any number of drafts, now and then for none, and verifies as many of them as it likes."""
+
+    def __init__(self, settings: DraftSettings, seed: int) -> None:
+        super().__init__(settings)
+        self._settings = settings
+        self._random = Random(seed)
+
+    def steps_to_draft(self, known: int, num_rows: int, most: int, delayed_stages: int) -> int:  # noqa: ARG002
+        """Whatever it costs."""
+        most = min(most, MOST, self._settings.draft_context_tokens - known)
+        return self._random.choice((0, 1, self._random.randint(0, MOST))) if most >= MOST else max(0, most)
+
+    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:  # noqa: ARG002
+        """Of what was drafted, some."""
+        return self.continuation(known, tokens, self._random.randint(0, MOST))
+
+
+class ScriptedDrafts(LookupDrafts):
     def __init__(self, kind: Drafting, whole: Callable[[], tuple[int, ...]], seed: int, vocab_size: int) -> None:
         """`whole` is prompt and output as they will be."""
         super().__init__(speculation())
@@ -57,7 +93,7 @@ class ScriptedDrafts(RequestDrafts):
                     (token + 1) % self._vocab_size if chance < 0.15 else token
                     for token, chance in zip(right, chances, strict=True)
                 )
-            case Drafting.LOOKUP:
-                raise AssertionError("the lookup is no script")
+            case Drafting.LOOKUP | Drafting.MODEL | Drafting.STRANGE_MODEL:
+                raise AssertionError(f"{self._kind} is no script")
             case _:
                 assert_never(self._kind)

@@ -15,7 +15,7 @@ from oracles.simulated_pipeline import make_request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.speculation import Speculation
 
 TOKEN = 0
 """All that is ever sampled: other drafts are wrong."""

@@ -47,6 +47,25 @@ def write_tiny_llama(
     return _write(directory, LlamaForCausalLM, config, dtype, seed, chat_template)
 
 
+def write_early_exit_pair(directory: Path, *, num_layers: int = 24, draft_layers: int = 1) -> tuple[Path, Path]:
+    """Write a Llama whose later layers change little, and its first layers as a model of their own, which mostly agrees
+    with it for a fraction of the work; returns both directories.
+    """
+    from safetensors.torch import load_file, save_file
+
+    target = write_tiny_llama(directory / "target", num_layers=num_layers)
+    draft = write_tiny_llama(directory / "draft", num_layers=draft_layers)
+    weights = load_file(target / "model.safetensors")
+    for name, tensor in weights.items():
+        is_late = name.startswith("model.layers.") and int(name.split(".")[2]) >= draft_layers
+        if is_late and ("o_proj" in name or "down_proj" in name):
+            tensor *= 0.02
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    kept = load_file(draft / "model.safetensors").keys()
+    save_file({name: weights[name] for name in kept}, draft / "model.safetensors", metadata={"format": "pt"})
+    return target, draft
+
+
 def write_tiny_qwen3(
     directory: Path,
     *,

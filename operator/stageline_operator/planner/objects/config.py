@@ -13,6 +13,7 @@ from stageline_api.resource.model_source import (
     PackageSource,
 )
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.speculative import SpeculativeSpec
 from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, SpeculativeConfig
 from stageline_operator.planner.objects.identity import config_map_name, object_metadata, resolved_spec
 
@@ -31,7 +32,6 @@ SOURCE_DIR: Final = "/var/lib/stageline/source"
 def build_config(model: PipelineModel) -> RuntimeConfig:
     """The config with all defaults applied: containers know none."""
     engine = model.spec.engine
-    speculative = engine.speculative
     return RuntimeConfig(
         model_name=model.name,
         namespace=model.namespace,
@@ -52,10 +52,18 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         graphs=engine.graphs,
         device=engine.device,
         seed=engine.seed,
-        speculative=None if speculative is None else SpeculativeConfig(**speculative.model_dump(exclude={"method"})),
+        speculative=None if engine.speculative is None else _speculative(engine.speculative),
         stage_layers=model.spec.stage_layers,
         network_interface=model.spec.network.interface,
         timeouts=model.spec.timeouts.to_runtime(),
+    )
+
+
+def _speculative(given: SpeculativeSpec) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        tokens=given.tokens,
+        min_match=given.min_match,
+        draft_source=None if given.draft is None else given.draft.parsed_source.canonical,
     )
 
 

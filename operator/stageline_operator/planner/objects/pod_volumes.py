@@ -5,6 +5,7 @@ share the model cache's volume, in a directory of their own: they are kept where
 not write models may still write them.
 """
 
+from pathlib import PurePosixPath
 from typing import Any, assert_never
 
 from stageline_api.resource.model import CacheSpec
@@ -26,6 +27,7 @@ def pod_volumes(model: PipelineModel, revision: str, carries_files: bool) -> lis
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": model.spec.template.shared_memory_size}},
         *([files_volume()] if carries_files else []),
         *({"name": "source", **source} for source in [_source_volume(model)] if source is not None),
+        *({"name": "stageline-draft", **_directory(path)} for path in [_draft_directory(model)] if path is not None),
         *({"name": each.name, **_template_volume(each)} for each in model.spec.template.volumes),
     ]
 
@@ -51,6 +53,8 @@ def container_mounts(model: PipelineModel, writes_cache: bool, compiles: bool) -
             pass
         case source:
             assert_never(source)
+    if (draft := _draft_directory(model)) is not None:
+        mounts.append({"name": "stageline-draft", "mountPath": draft, "readOnly": True})
     for each in model.spec.template.volumes:
         mounts.append({"name": each.name, "mountPath": each.mount_path, "readOnly": each.read_only})
     return mounts
@@ -67,7 +71,7 @@ def _cache(cache: CacheSpec) -> dict[str, Any]:
 def _source_volume(model: PipelineModel) -> dict[str, Any] | None:
     match model.spec.model.parsed_source:
         case FileSource(path=path):
-            return {"hostPath": {"path": path, "type": "Directory"}}
+            return _directory(path)
         case ClaimSource(claim=claim):
             return {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         case ImageSource(reference=reference):
@@ -76,6 +80,20 @@ def _source_volume(model: PipelineModel) -> dict[str, Any] | None:
             return None
         case source:
             assert_never(source)
+
+
+def _draft_directory(model: PipelineModel) -> str | None:
+    """The node's directory that holds the draft model, where nothing else mounts it."""
+    speculative = model.spec.engine.speculative
+    source = None if speculative is None or speculative.draft is None else speculative.draft.parsed_source
+    if not isinstance(source, FileSource) or source == model.spec.model.parsed_source:
+        return None
+    mounted = [PurePosixPath(each.mount_path) for each in model.spec.template.volumes]
+    return None if any(PurePosixPath(source.path).is_relative_to(each) for each in mounted) else source.path
+
+
+def _directory(path: str) -> dict[str, Any]:
+    return {"hostPath": {"path": path, "type": "Directory"}}
 
 
 def _template_volume(volume: VolumeSpec) -> dict[str, Any]:

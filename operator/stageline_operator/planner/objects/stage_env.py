@@ -78,8 +78,12 @@ def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
     return [_literal(name, folder) for name, folder in folders.items() if name not in taken]
 
 
-def prepare_env(model: PipelineModel, host: PodHost) -> list[dict[str, Any]]:
-    return [*base_env(model, host), *hub_token_env(model)]
+def prepare_env(model: PipelineModel, stage: int, host: PodHost) -> list[dict[str, Any]]:
+    """With the stage where that matters: only the last one fetches the draft model's weights."""
+    speculative = model.spec.engine.speculative
+    place = {env.STAGE_INDEX: str(stage), env.STAGE_COUNT: str(model.spec.parallelism.pipeline)}
+    drafts = speculative is not None and speculative.draft is not None
+    return [*base_env(model, host), *hub_token_env(model), *(literals(place) if drafts else ())]
 
 
 def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:

@@ -113,7 +113,7 @@ def _init_containers(
 def _prepare_container(model: PipelineModel, stage: int, default_image: str, host: PodHost) -> dict[str, Any]:
     resources = prepare_resources(model, stage)
     return _container(model, PREPARE_CONTAINER, default_image) | {
-        "env": prepare_env(model, host),
+        "env": prepare_env(model, stage, host),
         **({"resources": resources} if resources else {}),
     }
 

@@ -19,6 +19,7 @@ from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
+    DraftModel,
     choose_graphs,
     measuring_stages,
     refusal_of,
@@ -35,6 +36,7 @@ from stageline_runtime.plan_bus.bus import EngineBusConnection, encode_frame
 from stageline_runtime.plan_bus.challenge import GREETING_BYTES
 from stageline_runtime.plan_bus.messages import (
     CacheSized,
+    Drafted,
     DrainRequested,
     GraphMode,
     GuideReady,
@@ -52,7 +54,7 @@ from stageline_runtime.plan_bus.messages import (
     Welcome,
 )
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
 from stageline_runtime.termination import RuntimeFailure
 
@@ -76,8 +78,13 @@ class StageGroup:
         on_cache_sized: Callable[[CacheSize], None] = lambda _size: None,
         on_step_times: Callable[[int, StepTimes], None] | None = None,
         on_guide_ready: Callable[[GuideReady], None] = lambda _ready: None,
+        on_drafted: Callable[[Drafted], None] = lambda _drafted: None,
+        draft: DraftModel | None = None,
     ) -> None:
+        """`draft` is the model that the last stage drafts with."""
         self._contract = contract
+        self.draft = draft
+        self._on_drafted = on_drafted
         self.model = model
         self._model_dir = model_dir
         self._on_step_done = on_step_done
@@ -134,7 +141,7 @@ class StageGroup:
             RuntimeFailure: a stage did not come or load in time, or the cut or the cache can't be made.
         """
         await self._all_connected()
-        welcomes = welcome_stages(self._hellos, self._contract, self.model, self._model_dir)
+        welcomes = welcome_stages(self._hellos, self._contract, self.model, self._model_dir, self.draft)
         self._send_welcomes(welcomes)
         began = asyncio.get_running_loop().time()
         await self._all_in(self._measured, measuring_stages(self._hellos), spent_seconds=0.0)
@@ -199,10 +206,11 @@ class StageGroup:
         self._closing = True
 
     def _size_cache(self, welcomes: Mapping[int, Welcome]) -> CacheSize:
-        size = size_loaded_cache(self._hellos, welcomes, self._measured, self._contract.config, self.model)
+        config = self._contract.config
+        size = size_loaded_cache(self._hellos, welcomes, self._measured, config, self.model, self.draft)
         self._on_cache_sized(size)
         if not size.holds_all:
-            tokens, asked = size.num_blocks * BLOCK_TOKENS, self._contract.config.max_num_seqs
+            tokens, asked = size.num_blocks * BLOCK_TOKENS, config.max_num_seqs
             logger.warning("memory holds %d tokens of %d sequences at once; long ones may have to wait", tokens, asked)
         self.broadcast(CacheSized(size.num_blocks))
         return size
@@ -261,6 +269,8 @@ class StageGroup:
                 self._progress.set()
             case StepDone():
                 self._on_step_done(message)
+            case Drafted():
+                self._on_drafted(message)
             case DrainRequested():
                 self._on_drain_requested(connection.stage)
             case Pong():
@@ -309,14 +319,21 @@ async def form_scheduler(group: StageGroup, config: RuntimeConfig, max_waiting: 
         max_step_tokens=config.max_num_batched_tokens,
         max_waiting=max_waiting,
         graphs=group.graphs,
-        speculation=None if config.speculative is None else _speculation(config.speculative),
+        speculation=None if config.speculative is None else _speculation(config.speculative, group.draft),
         holds_back=group.tells_promptly,
     )
 
 
-def _speculation(config: SpeculativeConfig) -> Speculation:
+def _speculation(config: SpeculativeConfig, draft: DraftModel | None) -> Speculation:
     """Drafts that cost nothing: what they cost is measured at warm-up."""
-    return Speculation(config.tokens, config.min_match, FREE)
+    context_tokens = 0 if draft is None else draft.config.context_length
+    return Speculation(
+        config.tokens,
+        config.min_match,
+        FREE,
+        draft_context_tokens=context_tokens,
+        has_draft_model=draft is not None,
+    )
 
 
 def warm_up_tokens(config: RuntimeConfig) -> int:

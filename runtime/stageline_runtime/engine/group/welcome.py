@@ -4,7 +4,7 @@ How tensors cross and what is captured is decided here too, once for all stages,
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stageline_api.failures import FailureClass
@@ -16,9 +16,17 @@ from stageline_runtime.model_facts.model_fields import chosen_dtype
 from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, Measured, TransportKind, Welcome
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
 from stageline_runtime.termination import RuntimeFailure
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """The model that the last stage drafts with."""
+
+    directory: Path
+    config: ModelConfig
 
 
 def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], nonce: str) -> str | None:
@@ -37,9 +45,13 @@ def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], 
 
 
 def welcome_stages(
-    hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, model_dir: Path
+    hellos: Mapping[int, Hello],
+    contract: PodContract,
+    model: ModelConfig,
+    model_dir: Path,
+    draft: DraftModel | None = None,
 ) -> dict[int, Welcome]:
-    """Each stage's welcome, once every stage has said hello.
+    """Each stage's welcome, once every stage has said hello; the last stage holds `draft` as well.
 
     Raises:
         RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (by what is counted before anything is
@@ -49,8 +61,9 @@ def welcome_stages(
     check_weights(hellos, config.source)
     dtype = chosen_dtype(config.dtype, model.dtype, on_devices=all(hello.device for hello in hellos.values()))
     _check_speculation(config, hellos)
-    layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype]))
-    size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype]), config, model, dtype)
+    layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft))
+    size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
+    last = contract.stage_count - 1
     hosts = [hello.host for hello in hellos.values()]
     containers = [(hello.host, hello.container) for hello in hellos.values()]
     return {
@@ -67,6 +80,7 @@ def welcome_stages(
             stages_in_container=containers.count((hello.host, hello.container)),
             transport=choose_transport(hellos.values()),
             graphs=choose_graphs(config.graphs, hellos.values(), model),
+            draft_dir=str(draft.directory) if draft is not None and stage == last else "",
             layer_counts=tuple(each.count for each in layers),
         )
         for stage, hello in hellos.items()
@@ -79,6 +93,7 @@ def size_loaded_cache(
     measured: Mapping[int, Measured],
     config: RuntimeConfig,
     model: ModelConfig,
+    draft: DraftModel | None = None,
 ) -> CacheSize:
     """The cache, by what stages measured; where one did not, by what is counted.
 
@@ -87,7 +102,7 @@ def size_loaded_cache(
     """
     dtype = welcomes[0].dtype
     layers = tuple(LayerRange(first=each.first_layer, last=each.last_layer) for _, each in sorted(welcomes.items()))
-    counted = _counted(hellos, layers, config, model, ELEMENT_BYTES[dtype])
+    counted = _counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft)
     stages = tuple(
         replace(stage, weight_bytes=found.held_bytes, step_bytes=found.step_bytes)
         if (found := measured.get(stage.stage)) is not None
@@ -177,7 +192,11 @@ def _max_model_len(config: RuntimeConfig, model: ModelConfig) -> int:
 
 
 def _cut_memory(
-    hellos: Mapping[int, Hello], contract: PodContract, model: ModelConfig, element_bytes: int
+    hellos: Mapping[int, Hello],
+    contract: PodContract,
+    model: ModelConfig,
+    element_bytes: int,
+    draft: DraftModel | None,
 ) -> CutMemory:
     return CutMemory(
         config=model,
@@ -185,6 +204,7 @@ def _cut_memory(
         max_model_len=_max_model_len(contract.config, model),
         largest_step=LargestStep.of(contract.config),
         element_bytes=element_bytes,
+        draft=None if draft is None else draft.config,
     )
 
 
@@ -216,10 +236,11 @@ def _counted(
     config: RuntimeConfig,
     model: ModelConfig,
     element_bytes: int,
+    draft: DraftModel | None,
 ) -> tuple[StageMemory, ...]:
     last = len(layers) - 1
     step = LargestStep.of(config)
-    return tuple(
+    stages = tuple(
         StageMemory(
             stage=stage,
             room=_room(hello),
@@ -231,6 +252,10 @@ def _counted(
         )
         for stage, hello in sorted(hellos.items())
     )
+    if draft is None:
+        return stages
+    beside = DraftMemory.of(draft.config, step, element_bytes)
+    return (*stages[:-1], stages[-1].with_draft(beside))
 
 
 def choose_transport(hellos: Iterable[Hello]) -> TransportKind:

@@ -7,12 +7,12 @@ is counted in blocks. When blocks for all slots don't fit, there are fewer, and 
 again; when not even one whole sequence fits, the group can't serve and the shortage is named.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.planning.memory import StageRoom, mebibytes, usable_bytes
+from stageline_runtime.planning.memory import DraftMemory, StageRoom, mebibytes, usable_bytes
 
 
 class MemoryShortageError(Exception):
@@ -29,6 +29,21 @@ class StageMemory:
     weight_bytes: int
     step_bytes: int
     """What its largest step takes beside weights and cache."""
+    draft_token_bytes: int = 0
+    """What each token's keys and values take in the draft model that it holds."""
+
+    def with_draft(self, draft: DraftMemory) -> "StageMemory":
+        """The same stage with a draft model beside its layers: they don't run at once."""
+        return replace(
+            self,
+            weight_bytes=self.weight_bytes + draft.weight_bytes,
+            step_bytes=max(self.step_bytes, draft.step_bytes),
+            draft_token_bytes=draft.token_bytes,
+        )
+
+    def token_bytes(self, config: ModelConfig, element_bytes: int) -> int:
+        """What each token's keys and values take."""
+        return config.kv_bytes_per_token(self.layers.count, element_bytes) + self.draft_token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +87,7 @@ def size_cache(
         here = [stage for stage in stages if stage.room.host == host]
         usable = usable_bytes(stage.room for stage in here)
         held = sum(stage.weight_bytes + stage.step_bytes for stage in here)
-        per_block = BLOCK_TOKENS * sum(config.kv_bytes_per_token(one.layers.count, element_bytes) for one in here)
+        per_block = BLOCK_TOKENS * sum(one.token_bytes(config, element_bytes) for one in here)
         fitting = (usable - held) // per_block
         if fitting < blocks_per_slot:
             smallest = per_block * blocks_per_slot

@@ -70,6 +70,8 @@ class Request:
     """It changed over to another cohort, or its last chunk ran in another's plan, and it has not decoded since."""
     drafts: RequestDrafts | None = None
     """None: this request doesn't speculate."""
+    awaits_drafts: bool = False
+    """The last stage drafts after the newest row: what that says decides the next one."""
     guesses: deque[Guess] = field(default_factory=deque)
     """Verifying rows in flight that may still hold, a chain of them; nothing else of the request is in flight then."""
     known_seq: int = -1
@@ -88,6 +90,7 @@ class Request:
         self.samples_issued = len(self.output)
         self.fill_sent = False
         self.out_of_turn = False
+        self.awaits_drafts = False
         self.guesses.clear()
 
     @property
@@ -116,8 +119,7 @@ class Request:
         own would hold up every row of its cohort.
         """
         return (
-            self.prefill_pending == 0
-            and not self.guesses
+            self.can_speculate
             and self.samples_issued < self.max_new_tokens
             and self.samples_in_flight < (1 if self.out_of_turn else MAX_DECODES_AHEAD)
         )
@@ -148,7 +150,26 @@ class Request:
 
     @property
     def can_speculate(self) -> bool:
-        return self.prefill_pending == 0 and not self.guesses
+        return self.prefill_pending == 0 and not self.guesses and not self.awaits_drafts
+
+    def ask_for_drafts(self, num_rows: int, delayed_stages: int) -> int:
+        """How many tokens the last stage is to draft after the row that is planned now, one of `num_rows`.
+
+        A verifying row of all of them still leaves one token to come. Above 0 the next row waits for them.
+        """
+        if self.drafts is None:
+            return 0
+        most = self.max_new_tokens - self.samples_issued - 2
+        known = len(self.prompt) + self.samples_issued + 1
+        steps = self.drafts.steps_to_draft(known, num_rows, most, delayed_stages)
+        self.awaits_drafts = steps > 0
+        return steps
+
+    def take_drafts(self, position: int, token_ids: tuple[int, ...]) -> None:
+        """What the last stage drafted is here."""
+        self.awaits_drafts = False
+        if self.drafts is not None and token_ids:
+            self.drafts.take_drafted(position, token_ids)
 
     def extend_chain(self) -> tuple[int, ...]:
         """The next guess of a chain, as if all in flight held: a guessed newest token and drafts; () where none is due.

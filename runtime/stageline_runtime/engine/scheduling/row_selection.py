@@ -38,10 +38,16 @@ class SelectedRows:
     first_rows: list[FirstRow] = field(default_factory=list)
     feedback_through: int = -1
     """The newest plan whose feedback a row needs."""
+    num_members: int = 1
+    """Requests of the plan's cohort."""
+    delayed_stages: int = 1
+    """Stages that wait while the last one drafts: all, where other requests run."""
+    draft_steps: int = 0
 
     def add_decode(self, request: Request) -> None:
         """One row whose input is the request's newest token."""
-        self._add(PlanRow(request.slot, request.generation, request.decode_position, 1, (), need_sample=True), request)
+        position = request.decode_position
+        self._add(PlanRow(request.slot, request.generation, position, 1, (), True, 0, self._asks(request)), request)
         self.feedback_through = max(self.feedback_through, request.last_sample_seq)
         request.samples_issued += 1
         request.last_sample_seq = self.seq
@@ -49,7 +55,8 @@ class SelectedRows:
 
     def add_verification(self, request: Request, drafts: tuple[int, ...]) -> None:
         """One row of the request's newest token, which is known, and drafts of what comes after it."""
-        self._add_guess(request, Guess(self.seq, request.decode_position, (request.output[-1], *drafts)))
+        guess = Guess(self.seq, request.decode_position, (request.output[-1], *drafts))
+        self._add_guess(request, guess, wants_drafts=self._asks(request))
         request.samples_issued += 1
         request.last_sample_seq = self.seq
         request.out_of_turn = False
@@ -58,10 +65,14 @@ class SelectedRows:
         """A verifying row of a guessed newest token and drafts, before the guesses in flight are back."""
         self._add_guess(request, Guess(self.seq, request.chain_position, token_ids, is_chained=True))
 
-    def _add_guess(self, request: Request, guess: Guess) -> None:
-        ids, drafts = guess.token_ids, guess.num_drafts
-        row = PlanRow(request.slot, request.generation, guess.position, len(ids), ids, True, num_drafts=drafts)
-        self._add(row, request)
+    def _add_guess(self, request: Request, guess: Guess, *, wants_drafts: bool = False) -> None:
+        ids = guess.token_ids
+        self._add(
+            PlanRow(
+                request.slot, request.generation, guess.position, len(ids), ids, True, guess.num_drafts, wants_drafts
+            ),
+            request,
+        )
         # It needs no feedback; but what has come must not pile up at the first stage.
         self.feedback_through = max(self.feedback_through, request.known_seq)
         request.guesses.append(guess)
@@ -72,10 +83,19 @@ class SelectedRows:
         tokens = request.inputs[start : start + self.budget]
         request.scheduled_inputs += len(tokens)
         is_last = request.prefill_pending == 0
-        self._add(PlanRow(request.slot, request.generation, start, len(tokens), tokens, need_sample=is_last), request)
+        wants_drafts = is_last and self._asks(request)
+        self._add(
+            PlanRow(request.slot, request.generation, start, len(tokens), tokens, is_last, 0, wants_drafts), request
+        )
         if is_last:
             request.samples_issued += 1
             request.last_sample_seq = self.seq
+
+    def _asks(self, request: Request) -> bool:
+        """Whether the last stage is to draft after the request's row."""
+        steps = request.ask_for_drafts(self.num_members, self.delayed_stages)
+        self.draft_steps = max(self.draft_steps, steps)
+        return steps > 0
 
     def _add(self, row: PlanRow, request: Request) -> None:
         self.rows.append(row)
@@ -118,8 +138,9 @@ def occasion_of(
 
 def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int, occasion: Occasion) -> SelectedRows:
     """Choose rows of at most `budget` tokens for plan `seq`, whose turn is `cohort`'s; there may be none."""
-    plan = SelectedRows(seq, budget)
     members = slots.cohorts.members(cohort)
+    delayed_stages = 1 if len(slots.running) == 1 else slots.ledger.num_cohorts
+    plan = SelectedRows(seq, budget, num_members=len(members), delayed_stages=delayed_stages)
     for request in members:
         speculates = request.drafts is not None and plan.budget > 0 and _speculate(slots, request, plan, len(members))
         decodes = plan.budget > 0 and not speculates and occasion.allows_decode(request)

@@ -20,9 +20,16 @@ from stageline_runtime.engine.scheduling.row_selection import (
 )
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, SampledRow, StepPlan, TokenLogprobs
+from stageline_runtime.plan_bus.messages import (
+    Drafted,
+    GraphMode,
+    PlanRow,
+    SampledRow,
+    StepPlan,
+    TokenLogprobs,
+)
 from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
-from stageline_runtime.speculation.request_drafts import Speculation
+from stageline_runtime.speculation.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +180,18 @@ class Scheduler:
         """A rowless plan that crosses all stages and computes nothing."""
         return self._plan(0, SelectedRows(self._next_seq, 0), 1)
 
-    def warm_up(self, num_tokens: int) -> StepPlan:
-        """A dummy plan: `num_tokens` rows of nothing through all layers."""
-        return self._plan(0, SelectedRows(self._next_seq, 0), num_tokens, dummy=True)
+    def warm_up(self, num_tokens: int, draft_steps: int = 0) -> StepPlan:
+        """A dummy plan: `num_tokens` rows of nothing through all layers, then so many steps of the draft model."""
+        return self._plan(0, SelectedRows(self._next_seq, 0, draft_steps=draft_steps), num_tokens, dummy=True)
+
+    def take_drafts(self, drafted: Drafted) -> None:
+        """What the last stage drafted after a plan; that of requests that ended or lost their slot is dropped."""
+        if self.speculation is not None:
+            self.speculation.note_draft_step(drafted.step_seconds)
+        for row in drafted.rows:
+            request = self._slots.request_in(row.slot, row.generation)
+            if request is not None:
+                request.take_drafts(row.position, row.token_ids)
 
     def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
         """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.
@@ -242,6 +258,7 @@ class Scheduler:
             dummy=dummy,
             graph_mode=plan_graph_mode(self._graphs, ordered, dummy=dummy),
             trims=self.ledger.take_trims(),
+            draft_steps=rows.draft_steps,
         )
 
     def _feeds_back(self, row: PlanRow) -> bool:

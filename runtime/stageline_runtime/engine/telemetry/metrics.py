@@ -18,7 +18,7 @@ from stageline_runtime import metric_names as names
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.plan_bus.messages import StepPlan
-from stageline_runtime.speculation.request_drafts import DraftCounts
+from stageline_runtime.speculation.settings import DraftCounts
 
 GROUP_LOST = "group_lost"
 GUIDE = "guide"

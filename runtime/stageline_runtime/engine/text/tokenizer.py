@@ -60,6 +60,10 @@ class EngineTokenizer:
         """Number of ids the tokenizer knows; the model's embedding may hold more."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, added ones included."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
     def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> tuple[int, ...]:
         """Token ids of `text`; `add_special_tokens` lets the post-processor add its own.
 

@@ -16,12 +16,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stageline_api.telemetry.timeline import FORWARD, RECEIVE_FEEDBACK, RECEIVE_HIDDEN, SEND_FEEDBACK, SEND_HIDDEN
+from stageline_api.telemetry.timeline import (
+    DRAFT,
+    FORWARD,
+    RECEIVE_FEEDBACK,
+    RECEIVE_HIDDEN,
+    SEND_FEEDBACK,
+    SEND_HIDDEN,
+)
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.models.protocol import CPU, StageModel
-from stageline_runtime.plan_bus.messages import SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import Drafted, SlotFill, StepPlan
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
+from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import Sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
@@ -149,8 +157,11 @@ class StageRunner:
         dtype: torch.dtype,
         guides: GuideMaker | None = None,
         accelerator: Accelerator | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: on the last stage, where the group has a draft model."""
         self._model = model
+        self._drafter = drafter
         self._transport = transport
         self._clock = clock
         self._watchdog = watchdog
@@ -223,6 +234,8 @@ class StageRunner:
             self._tokens.fill(fill)
         if self.is_last:
             self._sampling.accept(plan)
+        if self._drafter is not None:
+            self._drafter.accept(plan)
 
     def _first_input(self, plan: StepPlan, *, skips: bool) -> Tensor:
         """Token ids `[padded_tokens]`; for a plan that is not computed the hidden tensor `[padded_tokens, hidden_size]`
@@ -250,7 +263,21 @@ class StageRunner:
         logits = self._model.head(hidden[indices if self._accelerator is None else self._accelerator.place(indices)])
         sampled, feedback = self._sampling.sample(plan, logits)
         self._send_feedback(plan, feedback)
+        if self._drafter is not None:
+            assert isinstance(sampled, tuple), "drafts follow what the host knows"
+            self._drafter.take(plan, sampled)
         return sampled
+
+    def draft(self, plan: StepPlan) -> Drafted | None:
+        """Run the draft steps of a plan that has been run and told; None where it has none."""
+        if not plan.draft_steps or not self.is_last:
+            return None
+        assert self._drafter is not None, f"plan {plan.seq} asks for drafts, and there is no draft model"
+        self._clock.enter(BusyKind.DRAFT, DRAFT)
+        self._watchdog.watch(plan.seq, DRAFT, None)
+        drafted = self._drafter.draft(plan, self._sampling.holder)
+        self._enter(WaitReason.HOST, plan, "")
+        return drafted
 
     def _leave_out(self, plan: StepPlan) -> Sampled:
         sampled, feedback = self._sampling.leave_out(plan)

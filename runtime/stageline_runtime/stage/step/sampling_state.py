@@ -61,10 +61,13 @@ class SlotSampling:
         """Whether what it has said changes what it says next."""
         return self.seen is not None or self.guide is not None or self.tail is not None
 
-    def change(self, logits: Tensor, position: int, place: Placing = stay) -> None:
-        """Bias, penalise and mask the request's logits `[vocab_size]` in place; the token to draw is at `position`."""
+    def change(self, logits: Tensor, position: int, place: Placing = stay, *, masks: bool = True) -> None:
+        """Bias, penalise and mask the request's logits `[vocab_size]` in place; the token to draw is at `position`.
+
+        `masks` False: not by the grammar, which knows only what comes next.
+        """
         adjust(logits, self.sampling, self.seen, place)
-        if self.guide is not None:
+        if masks and self.guide is not None:
             self.guide.mask(logits, place)
         if self.sampling.has_exclusions:
             exclude(logits, self.sampling, position, self.tail, place)
@@ -155,10 +158,15 @@ class SamplingState:
         slot = self._by_slot[fill.slot] = slot_sampling(fill.generation, sampling, guide)
         slot.take_inputs(0, fill.cached_token_ids)
 
-    def live(self, row: PlanRow) -> SlotSampling | None:
-        """The state of a row's request; None for a row that runs dead."""
+    def holder(self, row: PlanRow) -> SlotSampling | None:
+        """The state of a row's request; None where another request has its slot."""
         slot = self._by_slot.get(row.slot)
-        if slot is None or slot.generation != row.generation:
+        return None if slot is None or slot.generation != row.generation else slot
+
+    def live(self, row: PlanRow) -> SlotSampling | None:
+        """The same; None also for a guess that is known to be wrong, and so runs dead."""
+        slot = self.holder(row)
+        if slot is None:
             return None
         if row.num_drafts and slot.newest != (row.position, row.token_ids[0]):
             return None

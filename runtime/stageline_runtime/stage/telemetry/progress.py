@@ -140,7 +140,14 @@ class StageProgress:
             self.steps_by_graph_mode[plan.graph_mode] += 1
             self.tokens_by_kind[kind] += record.tokens
             self.step_seconds_by_kind[kind].observe(record.busy_nanoseconds() / 1e9)
+        if plan.draft_steps and self.stage == self.stage_count - 1:
+            self._count_drafts(plan, record)
         return record
+
+    def _count_drafts(self, plan: StepPlan, record: StepRecord) -> None:
+        self.steps_by_kind[BusyKind.DRAFT] += plan.draft_steps
+        self.tokens_by_kind[BusyKind.DRAFT] += plan.draft_steps * len(plan.drafted_rows)
+        self.step_seconds_by_kind[BusyKind.DRAFT].observe(record.draft_nanoseconds() / 1e9)
 
     def timeline_page(self, since_seq: int) -> TimelinePage:
         """The steps after plan `since_seq`, as many as one answer holds."""

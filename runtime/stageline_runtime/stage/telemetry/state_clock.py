@@ -24,6 +24,8 @@ class BusyKind(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
+    DRAFT = "draft"
+    """The draft model's steps, after a plan of any kind."""
     DUMMY = "dummy"
 
 
@@ -125,13 +127,20 @@ class StepRecord(NamedTuple):
     dead: bool = False
 
     def busy_nanoseconds(self) -> int:
+        """How long the plan itself was computed."""
         total = 0
         since, computing = 0, False
         for state, _, at in self.marks:
             if computing:
                 total += at - since
-            since, computing = at, isinstance(state, BusyKind)
+            since, computing = at, isinstance(state, BusyKind) and state is not BusyKind.DRAFT
         return total + (self.end_nanoseconds - since if computing else 0)
+
+    def draft_nanoseconds(self) -> int:
+        """How long it drafted, once the plan itself was done."""
+        ends = [mark[2] for mark in self.marks[1:]] + [self.end_nanoseconds]
+        spans = zip(self.marks, ends, strict=True)
+        return sum(end - at for (state, _, at), end in spans if state is BusyKind.DRAFT)
 
     def times(self) -> StepTimes:
         """When the plan's input was there, and how long it was waited for and computed."""

@@ -1,0 +1,78 @@
+"""One request's drafts: its lookup index, its adaptive lengths and what the cost model allows, as one question. Pure.
+
+Drafts that follow a single token hold far less often than those that follow several. Each kind has a length and an
+acceptance of its own, so that neither is judged by the other: a request alone tries both, many at once only the better.
+"""
+
+from stageline_runtime.speculation.draft_length import DraftLength
+from stageline_runtime.speculation.lookup import TOKENS_PER_CALL, Lookup
+from stageline_runtime.speculation.request_drafts import Tokens
+from stageline_runtime.speculation.settings import DraftSettings
+
+LEAST_CHANCE = 0.05
+"""A broken chain costs stages that had nothing else to do their time, and little more."""
+
+
+class LookupDrafts:
+    """Implements `RequestDrafts`."""
+
+    def __init__(self, settings: DraftSettings) -> None:
+        self._settings = settings
+        self._lookup = Lookup(settings.min_match)
+        self._after_one, self._after_several = DraftLength(settings.tokens), DraftLength(settings.tokens)
+        self._tried = self._after_several
+        """Of the drafts proposed last, which are those in flight: none are proposed beside them."""
+
+    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:
+        """As `RequestDrafts`."""
+        self._take(known, tokens)
+        self._tried = tried = self._length_here()
+        if not tried.length or len(self._lookup) < known:
+            return ()
+        depth = depth if self._settings.chains else 1
+        acceptance = tried.acceptance_beside(num_rows - 1)
+        length = self._settings.cost.best_length(num_rows, tried.length, acceptance, depth)
+        return self.continuation(known, tokens, length)
+
+    def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
+        """As `RequestDrafts`."""
+        self._take(known, tokens)
+        return self._lookup.drafts(count) if count and len(self._lookup) == known else ()
+
+    def _take(self, known: int, tokens: Tokens) -> None:
+        """Index what is known; of a long prompt a part at each call."""
+        start = len(self._lookup)
+        self._lookup.extend(tokens(start, min(known, start + TOKENS_PER_CALL)))
+
+    def _length_here(self) -> DraftLength:
+        return self._after_one if self._lookup.matched == 1 else self._after_several
+
+    def may_chain(self, num_tokens: int) -> bool:
+        """Whether a row that is right only if the next `num_tokens` guesses are is likely enough to be.
+
+        What follows a single token is not followed far: the next row may find a longer match.
+        """
+        is_likely = self._tried.acceptance**num_tokens >= LEAST_CHANCE
+        return self._settings.chains and self._tried is self._after_several and is_likely
+
+    def note_row(self, num_drafts: int, num_held: int) -> None:
+        """As `RequestDrafts`."""
+        self._tried.note_row(num_drafts, num_held)
+        self._settings.counts.note_row(num_drafts, num_held)
+
+    def note_plain_token(self, known: int, tokens: Tokens) -> None:
+        """As `RequestDrafts`."""
+        guess = self.continuation(known - 1, tokens, 1)
+        if guess:
+            self._length_here().note_guess(holds=guess == tokens(known - 1, known))
+            return
+        for length in (self._after_one, self._after_several):
+            length.note_plain_token()
+
+    def steps_to_draft(self, known: int, num_rows: int, most: int, delayed_stages: int) -> int:  # noqa: ARG002
+        """None: what follows is looked up here."""
+        return 0
+
+    def take_drafted(self, position: int, token_ids: tuple[int, ...]) -> None:
+        """None was asked for."""
+        raise AssertionError(f"drafts of {token_ids} at {position}, which nobody asked for")

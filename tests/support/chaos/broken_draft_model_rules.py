@@ -1,0 +1,83 @@
+"""The runtime with one rule of the draft model broken; as `broken_rules`. Answers stay right: what shows is that drafts
+aren't what the model says of what was said, or that somebody waits for ever.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from stageline_runtime.plan_bus.messages import Drafted, SampledRow, StepPlan
+from stageline_runtime.speculation.draft_history import DraftHistory, _Slot
+from stageline_runtime.stage.step.drafter import Drafter, SamplingOf, _Input, _Row
+
+Patch = pytest.MonkeyPatch
+
+
+def keep_keys_of_rejected_drafts(patch: Patch) -> None:
+    def write(self: _Slot, position: int, ids: Sequence[int]) -> None:
+        self.ids[position : position + len(ids)] = ids
+
+    patch.setattr(_Slot, "write", write)
+
+
+def keep_all_keys_of_a_reused_slot(patch: Patch) -> None:
+    fill = DraftHistory.fill
+
+    def keep(self: DraftHistory, slot: int, generation: int, copy_from: int | None, cached_tokens: int) -> int:
+        fill(self, slot, generation, copy_from, cached_tokens)
+        self._slots[slot].computed = cached_tokens
+        return cached_tokens
+
+    patch.setattr(DraftHistory, "fill", keep)
+
+
+def draft_by_another_noise(patch: Patch) -> None:
+    draw = Drafter._draw
+
+    def one_place_on(rows: Sequence[_Row], logits: object) -> None:
+        for row in rows:
+            row.next_position += 1
+        draw(rows, logits)  # type: ignore[arg-type]
+        for row in rows:
+            row.next_position -= 1
+
+    patch.setattr(Drafter, "_draw", staticmethod(one_place_on))
+
+
+def draw_before_it_has_caught_up(patch: Patch) -> None:
+    missed = Drafter._missed
+
+    def draw(self: Drafter, rows: Sequence[_Row]) -> list[_Input]:
+        return [_Input(each.row, each.position, each.ids) for each in missed(self, rows)]
+
+    patch.setattr(Drafter, "_missed", draw)
+
+
+def leave_out_what_was_sampled(patch: Patch) -> None:
+    def take(self: Drafter, plan: StepPlan, sampled: Sequence[SampledRow]) -> None:
+        tokens = self._history
+        for planned, row in zip(plan.sampled_rows, sampled, strict=True):
+            if row.num_sampled and tokens.is_current(row.slot, row.generation):
+                tokens.take(row.slot, planned.position + planned.num_tokens - planned.num_drafts, (0,))
+
+    patch.setattr(Drafter, "take", take)
+
+
+def say_nothing_of_a_request_that_has_left(patch: Patch) -> None:
+    draft = Drafter.draft
+
+    def only_some(self: Drafter, plan: StepPlan, sampling_of: SamplingOf) -> Drafted:
+        said = draft(self, plan, sampling_of)
+        return Drafted(said.seq, tuple(row for row in said.rows if row.token_ids), said.step_seconds)
+
+    patch.setattr(Drafter, "draft", only_some)
+
+
+BROKEN_DRAFT_MODEL_RULES: tuple[Callable[[Patch], None], ...] = (
+    keep_keys_of_rejected_drafts,
+    keep_all_keys_of_a_reused_slot,
+    draft_by_another_noise,
+    draw_before_it_has_caught_up,
+    leave_out_what_was_sampled,
+    say_nothing_of_a_request_that_has_left,
+)
