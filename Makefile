@@ -117,8 +117,9 @@ bench-laptop: setup ## Stageline beside llama.cpp on this machine; compiles llam
 	@$(BENCH) laptop $(BENCH_PAGE) $(ARGS)
 
 .PHONY: bench-speculation
-bench-speculation: setup ## What drafts win and cost: real layers, then paced stages (ARGS="…" go to the former)
+bench-speculation: setup ## What drafts win and cost: paced stages, a draft model, lookup on real layers (ARGS="…" go to the last)
 	@$(BENCH) paced-speculation $(BENCH_PAGE)
+	@$(BENCH) draft-model $(BENCH_PAGE)
 	@$(BENCH) speculation $(BENCH_PAGE) $(ARGS)
 
 .PHONY: bench-gateway

@@ -1,4 +1,4 @@
-"""`stageline bench`: offline, pipeline, paced, speculation, paced-speculation, peers, serve, laptop.
+"""`stageline bench`: offline, pipeline, paced, speculation, paced-speculation, draft-model, peers, serve, laptop.
 
 Each prints progress and writes one result.
 """
@@ -20,6 +20,7 @@ from stageline_bench.laptop.comparison import LaptopBench
 from stageline_bench.page_section import EXISTING_PAGE
 from stageline_bench.runtime.arrivals import ArrivalLoad
 from stageline_bench.runtime.bench_group import MAX_MODEL_LEN, GroupShape
+from stageline_bench.runtime.draft_model import run_draft_model
 from stageline_bench.runtime.offline import run_offline
 from stageline_bench.runtime.paced import run_paced
 from stageline_bench.runtime.peer_environment import DIRECTORY, ensure_environment
@@ -180,6 +181,18 @@ def speculation(source: str, cache_dir: Path, results: Path, page: Path | None, 
     with tempfile.TemporaryDirectory() as scratch:
         model = _model(source, cache_dir)
         _keep(run_speculation(model, directory=Path(scratch), say=click.echo, **rest), results, page)
+
+
+@bench.command("draft-model")
+@model_options
+@common
+@click.option("--cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--rounds", type=click.IntRange(1), default=5)
+def draft_model(source: str, cache_dir: Path, results: Path, page: Path | None, **rest: Any) -> None:
+    """Drafts by a model on the last stage: one that mostly agrees, and one that doesn't."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = _model(source, cache_dir)
+        _keep(run_draft_model(model, directory=Path(scratch), say=click.echo, **rest), results, page)
 
 
 @bench.command("paced-speculation")

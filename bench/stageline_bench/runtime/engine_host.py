@@ -23,6 +23,7 @@ from stageline_bench.runtime.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.draft_model import read_draft_model
 from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
@@ -132,6 +133,8 @@ class EngineHost:
             self._model_dir,
             on_step_done=self._core.step_done,
             on_drain_requested=lambda _stage: None,
+            on_drafted=self._core.drafted,
+            draft=read_draft_model(self._contract.config, self._model_dir),
         )
         rounds = asyncio.create_task(self._serve(group))
         while not rounds.done():

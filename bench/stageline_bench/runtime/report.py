@@ -36,6 +36,7 @@ def render(result: Result) -> str:
         "vllm-engine": _vllm_engine_table,
         "speculation": _speculation_table,
         "paced-speculation": _speculation_table,
+        "draft-model": _speculation_table,
     }
     return header + tables[result.program](result) + "\n" + _targets_table(result.targets)
 

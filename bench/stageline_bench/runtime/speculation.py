@@ -53,7 +53,7 @@ def run_speculation(
     machine = this_machine()
     cases = _cases(model_dir)
     shapes = {name: _shape(name, cores, dtype) for name in (PLAIN, DRAFTS, WRONG)}
-    measured = _measure(model_dir, shapes, cases, rounds, directory, say)
+    measured = measure_cases(model_dir, shapes, cases, rounds, directory, say)
     parameters = {"model": model_dir.name, "dtype": dtype, "cores": list(cores), "rounds": rounds, "tokens": 15}
     return Result(
         program="speculation",
@@ -61,7 +61,7 @@ def run_speculation(
         machine=machine,
         parameters=parameters,
         rounds=measured,
-        targets=_targets(cases, measured, f"P = {len(cores)}"),
+        targets=targets_of(cases, measured, f"P = {len(cores)}"),
     )
 
 
@@ -90,7 +90,7 @@ def run_paced_speculation(
         for shape in (_shape(name, stage_cores, "bfloat16"),)
     }
     model_dir = write_paced_model(directory / "model", len(stage_cores))
-    measured = _measure(model_dir, shapes, cases, rounds, directory, say)
+    measured = measure_cases(model_dir, shapes, cases, rounds, directory, say)
     return Result(
         program="paced-speculation",
         date=today(),
@@ -104,7 +104,7 @@ def run_paced_speculation(
             "rounds": rounds,
         },
         rounds=measured,
-        targets=_targets(cases, measured, f"P = {len(stage_cores)}"),
+        targets=targets_of(cases, measured, f"P = {len(stage_cores)}"),
     )
 
 
@@ -121,27 +121,14 @@ def _shape(name: str, cores: Sequence[int], dtype: str) -> GroupShape:
 
 def _cases(model_dir: Path) -> tuple[Case, ...]:
     """One request and four of each prompt, drafts that are always wrong, and a full group."""
-    model = read_model_config(model_dir)
-    reader = PromptReader.load(
-        model_dir, vocab_size=model.vocab_size, max_model_len=2048, eos_token_ids=model.eos_token_ids
-    )
-    written: dict[str, Any] = json.loads(PROMPTS.read_text(encoding="utf-8"))
-    ids = {
-        name: reader.render_prompt(ChatPrompt(messages=(ChatMessage(role="user", content=each["text"]),)))
-        for name, each in written.items()
-    }
-    ends = tuple(sorted(model.eos_token_ids))
-    orders = {
-        name: RoundOrder(prompts=(ids[name],), output_tokens=each["tokens"], stop_token_ids=ends)
-        for name, each in written.items()
-    }
+    orders = _orders(model_dir)
     both = (PLAIN, DRAFTS)
     single = [Case(name, order, both, {DRAFTS: FLOORS[name]}) for name, order in orders.items()]
     four = [
         Case(f"{name}, 4 requests", order.model_copy(update={"prompts": order.prompts * 4}), both, {})
         for name, order in orders.items()
     ]
-    everything = [*ids.values()] * FULL_REQUESTS
+    everything = [order.prompts[0] for order in orders.values()] * FULL_REQUESTS
     full = orders["chat"].model_copy(update={"prompts": tuple(everything[:FULL_REQUESTS])})
     return (
         *single,
@@ -151,7 +138,30 @@ def _cases(model_dir: Path) -> tuple[Case, ...]:
     )
 
 
-def _measure(
+def chat_order(model_dir: Path) -> RoundOrder:
+    """One request of free chat."""
+    return _orders(model_dir)["chat"]
+
+
+def _orders(model_dir: Path) -> dict[str, RoundOrder]:
+    """One request of each prompt, by its name."""
+    model = read_model_config(model_dir)
+    reader = PromptReader.load(
+        model_dir, vocab_size=model.vocab_size, max_model_len=2048, eos_token_ids=model.eos_token_ids
+    )
+    written: dict[str, Any] = json.loads(PROMPTS.read_text(encoding="utf-8"))
+    ends = tuple(sorted(model.eos_token_ids))
+    return {
+        name: RoundOrder(
+            prompts=(reader.render_prompt(ChatPrompt(messages=(ChatMessage(role="user", content=each["text"]),))),),
+            output_tokens=each["tokens"],
+            stop_token_ids=ends,
+        )
+        for name, each in written.items()
+    }
+
+
+def measure_cases(
     model_dir: Path,
     shapes: dict[str, GroupShape],
     cases: Sequence[Case],
@@ -159,6 +169,7 @@ def _measure(
     directory: Path,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
+    """Each case `rounds` times on groups of its variants' shapes, all of one model."""
     measured: list[dict[str, Any]] = []
     with ExitStack() as ends:
         groups = {
@@ -190,7 +201,8 @@ def _one(groups: dict[str, BenchGroup], case: Case, index: int) -> dict[str, Any
     return {"case": case.name, "tokens_per_second": rates, "equal_answers": equal, "answers": answers}
 
 
-def _targets(cases: Sequence[Case], measured: list[dict[str, Any]], where: str) -> list[Target]:
+def targets_of(cases: Sequence[Case], measured: list[dict[str, Any]], where: str) -> list[Target]:
+    """The cases' floors, held against the medians of their pairs."""
     targets = []
     for case in cases:
         for name, floor in case.floors.items():

@@ -128,7 +128,7 @@ class Drafted(Message, frozen=True):
     seq: int
     rows: tuple[DraftedRow, ...]
     step_seconds: float
-    """What one step of the draft model took, on the average; 0 where none was of decode rows alone."""
+    """What one step of the draft model took, on the average, catching up left out; 0 where nothing else was done."""
 
 
 class DrainRequested(Message, frozen=True):

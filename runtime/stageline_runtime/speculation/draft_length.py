@@ -39,6 +39,11 @@ class DraftLength:
 
     most: int
     length: int = -1
+    probe_length: int = PROBE_LENGTH
+    """How many drafts are tried where none were for long."""
+    most_probe_tokens: int = PROBE_TOKENS
+    """Each probe that fails doubles the tokens up to the next, up to so many: for drafts that cost time to make."""
+    _probe_tokens: int = PROBE_TOKENS
     _held: float = FIRST_ACCEPTANCE * FIRST_WEIGHT
     _judged: float = FIRST_WEIGHT
     """Drafts of the last rows that held, and those that were put to the test: the ones after a miss were not."""
@@ -67,6 +72,7 @@ class DraftLength:
         """A verifying row is back: of its drafts so many held."""
         self._judge(num_held, min(num_held + 1, num_drafts))
         self._misses = 0 if num_held else self._misses + 1
+        self._probe_tokens = PROBE_TOKENS if num_held else min(self._probe_tokens * 2, self.most_probe_tokens)
         self._plain_tokens = self._would_hold = 0
         if num_held == num_drafts:
             self.length = min(max(self.length, num_drafts) * 2 + 1, self.most)
@@ -76,7 +82,7 @@ class DraftLength:
     def note_plain_token(self) -> None:
         """A decode row without drafts is back, for whose token nothing would have been drafted."""
         self._plain_tokens += 1
-        if self._plain_tokens < PROBE_TOKENS:
+        if self._plain_tokens < self._probe_tokens:
             return
         self._plain_tokens = 0
         is_off = self.length == 0
@@ -84,7 +90,7 @@ class DraftLength:
         self._judged = FIRST_WEIGHT
         if is_off:
             # One more miss stops it again.
-            self.length, self._misses = min(PROBE_LENGTH, self.most), MISSES_TO_STOP - 1
+            self.length, self._misses = min(self.probe_length, self.most), MISSES_TO_STOP - 1
 
     def note_guess(self, *, holds: bool) -> None:
         """A decode row without drafts is back; what would have been drafted for its token would have held, or not."""

@@ -9,13 +9,16 @@ from stageline_runtime.speculation.draft_length import DraftLength
 from stageline_runtime.speculation.request_drafts import Tokens
 from stageline_runtime.speculation.settings import DraftSettings
 
+MOST_PROBE_TOKENS = 256
+"""Between two trials of a draft model that is of no use to a request."""
+
 
 class ModelDrafts:
     """Implements `RequestDrafts`."""
 
     def __init__(self, settings: DraftSettings) -> None:
         self._settings = settings
-        self._length = DraftLength(settings.tokens)
+        self._length = DraftLength(settings.tokens, probe_length=1, most_probe_tokens=MOST_PROBE_TOKENS)
         self._position = 0
         self._drafted: tuple[int, ...] = ()
 

@@ -18,6 +18,8 @@ from stageline_runtime.plan_bus.step_plan import padded_size
 
 MOST_ACCEPTANCE = 0.99
 """So that a chain is ever thought to end."""
+WORTH_DRAFTING = 1.05
+"""What drafts that have yet to be made must promise: their request waits for them, which costs more than their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class StepCost:
         Each of them takes a step of the draft model, which delays the round by `draft_seconds`: with `r` rows,
         `r * (1 + gain) / (t(r * (1 + n)) + n * draft_seconds)`.
         """
-        best, highest, length = 0, self.rate(num_rows, 0, acceptance), most
+        best, highest, length = 0, WORTH_DRAFTING * self.rate(num_rows, 0, acceptance), most
         lengths = []
         while length:
             lengths.append(length)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stageline_runtime.speculation.draft_length import FIRST_LENGTH, PROBE_TOKENS
-from stageline_runtime.speculation.model_drafts import ModelDrafts
+from stageline_runtime.speculation.draft_length import FIRST_LENGTH
+from stageline_runtime.speculation.model_drafts import MOST_PROBE_TOKENS, ModelDrafts
 from stageline_runtime.speculation.settings import DraftSettings
 from stageline_runtime.speculation.step_cost import FREE, StepCost
 
@@ -38,9 +38,28 @@ def test_it_asks_for_more_while_all_hold_and_for_none_after_misses() -> None:
     for _ in range(24):
         request.note_row(15, 0)
     assert request.steps_to_draft(5, 1, 100, 1) == 0
-    for _ in range(PROBE_TOKENS):
+    for _ in range(MOST_PROBE_TOKENS):
         request.note_plain_token(5, tokens)
-    assert request.steps_to_draft(5, 1, 100, 1) > 0, "it may have come to easier ground"
+    assert request.steps_to_draft(5, 1, 100, 1) == 1, "it may have come to easier ground"
+
+
+def test_a_draft_model_of_no_use_is_tried_ever_more_seldom() -> None:
+    """A trial costs a step of the draft model, and a row."""
+    request = drafts()
+    request.note_row(3, 0)
+    while request.steps_to_draft(5, 1, 100, 1):
+        request.note_row(1, 0)
+    waits: list[int] = []
+    for _ in range(4):
+        waits.append(0)
+        while not request.steps_to_draft(5, 1, 100, 1):
+            request.note_plain_token(5, tokens)
+            waits[-1] += 1
+        request.note_row(1, 0)
+    assert waits[-1] == MOST_PROBE_TOKENS
+    assert waits == sorted(waits), waits
+    request.note_row(1, 1)
+    assert request.steps_to_draft(5, 1, 100, 1) > 1, "one that holds is followed"
 
 
 @pytest.mark.parametrize(("most", "context", "steps"), [(2, 100, 2), (0, 100, 0), (9, 7, 2), (9, 5, 0), (9, 4, 0)])

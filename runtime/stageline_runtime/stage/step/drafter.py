@@ -22,6 +22,8 @@ from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.speculation.draft_history import DraftHistory
 from stageline_runtime.stage.step.sampling_state import SlotSampling
 
+MOST_TIMED_TOKENS = 16
+"""Of a first step that counts as one like the others; more is catching up."""
 _GREEDY = RequestSampling(temperature=0.0)
 SamplingOf = Callable[[PlanRow], SlotSampling | None]
 """How a row's request samples; None where another request has its slot."""
@@ -111,16 +113,18 @@ class Drafter:
         rows = [_Row(planned, sampling_of(planned)) for planned in plan.drafted_rows]
         here = [row for row in rows if self._history.is_current(row.planned.slot, row.planned.generation)]
         inputs = self._missed(here)
+        began, steps = time.perf_counter(), 1
         self._step(plan.seq, inputs)
+        if sum(len(each.ids) for each in inputs) > MOST_TIMED_TOKENS:
+            began, steps = time.perf_counter(), 0
         drafting = [each.row for each in inputs if each.draws]
-        began, steps = time.perf_counter(), 0
         for _ in range(plan.draft_steps - 1):
             drafting = [row for row in drafting if row.next_position <= self._stage.context_tokens]
             if not drafting:
                 break
             self._step(plan.seq, [_Input(row, row.next_position - 1, row.tokens[-1:]) for row in drafting])
             steps += 1
-        seconds = (time.perf_counter() - began) / steps if steps else 0.0
+        seconds = (time.perf_counter() - began) / steps if steps and inputs else 0.0
         return Drafted(plan.seq, tuple(row.said() for row in rows), seconds)
 
     def _missed(self, rows: Sequence[_Row]) -> list[_Input]:

@@ -1,0 +1,120 @@
+"""What a draft model wins on real layers, where it mostly says what the model says, and what it costs where it doesn't.
+
+There is no small model of the demo model's vocabulary to be had, so both kinds are made from it: its first layers as a
+draft model, once of the model as it is (they rarely agree), and once of a copy whose later layers add little (they
+mostly do). Such a copy takes as long as the model, layer for layer; what it says means nothing.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stageline_api.runtime_config import SpeculativeConfig
+from stageline_bench.runtime.bench_group import GroupShape
+from stageline_bench.runtime.results import Result, this_machine, today
+from stageline_bench.runtime.speculation import (
+    DRAFTS,
+    FULL_REQUESTS,
+    PLAIN,
+    Case,
+    chat_order,
+    measure_cases,
+    targets_of,
+)
+
+WEIGHTS: Final = "model.safetensors"
+DRAFT_LAYERS: Final = 3
+LATE_SHARE: Final = 0.003
+"""What is left of what the copy's later layers add to the residual stream."""
+AGREEING_FLOOR, UNLIKE_FLOOR, FULL_FLOOR = 1.5, 0.95, 0.97
+
+
+def run_draft_model(
+    model_dir: Path,
+    *,
+    cores: Sequence[int],
+    rounds: int,
+    dtype: str,
+    directory: Path,
+    say: Callable[[str], None],
+) -> Result:
+    """Measure one request, four and sixteen with a draft model that agrees, and one with a draft model that doesn't."""
+    machine = this_machine()
+    measured, targets = [], []
+    for name, share, cases in (
+        ("agreeing", LATE_SHARE, {1: AGREEING_FLOOR, 4: None, FULL_REQUESTS: FULL_FLOOR}),
+        ("unlike", 1.0, {1: UNLIKE_FLOOR}),
+    ):
+        target, draft = write_pair(model_dir, directory / name, share)
+        shapes = {each: _shape(each, cores, dtype, draft) for each in (PLAIN, DRAFTS)}
+        order = chat_order(target)
+        own = [
+            Case(
+                f"{name} draft model, {count} request{'s' if count > 1 else ''}",
+                order.model_copy(update={"prompts": order.prompts * count, "stop_token_ids": ()}),
+                (PLAIN, DRAFTS),
+                {} if floor is None else {DRAFTS: floor},
+            )
+            for count, floor in cases.items()
+        ]
+        found = measure_cases(target, shapes, own, rounds, directory / f"{name}-groups", say)
+        measured += found
+        targets += targets_of(own, found, f"P = {len(cores)}")
+    return Result(
+        program="draft-model",
+        date=today(),
+        machine=machine,
+        parameters={
+            "model": model_dir.name,
+            "dtype": dtype,
+            "cores": list(cores),
+            "rounds": rounds,
+            "draft_layers": DRAFT_LAYERS,
+        },
+        rounds=measured,
+        targets=targets,
+    )
+
+
+def write_pair(model_dir: Path, directory: Path, late_share: float) -> tuple[Path, Path]:
+    """Write the model with `late_share` of what its layers after the first ones add, and those first ones as a model of
+    their own; returns both directories.
+    """
+    weights = load_file(model_dir / WEIGHTS)
+    for name, tensor in weights.items():
+        if _layer(name) >= DRAFT_LAYERS and ("o_proj" in name or "down_proj" in name):
+            tensor *= late_share
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    first = {name: tensor for name, tensor in weights.items() if _layer(name) < DRAFT_LAYERS}
+    target = _write(model_dir, directory / "target", config, weights)
+    return target, _write(model_dir, directory / "draft", config | {"num_hidden_layers": DRAFT_LAYERS}, first)
+
+
+def _layer(name: str) -> int:
+    """Of a weight; -1 where it is of none."""
+    parts = name.split(".")
+    return int(parts[2]) if parts[:2] == ["model", "layers"] else -1
+
+
+def _write(model_dir: Path, directory: Path, config: dict[str, object], weights: dict[str, Tensor]) -> Path:
+    directory.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_dir / name, directory)
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    return directory
+
+
+def _shape(name: str, cores: Sequence[int], dtype: str, draft: Path) -> GroupShape:
+    return GroupShape(
+        name=name,
+        stage_cores=tuple(cores),
+        dtype=dtype,
+        max_num_seqs=FULL_REQUESTS,
+        speculative=None if name == PLAIN else SpeculativeConfig(draft_source=f"file://{draft}"),
+    )
