@@ -212,7 +212,11 @@ STAGE_BUBBLE: Final = MetricSpec(
     "outstanding.",
     _STAGE,
 )
-STAGE_STEPS: Final = MetricSpec("stageline_stage_steps_total", "Plans run, by kind of compute.", (*_STAGE, "kind"))
+STAGE_STEPS: Final = MetricSpec(
+    "stageline_stage_steps_total",
+    "Plans run, by kind of compute; of kind draft the steps of the draft model.",
+    (*_STAGE, "kind"),
+)
 STAGE_GRAPH_STEPS: Final = MetricSpec(
     "stageline_stage_graph_steps_total", "Plans run, by how much of them ran captured.", (*_STAGE, "graph")
 )

@@ -146,7 +146,6 @@ class StageProgress:
 
     def _count_drafts(self, plan: StepPlan, record: StepRecord) -> None:
         self.steps_by_kind[BusyKind.DRAFT] += plan.draft_steps
-        self.tokens_by_kind[BusyKind.DRAFT] += plan.draft_steps * len(plan.drafted_rows)
         self.step_seconds_by_kind[BusyKind.DRAFT].observe(record.draft_nanoseconds() / 1e9)
 
     def timeline_page(self, since_seq: int) -> TimelinePage:
