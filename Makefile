@@ -122,6 +122,10 @@ bench-speculation: setup ## What drafts win and cost: paced stages, a draft mode
 	@$(BENCH) draft-model $(BENCH_PAGE)
 	@$(BENCH) speculation $(BENCH_PAGE) $(ARGS)
 
+.PHONY: bench-speculation-peers
+bench-speculation-peers: setup ## Drafts by lookup beside Hugging Face's and vLLM's; makes vLLM's environment once (ARGS="…")
+	@$(BENCH) speculation-peers $(BENCH_PAGE) $(ARGS)
+
 .PHONY: bench-gateway
 bench-gateway: setup ## What the gateway adds to an answer, and what a core of it relays beside nginx (ARGS="…")
 	@$(PY) -m stageline_bench.gateway $(BENCH_PAGE) $(ARGS)

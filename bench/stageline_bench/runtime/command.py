@@ -1,4 +1,4 @@
-"""`stageline bench`: offline, pipeline, paced, speculation, paced-speculation, draft-model, peers, serve, laptop.
+"""`stageline bench`: offline, pipeline, paced, speculation and its kin, peers, serve, laptop.
 
 Each prints progress and writes one result.
 """
@@ -31,6 +31,7 @@ from stageline_bench.runtime.results import Result, result_of_today, write_resul
 from stageline_bench.runtime.serve import run_serve
 from stageline_bench.runtime.served_engines import Servers
 from stageline_bench.runtime.speculation import run_paced_speculation, run_speculation
+from stageline_bench.runtime.speculation_peers import SpeculationPeers
 from stageline_bench.runtime.vllm_engine import ARRIVALS, TRIAL_ARRIVALS, TRIAL_BURSTS, run_vllm_engine
 from stageline_bench.runtime.workload import INPUT_TOKENS, Workload
 from stageline_runtime.prepare.progress import reporter_for
@@ -193,6 +194,22 @@ def draft_model(source: str, cache_dir: Path, results: Path, page: Path | None, 
     with tempfile.TemporaryDirectory() as scratch:
         model = _model(source, cache_dir)
         _keep(run_draft_model(model, directory=Path(scratch), say=click.echo, **rest), results, page)
+
+
+@bench.command("speculation-peers")
+@model_options
+@common
+@click.option("--core", type=click.IntRange(0), default=0, help="Of all three; two stages of vLLM take the next.")
+@click.option("--rounds", type=click.IntRange(1), default=3)
+@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
+def speculation_peers(
+    source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, rounds: int, **rest: Any
+) -> None:
+    """What lookup wins here, in Hugging Face's generate and in vLLM: one request, one core."""
+    python = ensure_environment(environment, click.echo)
+    with tempfile.TemporaryDirectory() as scratch:
+        peers = SpeculationPeers(_model(source, cache_dir), python, directory=Path(scratch), **rest)
+        _keep(peers.run(rounds, click.echo), results, page)
 
 
 @bench.command("paced-speculation")

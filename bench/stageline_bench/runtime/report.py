@@ -10,6 +10,8 @@ from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
 from stageline_bench.runtime.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
 from stageline_bench.runtime.speculation import DRAFTS, NO_CHAINS, PLAIN, WRONG
+from stageline_bench.runtime.speculation_peers import ENGINES as LOOKUP_ENGINES
+from stageline_bench.runtime.speculation_peers import ratios
 from stageline_bench.runtime.vllm_engine import ENGINES, FLOORS, LATENCIES, burst_medians
 
 _VARIANTS = (PLAIN, NO_CHAINS, DRAFTS, WRONG)
@@ -37,8 +39,10 @@ def render(result: Result) -> str:
         "speculation": _speculation_table,
         "paced-speculation": _speculation_table,
         "draft-model": _speculation_table,
+        "speculation-peers": _speculation_peers_table,
     }
-    return header + tables[result.program](result) + "\n" + _targets_table(result.targets)
+    table = header + tables[result.program](result)
+    return f"{table}\n{_targets_table(result.targets)}" if result.targets else table
 
 
 def _targets_table(targets: list[Target]) -> str:
@@ -90,6 +94,18 @@ def _speculation_table(result: Result) -> str:
         shown = ", ".join(f"{name} {median(each):.1f}" for name, each in rates.items())
         equal = sum(one["equal_answers"] for one in rounds)
         lines.append(f"| {case} | {shown} | {ratio:.2f} | {equal} of {sum(one['answers'] for one in rounds)} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _speculation_peers_table(result: Result) -> str:
+    lines = [
+        "| Prompt | " + " | ".join(f"{engine}: tok/s without, with, ratio" for engine in LOOKUP_ENGINES) + " |",
+        "|---|" + "---|" * len(LOOKUP_ENGINES),
+    ]
+    for case in dict.fromkeys(one["case"] for one in result.rounds):
+        found = [ratios(result.rounds, engine, case) for engine in LOOKUP_ENGINES]
+        cells = ["-" if one is None else f"{one[0]:.1f}, {one[1]:.1f}, {one[2]:.2f}" for one in found]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 
 

@@ -121,7 +121,7 @@ def _shape(name: str, cores: Sequence[int], dtype: str) -> GroupShape:
 
 def _cases(model_dir: Path) -> tuple[Case, ...]:
     """One request and four of each prompt, drafts that are always wrong, and a full group."""
-    orders = _orders(model_dir)
+    orders = prompt_orders(model_dir)
     both = (PLAIN, DRAFTS)
     single = [Case(name, order, both, {DRAFTS: FLOORS[name]}) for name, order in orders.items()]
     four = [
@@ -140,10 +140,10 @@ def _cases(model_dir: Path) -> tuple[Case, ...]:
 
 def chat_order(model_dir: Path) -> RoundOrder:
     """One request of free chat."""
-    return _orders(model_dir)["chat"]
+    return prompt_orders(model_dir)["chat"]
 
 
-def _orders(model_dir: Path) -> dict[str, RoundOrder]:
+def prompt_orders(model_dir: Path) -> dict[str, RoundOrder]:
     """One request of each prompt, by its name."""
     model = read_model_config(model_dir)
     reader = PromptReader.load(

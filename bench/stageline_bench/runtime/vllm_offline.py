@@ -1,8 +1,8 @@
 """vLLM under the same rounds as Stageline's bench: runs in the peers' environment, imports nothing of Stageline.
 
-Reads one JSON order a line (`prompts`, `output_tokens`) and answers each with `{"seconds", "output_tokens"}`: the wall
-time of `LLM.generate` on token ids, greedy, without end-of-sequence. The engine is vLLM's own default for a CPU apart
-from what is named here. The end of standard input ends it.
+Reads one JSON order a line (`prompts`, `output_tokens`, and `stop_token_ids` where answers may end) and answers each
+with `{"seconds", "output_tokens"}`: the wall time of `LLM.generate` on token ids, greedy. The engine is vLLM's own
+default for a CPU apart from what is named here. The end of standard input ends it.
 """
 
 import argparse
@@ -23,12 +23,21 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=0, help="0 leaves vLLM's default")
     parser.add_argument("--kv-gib", type=int, default=2, help="KV cache of a worker; ample for every round here")
+    parser.add_argument("--ngram", type=int, default=0, help="drafts by lookup of a row; 0 leaves them off")
     arguments = parser.parse_args()
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = arguments.cores
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(arguments.kv_gib)
     from vllm import LLM, SamplingParams
 
     options = {}
+    if arguments.ngram:
+        # Both bounds are required; these are the ones of vLLM's own examples.
+        options["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": arguments.ngram,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2,
+        }
     if arguments.max_num_batched_tokens:
         options["max_num_batched_tokens"] = arguments.max_num_batched_tokens
     engine = LLM(
@@ -45,7 +54,12 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - standard output is this program's answer
     for line in sys.stdin:
         order = json.loads(line)
-        sampling = SamplingParams(temperature=0.0, max_tokens=order["output_tokens"], ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=order["output_tokens"],
+            ignore_eos=True,
+            stop_token_ids=order.get("stop_token_ids") or None,
+        )
         prompts = [{"prompt_token_ids": ids} for ids in order["prompts"]]
         begin = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
