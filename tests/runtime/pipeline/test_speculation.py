@@ -12,7 +12,8 @@ import pytest
 
 from oracles.pipeline_checks import draw_prompts, open_stream, samples
 from oracles.tiny_models import VOCAB_SIZE
-from processes.running_group import RunningGroup, running_group
+from processes import eager_drafts_engine
+from processes.running_group import ENGINE_COMMAND, RunningGroup, running_group
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 
 CONFIG: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 64}
@@ -130,8 +131,12 @@ def drafting(
 ) -> Iterator[RunningGroup]:
     stage_count, method = request.param
     target, draft = early_exit
-    given = DRAFTS if method == LOOKUP else DRAFTS | {"draft_source": f"file://{draft}"}
-    with running_group(tmp_path_factory.mktemp("drafting"), target, stage_count, speculative=given, **CONFIG) as group:
+    by_model = {"draft_source": f"file://{draft}"} if method == MODEL else {}
+    # A tiny model's steps are hardly longer than its draft model's; what real ones cost decides in the lookup's groups.
+    engine = eager_drafts_engine.COMMAND if method == MODEL else ENGINE_COMMAND
+    directory = tmp_path_factory.mktemp("drafting")
+    given = CONFIG | {"speculative": DRAFTS | by_model}
+    with running_group(directory, target, stage_count, engine_command=engine, **given) as group:
         yield group
 
 
