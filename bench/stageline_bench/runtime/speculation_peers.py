@@ -6,6 +6,7 @@ for a single token and once for the whole answer. An engine is divided by itself
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,6 @@ ENGINES = (STAGELINE, HUGGING_FACE, VLLM)
 PEER_DRAFTS: Final = 10
 """What both peers' documentation recommends to begin with."""
 CONTEXT_TOKENS: Final = 2048
-LAST_LINES: Final = 1
 Rate = Callable[[RoundOrder], float]
 
 
@@ -172,7 +172,7 @@ def _answer(process: LineProcess, order: RoundOrder) -> dict[str, Any]:
 
 
 def _cause(log: Path) -> str:
-    """The last line that names an error."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    named = [line for line in lines if "Error" in line]
-    return (named or lines or ["no word"])[-LAST_LINES].split("] ")[-1][:300]
+    """The first exception that the log names: what follows from it comes later."""
+    lines = [line.split("] ")[-1].strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    return (named[:1] or lines[-1:] or ["no word"])[0][:300]

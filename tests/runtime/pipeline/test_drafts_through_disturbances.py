@@ -11,7 +11,8 @@ import pytest
 from chaos.group_endings import assert_all_name
 from oracles.pipeline_checks import OpenStream, Prompt, draw_prompts, open_stream, samples
 from oracles.tiny_models import VOCAB_SIZE
-from processes.running_group import RunningGroup, running_group
+from processes import eager_drafts_engine
+from processes.running_group import ENGINE_COMMAND, RunningGroup, running_group
 from processes.small_machines import short_stage_command
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 
@@ -25,10 +26,13 @@ PROMPT: Prompt = (70, 71, 72, 71) * 5
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=120, ignore_eos=True, logit_bias=FEW)
 
 
-def drafts(method: str, early_exit: tuple[Path, Path]) -> dict[str, Any]:
-    """As a group's config has them."""
-    by_model = {"draft_source": f"file://{early_exit[1]}"} if method == MODEL else {}
-    return {"tokens": 15, "min_match": 1, **by_model}
+def drafting(method: str, early_exit: tuple[Path, Path]) -> dict[str, Any]:
+    """What makes a group draft: its config, and an engine that does so however fast tiny models run here."""
+    settings: dict[str, Any] = {"tokens": 15, "min_match": 1}
+    if method == MODEL:
+        settings["draft_source"] = f"file://{early_exit[1]}"
+        return {"speculative": settings, "engine_command": eager_drafts_engine.COMMAND}
+    return {"speculative": settings, "engine_command": ENGINE_COMMAND}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,7 @@ def test_nobody_gets_other_tokens_for_want_of_cache(
     expected = plain.generate_all(prompts, samplings)
     command = short_stage_command(NUM_BLOCKS)
     with running_group(
-        tmp_path, early_exit[0], 2, stage_command=command, speculative=drafts(method, early_exit), **CONFIG
+        tmp_path, early_exit[0], 2, stage_command=command, **drafting(method, early_exit), **CONFIG
     ) as short:
         assert short.generate_at_once(prompts, samplings) == expected
         assert samples(f"{short.url}/metrics")["stageline_preemptions_total"][()] > 0, "cache never ran out"
@@ -94,7 +98,7 @@ def test_a_group_that_drains_finishes_its_drafts(
     plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
 ) -> None:
     expected = plain.generate(PROMPT, LONG)
-    with running_group(tmp_path, early_exit[0], 2, speculative=drafts(method, early_exit), **CONFIG) as group:
+    with running_group(tmp_path, early_exit[0], 2, **drafting(method, early_exit), **CONFIG) as group:
         with open_stream(group, PROMPT, LONG) as stream:
             tokens = read_tokens(stream, 10)
             group.processes["stage-1"].send_signal(signal.SIGTERM)
@@ -114,7 +118,7 @@ def test_an_answer_goes_on_where_drafts_were_in_flight(
     goes on, and `test_speculation` has one with drafts go on.
     """
     expected = plain.generate(PROMPT, LONG)
-    with running_group(tmp_path, early_exit[0], 2, speculative=drafts(method, early_exit), **CONFIG) as group:
+    with running_group(tmp_path, early_exit[0], 2, **drafting(method, early_exit), **CONFIG) as group:
         with open_stream(group, PROMPT, LONG) as stream:
             tokens = read_tokens(stream, 20)
             with group.standing_still("stage-0"):
