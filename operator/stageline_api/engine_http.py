@@ -3,15 +3,14 @@
 `POST /v1/generate` takes a `GenerateRequest` and answers with newline-delimited JSON, one `Event` per line: exactly
 one `Admitted`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank line, every few seconds, says
 that the request still waits for its turn while the group works; readers skip it. A request that is refused before it
-is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request.
+is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request. All but the probes
+ask for a key (`engine_access`).
 `POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
 `GET /v1/prefixes` says which beginnings of prompts the prefix cache holds, by the names that requests gave them.
 """
 
-from collections.abc import Mapping
 from enum import StrEnum
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -335,33 +334,8 @@ class ErrorCode(StrEnum):
     QUEUE_FULL = "queue_full"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
-
-
-def is_of_this_machine(host: str) -> bool:
-    """Whether a `Host` header names an address, or this machine: no name that a web page's owner could point here."""
-    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def why_unwelcome(headers: Mapping[str, str], any_name: bool = False) -> str | None:
-    """Why a request on a port that asks for no key must come from a web page, as a sentence; None when it needn't.
-
-    Ports for machines alone take nothing from a browser, whose user knows nothing of it. Browsers say so themselves,
-    and a page whose name was pointed here gives that name. `any_name`: this port has names of its own.
-    """
-    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-        return "Nothing is answered to web pages on this port."
-    if not any_name and not is_of_this_machine(headers.get("host", "localhost")):
-        return "This port is asked by its address, not by a name."
-    if headers.get("content-type", "application/json").partition(";")[0].strip().lower() != "application/json":
-        return "The content type must be application/json."
-    return None
+    KEY_MISSING = "key_missing"
+    """The request shows none of the engine's keys."""
 
 
 class EngineError(_Frozen):

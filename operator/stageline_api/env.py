@@ -12,6 +12,8 @@ POD_IP: Final = "STAGELINE_POD_IP"
 """Address this pod binds its listeners to; the downward API's `status.podIP`."""
 BUS_TOKEN: Final = "STAGELINE_BUS_TOKEN"
 """Shared secret of one PipelineModel's plan bus; never logged."""
+ENGINE_KEYS: Final = "STAGELINE_ENGINE_KEYS"
+"""Keys that an engine takes and a gateway shows (`engine_access`), a key a line; never logged."""
 TERMINATION_PATH: Final = "STAGELINE_TERMINATION_PATH"
 """Where a failing container writes its `TerminationMessage`."""
 

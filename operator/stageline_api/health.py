@@ -47,7 +47,7 @@ class StageStatus(BaseModel):
 
 
 class EngineStatus(BaseModel):
-    """The engine's account of the whole group, served at `http://<stage 0 pod>:8000/status`."""
+    """The engine's account of the whole group, served at `http://<stage 0 pod>:8002/status`."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -23,6 +23,7 @@ from stageline_gateway.endpoints.responses import add_responses
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.tokenizing import add_tokenize_routes
 from stageline_gateway.engine_client.engine_calls import EngineCalls
+from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.fleet import build_fleet
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.settings import GatewaySettings
@@ -38,8 +39,10 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     application can't see itself, `app.state.send_timeout_seconds` and `app.state.hosts` are for who talks with clients.
     """
     metrics = GatewayMetrics()
-    fleet = build_fleet(settings, metrics)
-    calls = EngineCalls(settings.connect_timeout_seconds, settings.call_timeout_seconds)
+    key = EngineKey()
+    key.take(settings.engine_keys)
+    fleet = build_fleet(settings, metrics, key)
+    calls = EngineCalls(key, settings.connect_timeout_seconds, settings.call_timeout_seconds)
     keys = None if settings.keys_path is None else KeysFile(settings.keys_path, metrics.keys_stale.set)
     bodies = BodyMemory(
         limit_bytes=settings.body_room_bytes,

@@ -4,6 +4,7 @@ What serves is imported only when the command runs, so that `stageline --help` s
 """
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from stageline_api import env, ports
+from stageline_api.engine_access import read_keys
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure_logging
 
@@ -135,6 +137,7 @@ def gateway(
     settings = GatewaySettings(
         endpoints_path=endpoints,
         namespace=_namespace(endpoints, kubernetes, namespace),
+        engine_keys=_engine_keys(),
         keys_path=keys,
         hosts=_hosts(allowed_host, host, keys),
         probe_interval_seconds=probe_seconds / 2,
@@ -163,6 +166,15 @@ def _hosts(allowed: tuple[str, ...], host: str, keys: Path | None) -> frozenset[
         return frozenset(name.lower() for name in allowed)
     is_own = host in ("localhost", "::1") or host.startswith("127.")
     return frozenset() if keys is None and is_own else None
+
+
+def _engine_keys() -> str:
+    text = os.environ.get(env.ENGINE_KEYS, "")
+    try:
+        read_keys(text)
+    except ValueError as error:
+        raise UserError(f"{env.ENGINE_KEYS}: {error}", USAGE_EXIT_CODE) from None
+    return text
 
 
 def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) -> str:

@@ -118,6 +118,8 @@ def refused_by_engine(error: EngineError, default_param: str, retry_after_second
         case ErrorCode.NOT_READY | ErrorCode.DRAINING | ErrorCode.QUEUE_FULL:
             wait_seconds = error.retry_after_seconds or retry_after_seconds
             return ApiError(503, error.message, "server_error", code=error.code.value, retry_after_seconds=wait_seconds)
+        case ErrorCode.KEY_MISSING:
+            return answer_broken("The engine does not take this gateway's key.")
         case ErrorCode.NOT_FOUND | ErrorCode.METHOD_NOT_ALLOWED:
             return answer_broken("What answers at the engine's address is not an engine of this version.")
         case _:

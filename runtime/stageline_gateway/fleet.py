@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from stageline_api.endpoints import Endpoints
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
+from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.discovery_file import EndpointsFile
 from stageline_gateway.groups.probing import Prober
@@ -53,8 +54,8 @@ class Fleet:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
-    """The fleet that `settings` describe. Call it where an event loop will run it."""
+def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics, key: EngineKey) -> Fleet:
+    """The fleet that `settings` describe. Call it where an event loop will run it. Engines are shown `key`."""
     path = settings.endpoints_path
     source = f"namespace {settings.namespace}" if path is None else f"endpoints file {path}"
     discovered = DiscoveredGroups(source, on_problem=metrics.endpoints_stale.set)
@@ -85,18 +86,18 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleet:
         most_losses=settings.most_losses,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    dispatcher = Dispatcher(backends, EngineClient(timeouts), runs, metrics, retry)
+    dispatcher = Dispatcher(backends, EngineClient(timeouts, key), runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
-    prober = Prober(backends, *intervals, runs.heard_since, look_over)
-    discovery = _discovery(settings, discovered)
+    prober = Prober(backends, *intervals, runs.heard_since, look_over, key)
+    discovery = _discovery(settings, discovered, key)
     metrics.discovery_age.set_function(discovery.age_seconds)
     return Fleet(dispatcher, discovery, prober)
 
 
-def _discovery(settings: GatewaySettings, discovered: DiscoveredGroups) -> Discovery:
+def _discovery(settings: GatewaySettings, discovered: DiscoveredGroups, key: EngineKey) -> Discovery:
     if settings.endpoints_path is not None:
         return EndpointsFile(settings.endpoints_path, discovered, settings.poll_seconds)
     # Imported only where it is used: on one machine no Kubernetes client is needed.
     from stageline_gateway.groups.discovery_kubernetes import KubernetesDiscovery
 
-    return KubernetesDiscovery(settings.namespace, discovered, settings.relist_seconds)
+    return KubernetesDiscovery(settings.namespace, discovered, settings.relist_seconds, key)

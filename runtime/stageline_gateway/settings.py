@@ -1,6 +1,6 @@
 """Everything about a gateway that can be set; parsed once, at the command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -12,6 +12,8 @@ class GatewaySettings:
     """The endpoints file (`stageline_api.endpoints`); it may appear later than the gateway. None: a cluster's pods."""
     namespace: str = "default"
     """Whose PipelineModels are served, in a cluster."""
+    engine_keys: str = field(default="", repr=False)
+    """What engines ask for, a key a line (`engine_access`); in a cluster the namespace's Secret takes its place."""
     relist_seconds: int = 30
     """How often pods and PipelineModels are listed anew, in a cluster; between they are watched."""
     poll_seconds: float = 0.25

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stageline_api import env, ports
+from stageline_api import engine_access, env, ports
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_api.telemetry.logs import configure_logging, identify, log_settings
@@ -67,6 +67,22 @@ def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
         master_port=_integer(environ, env.MASTER_PORT, default=ports.RENDEZVOUS),
         bus_token=_text(environ, env.BUS_TOKEN),
     )
+
+
+def read_engine_keys(pod_ip: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The keys that the engine asks for. It may go without on an address that only this machine's processes reach.
+
+    Raises:
+        RuntimeFailure: class BadConfig; there are none for another address, or one that can't be used.
+    """
+    text = environ.get(env.ENGINE_KEYS, "")
+    try:
+        keys = engine_access.read_keys(text)
+    except ValueError as error:
+        raise _bad(f"{env.ENGINE_KEYS}: {error}") from None
+    if not keys and not engine_access.is_loopback(pod_ip):
+        raise _bad(f"{env.ENGINE_KEYS} is not set: without keys an engine answers on loopback alone, not on {pod_ip}")
+    return keys
 
 
 def read_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:

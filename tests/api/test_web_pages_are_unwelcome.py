@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline_api.engine_http import is_of_this_machine, why_unwelcome
+from stageline_api.engine_access import is_of_this_machine, why_unwelcome
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from cluster.simulated_nodes import SimulatedNodes
 from cluster.under_test import Cluster, column_of
 from processes.gateway_process import running_gateway
 from processes.serving_command import alive
-from stageline_api import labels
+from stageline_api import labels, ports
 
 KINDS = ("Pod", "Service", "ConfigMap", "Secret", "PodDisruptionBudget", "NetworkPolicy")
 
@@ -53,6 +53,15 @@ def test_the_example_serves_and_leaves_nothing(
         body = {"model": "smollm2", "messages": [question], "temperature": 0}
         answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=120, trust_env=False).json()
         assert "Paris" in answer["choices"][0]["message"]["content"], answer
+
+        pod = cluster.api.get("Pod", "smollm2-0-1-0", namespace)
+        assert pod is not None, model.everything()
+        engine = pod["status"]["podIP"]
+        ask = {"request_id": "r", "prompt": {"kind": "text", "text": "x"}}
+        unkeyed = httpx.post(f"http://{engine}:{ports.ENGINE_HTTP}/v1/generate", json=ask, trust_env=False)
+        assert (unkeyed.status_code, unkeyed.json()["code"]) == (401, "key_missing"), unkeyed.text
+        state = httpx.get(f"http://{engine}:{ports.ENGINE_STATE}/metrics", trust_env=False)
+        assert "stageline_request_queue_time_seconds_count" in state.text, state.text
 
     pids = [model.container_pid(stage, container) for stage, container in ((0, "stage"), (0, "engine"), (1, "stage"))]
     cluster.kubectl_ok("delete", *where, "--timeout=120s")

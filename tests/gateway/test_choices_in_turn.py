@@ -23,6 +23,7 @@ from stageline_gateway.engine_client.generation import (
     EngineTimeouts,
     StreamEvent,
 )
+from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.errors import ApiError
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
@@ -39,7 +40,7 @@ class ScriptedEvents(EngineClient):
     """Generates without a network; choice `FAILS` fails after its first Delta if told to."""
 
     def __init__(self, fails: bool) -> None:
-        super().__init__(EngineTimeouts())
+        super().__init__(EngineTimeouts(), EngineKey())
         self.fails = fails
         self.opened = self.closed = 0
 

@@ -38,7 +38,7 @@ def test_each_stage_is_a_target_and_stage_0_has_an_engine_too() -> None:
             {"targets": ["127.64.0.1:9100"], "labels": {**common, "pod": "tiny-1-3-0"}},
             {"targets": ["127.64.0.2:9100"], "labels": {**common, "pod": "tiny-1-3-1"}},
         ],
-        ENGINE_JOB: [{"targets": ["127.64.0.1:8000"], "labels": {**common, "pod": "tiny-1-3-0"}}],
+        ENGINE_JOB: [{"targets": ["127.64.0.1:8002"], "labels": {**common, "pod": "tiny-1-3-0"}}],
     }
 
 

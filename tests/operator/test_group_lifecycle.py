@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.planned_cluster import START, PlannedCluster, tiny_model
+from stageline_api.engine_access import KEYS_SECRET
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_operator.planner.group.cause import SETTLE_SECONDS
 from stageline_operator.planner.objects.identity import bus_secret_name
@@ -274,11 +275,16 @@ def test_the_status_names_the_gateway_of_the_models_own_namespace() -> None:
         assert planned.status.url == shown
 
 
-def test_the_bus_secret_is_made_once() -> None:
+def test_secrets_are_made_once_and_none_tells_of_another() -> None:
     cluster = PlannedCluster(tiny_model())
+    names = (bus_secret_name(cluster.model), KEYS_SECRET)
     cluster.step(token="first")
+    made = [cluster.objects[("Secret", name)]["stringData"] for name in names]
     cluster.step(token="second")
-    assert cluster.objects[("Secret", bus_secret_name(cluster.model))]["stringData"] == {"token": "first"}
+    assert [cluster.objects[("Secret", name)]["stringData"] for name in names] == made
+    drawn = [value for data in made for value in data.values()]
+    assert len(set(drawn)) == 2, drawn
+    assert all(len(value) == 64 and "first" not in value for value in drawn), drawn
 
 
 def test_an_image_that_cannot_be_pulled_is_the_cause_by_name() -> None:

@@ -20,6 +20,7 @@ from stageline_operator.planner.objects import (
     build_config,
     build_config_map,
     build_disruption_budget,
+    build_engine_keys_secret,
     build_engine_service,
     build_headless_service,
     build_incarnation_policy,
@@ -27,10 +28,14 @@ from stageline_operator.planner.objects import (
     revision_of,
 )
 from stageline_operator.planner.objects.identity import bus_secret_name
-from stageline_operator.planner.types import Peers, PodHost, Setting, VllmImages
+from stageline_operator.planner.types import PodHost, Setting, VllmImages
 
 LIFE = GroupIncarnation(group=1, incarnation=7)
 IMAGE = "stageline:test"
+SCRAPER = {
+    "podSelector": {"matchLabels": {"app": "prometheus"}},
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+}
 
 
 def pipeline_model(uid: str | None = None, **spec: Any) -> PipelineModel:
@@ -477,32 +482,59 @@ def test_the_budget_counts_all_pods_of_the_model() -> None:
 
 
 def test_only_an_incarnations_own_pods_the_gateway_the_operator_and_prometheus_get_in() -> None:
-    model, setting = pipeline_model(), Setting(IMAGE, prometheus=Peers({"app": "prometheus"}, namespace="monitoring"))
+    model, setting = pipeline_model(), Setting(IMAGE, metrics_from=(SCRAPER,))
     own = build_incarnation_policy(model, LIFE)["spec"]
     assert own["podSelector"] == own["ingress"][0]["from"][0]["podSelector"]
     assert own["podSelector"]["matchLabels"].items() <= stage_pod(model, 1)["metadata"]["labels"].items()
     assert own["ingress"] == [{"from": [{"podSelector": own["podSelector"]}]}], "all ports"
-    seen = {}
-    for policy in build_access_policies(model, setting):
-        assert policy["spec"]["policyTypes"] == ["Ingress"]
-        (rule,) = policy["spec"]["ingress"]
-        who = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
-        seen[policy["metadata"]["name"]] = (policy["spec"]["podSelector"]["matchLabels"], rule["ports"], who)
     gateway, operator = (
-        {"app.kubernetes.io/name": "stageline", "app.kubernetes.io/component": each} for each in ("gateway", "operator")
+        {
+            "podSelector": {
+                "matchLabels": {"app.kubernetes.io/name": "stageline", "app.kubernetes.io/component": each},
+            },
+            "namespaceSelector": {},
+        }
+        for each in ("gateway", "operator")
     )
-    assert seen == {
-        "tiny-stages": (
-            {labels.MODEL: "tiny"},
-            [{"protocol": "TCP", "port": ports.STAGE_HEALTH}],
-            [operator, {"app": "prometheus"}],
-        ),
-        "tiny-engine": (
-            {labels.MODEL: "tiny", labels.STAGE: "0"},
-            [{"protocol": "TCP", "port": ports.ENGINE_HTTP}],
-            [gateway, operator, {"app": "prometheus"}],
-        ),
+
+    def rule(port: int, *who: Any) -> dict[str, Any]:
+        return {"from": list(who), "ports": [{"protocol": "TCP", "port": port}]}
+
+    specs = {policy["metadata"]["name"]: policy["spec"] for policy in build_access_policies(model, setting)}
+    assert specs == {
+        "tiny-stages": {
+            "podSelector": {"matchLabels": {labels.MODEL: "tiny"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [rule(ports.STAGE_HEALTH, operator, SCRAPER)],
+        },
+        "tiny-engine": {
+            "podSelector": {"matchLabels": {labels.MODEL: "tiny", labels.STAGE: "0"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [rule(ports.ENGINE_HTTP, gateway), rule(ports.ENGINE_STATE, operator, SCRAPER)],
+        },
     }
+
+
+def test_with_nobody_to_scrape_the_operator_alone_gets_at_the_state() -> None:
+    for policy in build_access_policies(pipeline_model(), Setting(IMAGE, metrics_from=())):
+        for rule in policy["spec"]["ingress"]:
+            assert len(rule["from"]) == 1, policy
+
+
+def test_engines_alone_get_the_keys_which_no_model_owns() -> None:
+    model = pipeline_model(uid="u-1")
+    secret = build_engine_keys_secret(model, "k" * 43)
+    assert "ownerReferences" not in secret["metadata"]
+    assert labels.MODEL not in secret["metadata"]["labels"]
+    reference = {"secretKeyRef": {"name": secret["metadata"]["name"], "key": next(iter(secret["stringData"]))}}
+    given = {
+        (stage, each["name"]): variable["valueFrom"]
+        for stage in (0, 1)
+        for each in (*stage_pod(model, stage)["spec"]["containers"], *stage_pod(model, stage)["spec"]["initContainers"])
+        for variable in each["env"]
+        if variable["name"] == env.ENGINE_KEYS
+    }
+    assert given == {(0, "engine"): reference}
 
 
 def test_the_example_that_closes_the_way_out_selects_stage_pods_and_leaves_them_each_other() -> None:

@@ -170,7 +170,7 @@ def test_suspending_removes_all_groups_and_resuming_starts_new_ones() -> None:
         "Ready": ("False", "Suspended"),
     }
     kinds = sorted(kind for kind, _ in cluster.objects)
-    assert kinds == ["ConfigMap", "NetworkPolicy", "NetworkPolicy", "Secret", "Service", "Service"]
+    assert kinds == ["ConfigMap", "NetworkPolicy", "NetworkPolicy", "Secret", "Secret", "Service", "Service"]
     cluster.model = tiny_model(3, replicas=2)
     bring_up(cluster)
     assert groups(cluster) == [(0, 2, "Ready"), (1, 2, "Ready")]

@@ -51,7 +51,7 @@ async def engine_at(address: str, says: Any, asked: list[str]) -> web.AppRunner:
     app.router.add_get("/status", status)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, address, ports.ENGINE_HTTP).start()
+    await web.TCPSite(runner, address, ports.ENGINE_STATE).start()
     return runner
 
 

@@ -35,13 +35,26 @@ def test_help_names_every_flag() -> None:
         (("--image", "i", "--namespace", "a,B_c"), '"B_c" is not the name of a namespace'),
         (("--image", "i", "--metrics-port", "99999"), "--metrics-port"),
         (("--image", "i", "--log-format", "xml"), "--log-format"),
-        (("--image", "i", "--prometheus-labels", "app:prometheus"), '"app:prometheus" is not a label'),
+        (("--image", "i", "--metrics-from", "prometheus"), "can't be read as JSON"),
+        (("--image", "i", "--metrics-from", '{"podSelector": {}}'), "must be a list of NetworkPolicy peers"),
+        (("--image", "i", "--metrics-from", '[{"pods": {}}]'), '{"pods": {}} is no NetworkPolicy peer'),
         (("--image", "i", "--gateway-url", "http://gateway/v1"), '"http://gateway/v1" is not NAMESPACE=URL'),
         (("--image", "i", "--tracing-env", "HOME=/"), '"HOME=/" is not OTEL_NAME=VALUE'),
         (("--image", "i", "--kubeconfig", "/nowhere/config"), "/nowhere/config"),
         ((), "--image"),
     ],
-    ids=["namespace", "port", "log-format", "labels", "gateway-url", "tracing-env", "kubeconfig", "no-image"],
+    ids=[
+        "namespace",
+        "port",
+        "log-format",
+        "json",
+        "peers",
+        "peer",
+        "gateway-url",
+        "tracing-env",
+        "kubeconfig",
+        "no-image",
+    ],
 )
 def test_a_bad_flag_is_refused_by_name(arguments: tuple[str, ...], words: str) -> None:
     done = operator(*arguments)

@@ -90,7 +90,7 @@ class StageClock(BaseModel):
 
 
 class GroupClocks(BaseModel):
-    """`GET http://<stage 0 pod>:8000/clock`: stages whose clock has been compared."""
+    """`GET http://<stage 0 pod>:8002/clock`: stages whose clock has been compared."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -110,7 +110,7 @@ class StageEndpoint(BaseModel):
 
 
 class GroupStages(BaseModel):
-    """`GET http://<stage 0 pod>:8000/stages`: the connected stages, in order."""
+    """`GET http://<stage 0 pod>:8002/stages`: the connected stages, in order."""
 
     model_config = ConfigDict(frozen=True)
 

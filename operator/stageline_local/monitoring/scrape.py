@@ -39,7 +39,7 @@ def pod_targets(pods: Iterable[Mapping[str, Any]]) -> dict[str, list[TargetGroup
         }
         stages.append(_target(status["podIP"], ports.STAGE_HEALTH, own))
         if metadata["labels"][labels.STAGE] == "0":
-            engines.append(_target(status["podIP"], ports.ENGINE_HTTP, own))
+            engines.append(_target(status["podIP"], ports.ENGINE_STATE, own))
     return {STAGE_JOB: stages, ENGINE_JOB: engines}
 
 

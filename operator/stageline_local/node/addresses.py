@@ -20,7 +20,14 @@ from typing import Final
 from stageline_api import ports
 from stageline_api.errors import UserError
 
-CONTRACT_PORTS: Final = (ports.ENGINE_HTTP, ports.PLAN_BUS, ports.RENDEZVOUS, ports.STAGE_HEALTH, ports.VLLM_HTTP)
+CONTRACT_PORTS: Final = (
+    ports.ENGINE_HTTP,
+    ports.ENGINE_STATE,
+    ports.PLAN_BUS,
+    ports.RENDEZVOUS,
+    ports.STAGE_HEALTH,
+    ports.VLLM_HTTP,
+)
 _FIRST_SUBNET: Final = 64
 _SUBNETS: Final = 128
 _HOSTS: Final = 254

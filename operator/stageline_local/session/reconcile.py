@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from stageline_api import labels
+from stageline_api.engine_access import KEYS_SECRET
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.node.process_node import ProcessNode
@@ -81,7 +82,7 @@ class Reconciler:
         ]
         objects = {
             key: self._store.get(key[0], namespace, key[1]) or {}
-            for key in self._store.labelled(namespace, labels.MODEL, name)
+            for key in (*self._store.labelled(namespace, labels.MODEL, name), *self._of_all_models())
         }
         return Observed(
             self.status,
@@ -91,6 +92,10 @@ class Reconciler:
             applied_hashes=applied_hashes(objects),
             revision_specs=revision_specs(objects.values()),
         )
+
+    def _of_all_models(self) -> list[tuple[str, str]]:
+        keys = ("Secret", KEYS_SECRET)
+        return [] if self._store.get(keys[0], self._model.namespace, keys[1]) is None else [keys]
 
     def _apply(self, step: Plan) -> bool:
         """Carry out a step; returns whether objects were made or deleted, so that it pays to look again at once."""

@@ -6,6 +6,7 @@ node's pods; `on_change` is called when one of them may have changed.
 
 import asyncio
 import contextlib
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from typing import Any, Final
 
 import httpx
 
+from stageline_api import env
+from stageline_api.engine_access import authorization
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.monitoring.options import MonitorOptions
@@ -30,6 +33,7 @@ from stageline_local.session.object_store import ObjectStore
 from stageline_local.session.reconcile import Reconciler
 from stageline_local.session.stage_polling import Readings, poll
 from stageline_local.session.state_file import STATE_FILE, StateRecorder
+from stageline_operator.planner.objects import build_engine_keys_secret
 from stageline_operator.planner.types import PlannedEvent, Setting
 
 _POLL_SECONDS: Final = 0.5
@@ -68,7 +72,7 @@ class LocalSession:
         self,
         model: PipelineModel,
         options: SessionOptions,
-        secrets: tuple[dict[str, Any], ...] = (),
+        given_secrets: tuple[dict[str, Any], ...] = (),
         on_change: Callable[[], None] = lambda: None,
         on_event: Callable[[PlannedEvent], None] = lambda _: None,
         on_gateway_end: Callable[[Terminated], None] = lambda _: None,
@@ -83,7 +87,9 @@ class LocalSession:
         self._on_event = on_event
         self._recorder = StateRecorder(options.state_dir / STATE_FILE, model)
         self._store = store = ObjectStore()
-        for secret in secrets:
+        self._keys = (secrets.token_urlsafe(32),)
+        store.apply(build_engine_keys_secret(model, self._keys[0]))
+        for secret in given_secrets:
             store.apply(secret)
         images = with_shared_cores(options.images, model)
         self.node = ProcessNode(options.state_dir, store, images, self._pods_changed)
@@ -151,7 +157,7 @@ class LocalSession:
         addresses = [endpoint.removeprefix("http://") for endpoint in self._engine_urls()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.model.spec.timeouts.drain_seconds):
-                await asyncio.gather(*(_drain_engine(address) for address in addresses))
+                await asyncio.gather(*(_drain_engine(address, authorization(self._keys)) for address in addresses))
 
     def _engine_urls(self) -> list[str]:
         endpoints = group_endpoints(self.model, self.status, self.node.pods(), draining=False)
@@ -193,7 +199,7 @@ class LocalSession:
         manners = ("--endpoints", str(options.endpoints_path), "--drain-seconds", f"{_GATEWAY_DRAIN_SECONDS:g}")
         return ContainerCommand(
             argv=(*options.gateway_argv, *address, *manners),
-            env=options.images.env,
+            env={**options.images.env, env.ENGINE_KEYS: "\n".join(self._keys)},
             working_dir=options.state_dir,
             log_file=options.state_dir / "logs" / "gateway.log",
             termination_file=options.state_dir / "gateway-termination",
@@ -214,9 +220,10 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _drain_engine(address: str) -> None:
+async def _drain_engine(address: str, shown: str) -> None:
     """Ask an engine to drain and wait until it has nothing left or does not answer any more."""
-    async with httpx.AsyncClient(trust_env=False, verify=False, timeout=5.0) as client:
+    headers = {"authorization": shown}
+    async with httpx.AsyncClient(trust_env=False, verify=False, timeout=5.0, headers=headers) as client:
         with contextlib.suppress(httpx.HTTPError):
             await client.post(f"http://{address}/v1/drain")
             while True:

@@ -89,7 +89,7 @@ async def _ask_pod(
     stage_text, metrics_text, engine_text = await asyncio.gather(
         _get(client, f"http://{address}:{ports.STAGE_HEALTH}/status"),
         _get(client, f"http://{address}:{ports.STAGE_HEALTH}/metrics"),
-        _get(client, f"http://{address}:{ports.ENGINE_HTTP}/status") if has_engine else _nothing(),
+        _get(client, f"http://{address}:{ports.ENGINE_STATE}/status") if has_engine else _nothing(),
     )
     return name, _parsed(StageStatus, stage_text), _parsed(EngineStatus, engine_text), clock_seconds(metrics_text)
 

@@ -4,27 +4,29 @@ What watches and writes is imported only when the command runs, so that `stageli
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
 import signal
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from stageline_api import env, ports
 from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure_logging
 from stageline_operator.controller.settings import LeaseName, OperatorSettings
+from stageline_operator.planner.types import ANY_PROMETHEUS
 
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _TRACING_NAME = re.compile(r"OTEL_[A-Z0-9_]+")
 _ANYTHING = re.compile(r".*", re.DOTALL)
-_LABEL_NAME = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_PEER_FIELDS = frozenset({"podSelector", "namespaceSelector", "ipBlock"})
 
 
 def _namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -37,12 +39,11 @@ def _namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...
 
 
 def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable[..., dict[str, str]]:
-    """A callback that reads `name=value` pairs, from a repeated option or from one text with commas."""
+    """A callback that reads `name=value` pairs of a repeated option."""
 
-    def parse(_: click.Context, option: click.Parameter, given: tuple[str, ...] | str | None) -> dict[str, str]:
-        texts = [text.strip() for text in given.split(",")] if isinstance(given, str) and given else given or ()
+    def parse(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
         found: dict[str, str] = {}
-        for text in texts:
+        for text in given:
             key, equals, content = text.partition("=")
             if not equals or not name.fullmatch(key) or not value.fullmatch(content):
                 raise click.BadParameter(f'"{text}" is not {form}', param=option)
@@ -50,6 +51,22 @@ def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable
         return found
 
     return parse
+
+
+def _peers(_: click.Context, option: click.Parameter, given: str | None) -> tuple[Mapping[str, Any], ...]:
+    if given is None:
+        return ANY_PROMETHEUS
+    try:
+        found = json.loads(given)
+    except ValueError as error:
+        raise click.BadParameter(f"it can't be read as JSON: {error}", param=option) from None
+    if not isinstance(found, list):
+        raise click.BadParameter(f"it must be a list of NetworkPolicy peers, not {given[:80]}", param=option)
+    for peer in found:
+        if not isinstance(peer, dict) or not peer or not peer.keys() <= _PEER_FIELDS:
+            message = f"{json.dumps(peer)[:80]} is no NetworkPolicy peer ({', '.join(sorted(_PEER_FIELDS))})"
+            raise click.BadParameter(message, param=option)
+    return tuple(found)
 
 
 @click.command()
@@ -66,10 +83,11 @@ def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable
 @click.option("--lease-name", default="stageline-operator", show_default=True, help="Name of the Lease.")
 @click.option("--metrics-host", default="0.0.0.0", show_default=True, help="Address of /metrics, /healthz, /readyz.")
 @click.option(
-    "--prometheus-labels",
-    callback=_pairs(_LABEL_NAME, _LABEL_VALUE, "a label, name=value"),
-    metavar="NAME=VALUE[,…]",
-    help="Labels of the pods that may scrape stages. Default: app.kubernetes.io/name=prometheus.",
+    "--metrics-from",
+    callback=_peers,
+    metavar="JSON",
+    help="Who may scrape stages and engines: a list of NetworkPolicy peers. "
+    "Default: pods labelled app.kubernetes.io/name=prometheus in any namespace.",
 )
 @click.option(
     "--gateway-url",
@@ -113,7 +131,7 @@ def operator(
     lease_name: str,
     metrics_host: str,
     metrics_port: int,
-    prometheus_labels: dict[str, str],
+    metrics_from: tuple[Mapping[str, Any], ...],
     gateway_urls: dict[str, str],
     tracing_env: dict[str, str],
     gpu_runtime_class: str,
@@ -137,7 +155,8 @@ def operator(
     settings = OperatorSettings(
         default_image=image,
         identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
-        prometheus_labels=prometheus_labels,
+        metrics_from=metrics_from,
+        own_namespace=own_namespace(),
         gateway_urls=gateway_urls,
         tracing_env=tracing_env,
         gpu_runtime_class=gpu_runtime_class,

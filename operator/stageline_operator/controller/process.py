@@ -32,7 +32,7 @@ from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
 from stageline_operator.controller.view.watch_source import WatchSource
-from stageline_operator.planner.types import Peers, PodHost, Setting, VllmImages
+from stageline_operator.planner.types import PodHost, Setting, VllmImages
 
 _STUCK_SECONDS: Final = 120.0
 _LAST_PASSES_SECONDS: Final = 8.0
@@ -193,16 +193,15 @@ class OperatorProcess:
 
 
 def _planner_setting(settings: OperatorSettings) -> Setting:
-    setting = Setting(
+    return Setting(
         settings.default_image,
+        operator=replace(Setting(settings.default_image).operator, namespace=settings.own_namespace),
+        metrics_from=settings.metrics_from,
         gateway_urls=settings.gateway_urls,
         tracing_env=settings.tracing_env,
         pod_host=PodHost(gpu_runtime_class=settings.gpu_runtime_class),
         vllm_images=VllmImages(stage=settings.vllm_image, files=settings.vllm_files_image),
     )
-    if not settings.prometheus_labels:
-        return setting
-    return replace(setting, prometheus=Peers(settings.prometheus_labels))
 
 
 async def _together(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stageline_api import ports
+from stageline_operator.planner.types import ANY_PROMETHEUS
 
 FIELD_MANAGER: Final = "stageline-operator"
 """The one field manager of everything applied, and the reporting controller of every Event."""
@@ -46,8 +47,10 @@ class OperatorSettings:
     """Image of stage pods whose template names none."""
     identity: str
     """Name of this process among its replicas; unique."""
-    prometheus_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the pods that may scrape stages; empty keeps the planner's default."""
+    metrics_from: tuple[Mapping[str, Any], ...] = ANY_PROMETHEUS
+    """Who may scrape stages and engines, as peers of a NetworkPolicy."""
+    own_namespace: str | None = None
+    """Where this process' pod is; None outside a cluster."""
     gateway_urls: Mapping[str, str] = field(default_factory=dict)
     """By namespace: base URL at which a gateway serves its models."""
     tracing_env: Mapping[str, str] = field(default_factory=dict)

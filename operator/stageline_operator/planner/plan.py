@@ -37,7 +37,7 @@ _RUNNING = (GroupPhase.CREATING, GroupPhase.STARTING, GroupPhase.READY)
 
 
 def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: str, setting: Setting) -> Plan:
-    """The next step. `random_token` becomes the plan bus's secret when there is none yet."""
+    """The next step. Secrets that are not there yet are made from `random_token`."""
     observed = observed if observed.sees_nodes else _with_losses_told_by_pods(observed)
     context = Context.of(model, observed, now, setting)
     pods = [_read(pod, observed, now) for pod in observed.pods]

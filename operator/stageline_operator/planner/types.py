@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
@@ -72,6 +72,9 @@ class VllmImages:
     """Stageline's, of the init container that brings what vLLM's own lacks; empty: the default image."""
 
 
+ANY_PROMETHEUS: Final = ({"namespaceSelector": {}, "podSelector": {"matchLabels": {labels.APP_NAME: "prometheus"}}},)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What is the same for every model and every pass."""
@@ -80,7 +83,8 @@ class Setting:
     vllm_images: VllmImages = field(default_factory=VllmImages)
     gateway: Peers = field(default_factory=lambda: _component("gateway"))
     operator: Peers = field(default_factory=lambda: _component("operator"))
-    prometheus: Peers = field(default_factory=lambda: Peers({labels.APP_NAME: "prometheus"}))
+    metrics_from: tuple[Mapping[str, Any], ...] = ANY_PROMETHEUS
+    """Who may read what stages and engines say of themselves besides the operator: peers of a NetworkPolicy."""
     gateway_urls: Mapping[str, str] = field(default_factory=dict)
     """Base URL of the gateway that serves a namespace's models, by namespace."""
     tracing_env: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_api.engine_http import why_unwelcome
+from stageline_api.engine_access import why_unwelcome
 from stageline_gateway.endpoints.json_answers import JsonAnswer, add_error_forms
 from stageline_gateway.endpoints.models import describe_model, why_unready
 from stageline_gateway.endpoints.services import Services

@@ -196,7 +196,7 @@ class PipelineWatch:
     async def _read_stage(self, endpoint: StageEndpoint, kept: _Stage) -> None:
         for _ in range(MAX_PAGES):
             url = f"{endpoint.health_url}/timeline?since_seq={kept.since_seq}"
-            page = await self._calls.get(url, TimelinePage)
+            page = await self._calls.get(url, TimelinePage, is_engine=False)
             kept.take(page)
             if not page.more:
                 return

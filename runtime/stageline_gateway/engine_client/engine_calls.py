@@ -7,6 +7,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from stageline_api.engine_http import EngineError
+from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.errors import answer_broken, refused_by_engine
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
@@ -17,7 +18,8 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class EngineCalls:
     """Asks over connections that are kept open; raises ApiError. Never goes through a proxy from the environment."""
 
-    def __init__(self, connect_timeout_seconds: float, timeout_seconds: float) -> None:
+    def __init__(self, key: EngineKey, connect_timeout_seconds: float, timeout_seconds: float) -> None:
+        self._key = key
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
             limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=30),
@@ -27,11 +29,13 @@ class EngineCalls:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def get(self, url: str, answer: type[Answer]) -> Answer:
-        return await self._ask(httpx.Request("GET", url), answer)
+    async def get(self, url: str, answer: type[Answer], *, is_engine: bool = True) -> Answer:
+        """A stage is asked without the engine's key."""
+        headers = self._key.headers if is_engine else {}
+        return await self._ask(httpx.Request("GET", url, headers=headers), answer)
 
     async def post(self, url: str, body: BaseModel, answer: type[Answer], names: Mapping[str, str]) -> Answer:
-        headers = {"content-type": "application/json", **names}
+        headers = {"content-type": "application/json", **names, **self._key.headers}
         return await self._ask(httpx.Request("POST", url, content=body.model_dump_json(), headers=headers), answer)
 
     async def _ask(self, request: httpx.Request, answer: type[Answer]) -> Answer:

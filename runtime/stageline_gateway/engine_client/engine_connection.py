@@ -44,9 +44,12 @@ class EngineConnection(asyncio.Protocol):
 
     # Towards the reader
 
-    def post(self, host: str, path: str, body: bytes) -> None:
+    def post(self, host: str, path: str, body: bytes, authorization: str = "") -> None:
+        """Send the request; `authorization` is the value of that header, if any."""
         assert self._transport is not None, "not connected"
         fields = f"host: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+        if authorization:
+            fields += f"\r\nauthorization: {authorization}"
         self._transport.write(f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
 
     async def head(self, limit_seconds: float) -> int:

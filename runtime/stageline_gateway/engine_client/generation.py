@@ -19,6 +19,7 @@ from stageline_api.engine_http import (
     Admitted,
     Delta,
     EngineError,
+    ErrorCode,
     Event,
     Failed,
     Finished,
@@ -26,6 +27,7 @@ from stageline_api.engine_http import (
     GenerateRequest,
 )
 from stageline_gateway.engine_client.engine_connection import ConnectionBrokenError, EngineConnection, SilentEngineError
+from stageline_gateway.engine_key import EngineKey
 
 GENERATE_PATH: Final = "/v1/generate"
 HTTP_OK: Final = 200
@@ -124,8 +126,9 @@ class EngineTimeouts:
 class EngineClient:
     """Opens connections to engines. Never goes through a proxy from the environment."""
 
-    def __init__(self, timeouts: EngineTimeouts) -> None:
+    def __init__(self, timeouts: EngineTimeouts, key: EngineKey) -> None:
         self._timeouts = timeouts
+        self._key = key
 
     async def events(
         self,
@@ -139,7 +142,7 @@ class EngineClient:
         connection, host = await self._open(url)
         try:
             on_open(connection)
-            connection.post(host, GENERATE_PATH, request.model_dump_json().encode())
+            connection.post(host, GENERATE_PATH, request.model_dump_json().encode(), self._key.authorization)
             if await connection.head(limit_seconds) != HTTP_OK:
                 raise _refusal(connection.status, await connection.body(limit_seconds))
             while (line := await connection.line(limit_seconds)) is not None:
@@ -178,6 +181,9 @@ def _parse(line: bytes) -> Event:
 
 def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
     try:
-        return EngineRefusedError(EngineError.model_validate_json(body))
+        error = EngineError.model_validate_json(body)
+        if error.code is not ErrorCode.KEY_MISSING:
+            return EngineRefusedError(error)
+        return EngineLostError(LossKind.PROTOCOL, "The engine does not take this gateway's key.")
     except ValidationError:
         return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")

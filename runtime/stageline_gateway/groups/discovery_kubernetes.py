@@ -5,28 +5,39 @@ never came can't leave a ghost for longer (its engine's failing probe takes it o
 server can't be reached the last version stays in force.
 
 The gateway's service account needs, in its namespace: `get`, `list` and `watch` of `pods` (core), and of
-`pipelinemodels` (group `stageline.dev`). It reads nothing else and writes nothing.
+`pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads nothing
+else and writes nothing.
 """
 
 import asyncio
+import base64
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from stageline_api.engine_access import KEYS_ENTRY, KEYS_SECRET
 from stageline_api.resource import pipeline_model
+from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.groups.backends import DiscoveredGroups
 from stageline_gateway.groups.pod_endpoints import STAGE_0_SELECTOR, endpoints_of
 from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_kubernetes.login import load_configuration
 from stageline_kubernetes.resources import ApiResource
 
 PODS: Final = ApiResource("Pod", "", "v1", "pods")
+SECRETS: Final = ApiResource("Secret", "", "v1", "secrets")
 MODELS: Final = ApiResource(pipeline_model.KIND, pipeline_model.GROUP, pipeline_model.VERSION, pipeline_model.PLURAL)
 REQUEST_SECONDS: Final = 15.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
+KEY_SECONDS: Final = 1.0
+"""Between two looks for the engines' keys while none is known."""
+
+logger = logging.getLogger(__name__)
 
 
 def check_login() -> None:
@@ -66,6 +77,7 @@ class KubernetesDiscovery:
     namespace: str
     discovered: DiscoveredGroups
     relist_seconds: int
+    key: EngineKey
     _kinds: tuple[_Kind, _Kind] = field(default_factory=lambda: (_Kind(PODS, STAGE_0_SELECTOR), _Kind(MODELS)))
 
     def age_seconds(self) -> float:
@@ -82,7 +94,7 @@ class KubernetesDiscovery:
             await load_configuration(), read_timeout_seconds=REQUEST_SECONDS, tries=1, user_agent="stageline-gateway"
         )
         try:
-            await asyncio.gather(*(self._keep(api, kind) for kind in self._kinds))
+            await asyncio.gather(self._keep_key(api), *(self._keep(api, kind) for kind in self._kinds))
         finally:
             await api.close()
 
@@ -97,6 +109,23 @@ class KubernetesDiscovery:
                 self.discovered.fail(f"{self.discovered.source} can't be read: {reason}")
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    async def _keep_key(self, api: KubeApi) -> None:
+        """The operator makes the Secret before a namespace's first pod, so until then there is none."""
+        said = ""
+        while True:
+            try:
+                secret = await api.get(SECRETS, self.namespace, KEYS_SECRET)
+                entry = (secret.get("data") or {}).get(KEYS_ENTRY, "")
+                self.key.take(base64.b64decode(entry).decode())
+                problem = "" if entry else f"the Secret has no {KEYS_ENTRY!r}"
+            except Exception as error:  # as above; what it says must not be the Secret's content
+                is_absent = isinstance(error, ApiError) and error.is_not_found
+                problem = "" if is_absent else f"{type(error).__name__}: {error}"[:300]
+            if problem not in ("", said):
+                logger.warning("Secret %s of namespace %s can't be used: %s", KEYS_SECRET, self.namespace, problem)
+            said = problem
+            await asyncio.sleep(self.relist_seconds if self.key.authorization else KEY_SECONDS)
 
     async def _list_and_watch(self, api: KubeApi, kind: _Kind) -> None:
         listing = await api.list(kind.resource, self.namespace, kind.selector)

@@ -10,8 +10,9 @@ are asked by `GET /v1/prefixes` too, which beginnings of prompts their caches ho
 """
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 import httpx
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HeldPrefixes
 from stageline_api.health import EngineStatus, Phase
+from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.routing import EngineAccount, identity
 
@@ -54,6 +56,8 @@ class Prober:
     heard_since: Callable[[str, float], bool] = lambda _key, _at: False
     """Whether a group, by identity, has sent anything since a moment of the loop's clock."""
     on_round: Callable[[], None] = lambda: None
+    key: EngineKey = field(default_factory=EngineKey)
+    """Shown where more is asked than whether requests are taken."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -92,7 +96,7 @@ class Prober:
         while True:
             asked_at = loop.time()
             is_alone = len(self.backends.discovered.groups_of(group.model)) < 2
-            found = await _ask(client, group, self.timeout_seconds, is_alone)
+            found = await _ask(client, group, self.timeout_seconds, is_alone, self.key.headers)
             if self._take(group, found, asked_at):
                 self.on_round()
             await asyncio.sleep(max(0.0, asked_at + self.interval_seconds - loop.time()))
@@ -124,13 +128,17 @@ class Prober:
 
 
 async def _ask(
-    client: httpx.AsyncClient, group: GroupEndpoint, timeout_seconds: float, is_alone: bool = True
+    client: httpx.AsyncClient,
+    group: GroupEndpoint,
+    timeout_seconds: float,
+    is_alone: bool = True,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
     try:
         async with asyncio.timeout(timeout_seconds):
             answer = await client.get(group.url + READY_PATH)
             status = EngineStatus.model_validate_json(answer.content)
-            held = frozenset() if is_alone or not status.tells_prefixes else await _held(client, group)
+            held = frozenset() if is_alone or not status.tells_prefixes else await _held(client, group, headers)
     except (TimeoutError, httpx.TimeoutException):  # connecting too: a busy machine is slow at that as well
         return Finding(SILENT)
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -147,8 +155,8 @@ async def _ask(
     return Finding(why, drains=status.phase is Phase.DRAINING)
 
 
-async def _held(client: httpx.AsyncClient, group: GroupEndpoint) -> frozenset[str]:
-    answer = await client.get(group.url + PREFIXES_PATH)
+async def _held(client: httpx.AsyncClient, group: GroupEndpoint, headers: Mapping[str, str]) -> frozenset[str]:
+    answer = await client.get(group.url + PREFIXES_PATH, headers=headers)
     return frozenset(HeldPrefixes.model_validate_json(answer.content).keys)
 
 

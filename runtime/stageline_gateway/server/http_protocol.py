@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stageline_api.engine_http import is_of_this_machine
+from stageline_api.engine_access import is_of_this_machine
 from stageline_gateway.errors import ApiError
 
 HEADER_LIMIT_BYTES: Final = 32 * 1024

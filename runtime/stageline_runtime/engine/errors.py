@@ -15,6 +15,7 @@ HTTP_STATUS_OF_CODE: dict[ErrorCode, int] = {
     ErrorCode.QUEUE_FULL: 503,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
+    ErrorCode.KEY_MISSING: 401,
 }
 
 
@@ -32,7 +33,7 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
 
     @property
     def http_status(self) -> int:
-        """Status of the HTTP answer: 400 for what must change, 503 for what may be tried again, 404 and 405."""
+        """Status of the HTTP answer: 400 for what must change, 503 for what may be tried again, 401, 404 and 405."""
         return HTTP_STATUS_OF_CODE[self.code]
 
     def body(self) -> EngineError:

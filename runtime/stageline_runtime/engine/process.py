@@ -10,11 +10,12 @@ from stageline_api.engine_http import ModelInfo, SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
-from stageline_runtime.contract import PodContract
+from stageline_runtime.contract import PodContract, read_engine_keys
 from stageline_runtime.engine.core_life import CoreLife
 from stageline_runtime.engine.draft_model import read_draft_model
 from stageline_runtime.engine.edge.http_server import serving
-from stageline_runtime.engine.edge.routes import add_stage_routes, build_app
+from stageline_runtime.engine.edge.routes import build_app
+from stageline_runtime.engine.edge.state_routes import add_stage_routes, build_state_app
 from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.group.stage_probe import StageProbe
 from stageline_runtime.engine.group.welcome import DraftModel
@@ -52,10 +53,12 @@ class EngineProcess:
         self._contract = contract
         self._computing = computing
         self._tracing: TracedRequests | None = None
+        self._keys: tuple[str, ...] = ()
 
     async def run(self) -> ExitCode:
         """Serve until drained (0) or until something fails (the code of its class)."""
         try:
+            self._keys = read_engine_keys(self._contract.pod_ip)
             model_dir, model = self._read_model()
             prompts = self._read_prompts(model_dir, model)
             draft = read_draft_model(self._contract.config, model_dir)
@@ -105,12 +108,13 @@ class EngineProcess:
             on_drafted=bound.drafted,
             draft=draft,
         )
-        app = build_app(core, prompts, guided.prepare)
+        app = build_app(core, prompts, guided.prepare, keys=self._keys)
         add_stage_routes(app, group.connected_stages, probe.report)
+        state_app = build_state_app(core, group.connected_stages, probe.report)
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
         core.weights = lambda: group.weights
-        async with serving(app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS):
+        async with serving(app, state_app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS):
             for each in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")
             try:

@@ -8,7 +8,7 @@ import pytest
 from stageline_api import env
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.contract import read_contract
+from stageline_runtime.contract import read_contract, read_engine_keys
 from stageline_runtime.termination import RuntimeFailure
 
 REQUIRED = (
@@ -117,3 +117,24 @@ def test_a_config_that_is_not_there(environ: dict[str, str], config: Path) -> No
 def test_a_config_that_is_not_text(environ: dict[str, str], config: Path) -> None:
     config.write_bytes(b"\xff\xfe\x00")
     assert refusal(environ).startswith("config.json: ")
+
+
+KEY = "key-of-an-engine-0"
+
+
+def test_an_engine_reads_its_keys_and_may_go_without_on_loopback_alone() -> None:
+    assert read_engine_keys("10.0.3.7", {env.ENGINE_KEYS: KEY}) == (KEY,)
+    assert read_engine_keys("127.64.0.9", {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({}, "without keys an engine answers on loopback alone, not on 10.0.3.7"),
+     ({env.ENGINE_KEYS: "\n"}, "STAGELINE_ENGINE_KEYS is not set"),
+     ({env.ENGINE_KEYS: f"{KEY}\nshort"}, "STAGELINE_ENGINE_KEYS: key 2 must be 16 or more")],
+)  # fmt: skip
+def test_an_engine_that_anybody_could_ask_does_not_start(given: dict[str, str], words: str) -> None:
+    with pytest.raises(RuntimeFailure, match=words) as caught:
+        read_engine_keys("10.0.3.7", given)
+    assert caught.value.failure_class is FailureClass.BAD_CONFIG
+    assert "short" not in caught.value.detail

@@ -15,7 +15,7 @@ from boards.runbook_pages import FOLDER
 PROGRAMS: Final = ("curl", "helm", "kubectl", "openssl", "stageline")
 VARIABLES: Final = ("GROUP", "MODEL", "NAMESPACE", "POD", "STAGE_0_POD")
 """Shell variables that the first page has its reader set."""
-FORWARDED: Final = ("127.0.0.1:8000", "127.0.0.1:8081")
+FORWARDED: Final = ("127.0.0.1:8002", "127.0.0.1:8081")
 """Where a `port-forward` leads to stage 0 of a group and to a gateway."""
 WORDS: Final = ("YOUR-GATEWAY", "DEVICES", "FILE", "NODE", "N")
 """What a reader writes over."""

@@ -73,7 +73,7 @@ class RunbookReader:
         return {
             "YOUR-GATEWAY:443": f"{gateway}:{ports.GATEWAY}",
             "YOUR-GATEWAY": GATEWAY_NAME,
-            "127.0.0.1:8000": f"{self.serving.pod(0)['status']['podIP']}:{ports.ENGINE_HTTP}",
+            "127.0.0.1:8002": f"{self.serving.pod(0)['status']['podIP']}:{ports.ENGINE_STATE}",
             "127.0.0.1:8081": f"{gateway}:{ports.GATEWAY_ADMIN}",
             "DEVICES": "l4-24gb",
             "FILE": str(self._model_file),

@@ -19,6 +19,7 @@ from processes.loopback_server import loopback_server
 from stageline_operator.controller.client.resources import RESOURCES, Resource
 
 PODS = "/api/v1/namespaces/here/pods"
+SECRETS = "/api/v1/namespaces/here/secrets"
 MODELS = "/apis/stageline.dev/v1alpha1/namespaces/here/pipelinemodels"
 _DISCOVERED = (
     *RESOURCES,
@@ -40,7 +41,7 @@ class FakeKubeApi:
     fails: bool = False
     refuses_watches: bool = False
     """As of somebody whose role allows lists only."""
-    objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {PODS: {}, MODELS: {}})
+    objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {PODS: {}, MODELS: {}, SECRETS: {}})
     requests: list[str] = field(default_factory=list)
     """Path and query of each, in order."""
     _version: int = 1
@@ -108,6 +109,15 @@ class FakeKubeApi:
                 "items": list(self.objects.get(path, {}).values()),
             }
 
+    def named(self, path: str) -> tuple[int, dict[str, Any]] | None:
+        """Status and body, where `path` asks for one object by its name."""
+        collection, _, name = path.rpartition("/")
+        if collection not in self.objects:
+            return None
+        found = self.objects[collection].get(name)
+        absent = {"kind": "Status", "code": 404, "reason": "NotFound", "message": f"{name} is not there"}
+        return (404, absent) if found is None else (200, found)
+
     def discovery(self, path: str) -> dict[str, Any] | None:
         """What there is of groups, versions and kinds, where `path` asks for that."""
         versions = {each.group: each.version for each in _DISCOVERED}
@@ -158,14 +168,15 @@ def fake_kube_api() -> Iterator[FakeKubeApi]:
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             refused = api.refuses_watches and "watch" in query
-            self.send_response(500 if api.fails else 403 if refused else 200)
+            status, one = api.named(parts.path) or (200, None)
+            self.send_response(500 if api.fails else 403 if refused else status)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             if api.fails or refused:
                 return
             try:
                 if "watch" not in query:
-                    answer = api.discovery(parts.path) or api.listing(parts.path)
+                    answer = one or api.discovery(parts.path) or api.listing(parts.path)
                     self.wfile.write(json.dumps(answer).encode())
                     return
                 seconds = float(query.get("timeoutSeconds", LONGEST_WATCH_SECONDS))

@@ -33,11 +33,24 @@ def stage_status() -> dict[str, Any]:
     }
 
 
-def serve(host: str, port: int, answers: dict[str, Any]) -> None:
-    """Answer GET and POST by path; a callable answer is (status, JSON value)."""
+def serve(host: str, port: int, answers: dict[str, Any], key: str = "") -> None:
+    """Answer GET and POST by path until a SIGTERM; a callable answer is (status, JSON value).
 
+    With `key` all but probes must show it.
+    """
+    server = make_server(host, port, answers, key)
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+    server.serve_forever()
+    server.server_close()
+
+
+def make_server(host: str, port: int, answers: dict[str, Any], key: str = "") -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            is_probe = self.path in ("/healthz", "/readyz")
+            if key and not is_probe and self.headers.get("Authorization") != f"Bearer {key}":
+                self.send_error(401)
+                return
             answer = answers.get(self.path)
             status, value = answer() if callable(answer) else (200 if answer is not None else 404, answer)
             body = value.encode() if isinstance(value, str) else json.dumps(value).encode()
@@ -51,10 +64,7 @@ def serve(host: str, port: int, answers: dict[str, Any]) -> None:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-    server.serve_forever()
-    server.server_close()
+    return ThreadingHTTPServer((host, port), Handler)
 
 
 def crash_if_told() -> None:
@@ -79,9 +89,11 @@ def main() -> None:
     elif role == "engine":
         status = {"phase": "Ready", "served_name": "tiny", "generation_tokens_total": 7}
         drained = Path(json.loads(Path(os.environ["STAGELINE_CONFIG"]).read_text())["cache_dir"]) / "drained"
-        answers = {"/healthz": {}, "/readyz": {}, "/status": status}
-        answers["/v1/drain"] = lambda: (202, drained.write_text("yes") and status)
-        serve(os.environ["STAGELINE_POD_IP"], 8000, answers)
+        host, answers = os.environ["STAGELINE_POD_IP"], {"/healthz": {}, "/readyz": {}, "/status": status}
+        state = make_server(host, 8002, answers)
+        threading.Thread(target=state.serve_forever, daemon=True).start()
+        answers = answers | {"/v1/drain": lambda: (202, drained.write_text("yes") and status)}
+        serve(host, 8000, answers, os.environ["STAGELINE_ENGINE_KEYS"])
     elif role == "gateway":
         parser = argparse.ArgumentParser()
         parser.add_argument("--host")

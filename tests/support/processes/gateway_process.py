@@ -15,6 +15,7 @@ from cluster.api import wait_until
 from cluster.under_test import Cluster
 from processes.ended_process import end_process
 from processes.free_ports import free_port
+from stageline_api.engine_access import KEYS_SECRET
 from stageline_gateway.telemetry.metric_names import RESUMES
 from stageline_local.node import child_exec
 
@@ -28,12 +29,13 @@ _ANSWER_SECONDS: Final = 60.0
 
 
 def gateway_permissions(namespace: str) -> list[dict[str, Any]]:
-    """The gateway's account in a namespace: it reads pods and PipelineModels and writes nothing."""
+    """The gateway's account in a namespace: it reads pods, PipelineModels and one Secret, and writes nothing."""
     metadata = {"name": ACCOUNT, "namespace": namespace}
     verbs = ["get", "list", "watch"]
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": verbs},
         {"apiGroups": ["stageline.dev"], "resources": ["pipelinemodels"], "verbs": verbs},
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [KEYS_SECRET], "verbs": ["get"]},
     ]
     role = {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": metadata}
     reference = {"apiGroup": _RBAC, "kind": "Role", "name": ACCOUNT}

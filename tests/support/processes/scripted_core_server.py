@@ -6,17 +6,19 @@ The server is the real one, uvicorn included; only the tokens are made up, by a 
 import asyncio
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from oracles.tokenizer_models import write_byte_level
 from stageline_api.engine_http import ErrorCode, FinishReason, HeldPrefixes, ModelInfo
 from stageline_api.health import EngineStatus, Phase
+from stageline_api.telemetry.timeline import GroupClocks, GroupStages
 from stageline_runtime.engine.core_api import (
     AdmittedRequest,
     AnswerSink,
@@ -27,6 +29,7 @@ from stageline_runtime.engine.core_api import (
     TokenEvent,
 )
 from stageline_runtime.engine.edge.routes import build_app
+from stageline_runtime.engine.edge.state_routes import build_state_app
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.engine.text.schema_check import SchemaCheck
 
@@ -141,15 +144,32 @@ class ScriptedCore:
 
 @asynccontextmanager
 async def serve(
-    core: ScriptedCore, directory: Path, *, max_body_bytes: int = 200_000
+    core: ScriptedCore, directory: Path, *, max_body_bytes: int = 200_000, keys: Sequence[str] = ()
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve `core` until the block ends; gives a client of the server."""
+    """Serve `core` until the block ends; gives a client of the server, which shows no key."""
     write_byte_level(directory, chat_template=TEMPLATE)
     reader = PromptReader.load(
         directory, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, eos_token_ids=[EOS_TOKEN_ID]
     )
     schemas = SchemaCheck(directory, VOCAB_SIZE, [EOS_TOKEN_ID])
-    app = build_app(core, reader, schemas.check, max_body_bytes=max_body_bytes)
+    app = build_app(core, reader, schemas.check, keys=keys, max_body_bytes=max_body_bytes)
+    try:
+        async with _served(app) as client:
+            yield client
+    finally:
+        await schemas.close()
+
+
+@asynccontextmanager
+async def serve_state(core: ScriptedCore) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve what `core` says of itself until the block ends, as on the port that asks for no key."""
+    stages = GroupStages(served_name="tiny", stage_count=1, incarnation=1, stages=())
+    async with _served(build_state_app(core, lambda: stages, lambda: GroupClocks(stages=()))) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -164,7 +184,6 @@ async def serve(
         finally:
             server.should_exit = True
             await task
-            await schemas.close()
 
 
 async def until(condition: Callable[[], bool], what: str, within_seconds: float = 60.0) -> None:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
+from stageline_api.engine_access import is_admitted
 from stageline_api.engine_http import (
     Admitted,
     Delta,
     EngineError,
+    ErrorCode,
     Failed,
     Finished,
     FinishReason,
@@ -93,7 +95,9 @@ class ScriptedEngine:
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     """What of that was asked, with bodies."""
     asked_with: list[dict[str, str]] = field(default_factory=list)
-    """The headers of that, in lower case."""
+    """The headers of that, their names in lower case."""
+    keys: tuple[str, ...] = ()
+    """What it asks for; probes need none."""
     num_probes: int = 0
     """How often its readiness was asked."""
     left_early: list[str] = field(default_factory=list)
@@ -159,6 +163,10 @@ class ScriptedEngine:
                 if asked == "GET /readyz":
                     self.num_probes += 1
                     await self._answer_probe(reader, writer)
+                    return
+                if not is_admitted(self.keys, headers):
+                    missing = EngineError(code=ErrorCode.KEY_MISSING, message="no key")
+                    await _refuse(Refuse(401, missing), writer)
                     return
                 if asked == "GET /v1/prefixes" and self.held is not None:
                     await self._say(writer, HeldPrefixes(keys=self.held))
@@ -287,9 +295,10 @@ async def _refuse(step: Refuse, writer: asyncio.StreamWriter) -> None:
 
 
 async def _read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
-    """Method and path, headers in lower case, and the body."""
+    """Method and path, headers by name in lower case, and the body."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *lines = head.split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines if line)
+    named = (line.split(": ", 1) for line in lines if line)
+    headers = {name.lower(): value for name, value in named}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     return first.removesuffix(" HTTP/1.1"), headers, body

@@ -72,7 +72,7 @@ def pod_endpoints(pod: Manifest) -> list[Endpoint]:
     has_engine = pod["metadata"].get("labels", {}).get(labels.STAGE) == "0"
     found = [Endpoint("stage", f"http://{host}:{ports.STAGE_HEALTH}")] if "stage" in running else []
     if has_engine and "engine" in running:
-        found.append(Endpoint("engine", f"http://{host}:{ports.ENGINE_HTTP}"))
+        found.append(Endpoint("engine", f"http://{host}:{ports.ENGINE_STATE}"))
     return found
 
 

@@ -45,7 +45,7 @@ def _engine_pods(cache: ObjectCache, key: ModelKey, incarnations: Mapping[int, i
 async def _load_of(client: httpx.AsyncClient, pod: Mapping[str, Any]) -> GroupLoad | None:
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            said = EngineStatus.model_validate_json(await status_of(client, pod, ports.ENGINE_HTTP))
+            said = EngineStatus.model_validate_json(await status_of(client, pod, ports.ENGINE_STATE))
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValidationError) as error:
         _log.debug("the engine in pod %s does not say its load: %s", pod["metadata"]["name"], error)
         return None

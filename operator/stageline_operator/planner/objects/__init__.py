@@ -5,6 +5,7 @@ from stageline_operator.planner.objects.identity import GroupIncarnation, revisi
 from stageline_operator.planner.objects.model_objects import (
     build_bus_secret,
     build_disruption_budget,
+    build_engine_keys_secret,
     build_engine_service,
     build_headless_service,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "build_config",
     "build_config_map",
     "build_disruption_budget",
+    "build_engine_keys_secret",
     "build_engine_service",
     "build_headless_service",
     "build_incarnation_policy",

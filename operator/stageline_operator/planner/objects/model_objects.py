@@ -1,14 +1,15 @@
-"""Objects that all groups of a model share: two Services, the plan bus's Secret, and the disruption budget."""
+"""Objects that all groups of a model share: two Services, two Secrets, and the disruption budget."""
 
 from typing import Any, Final
 
-from stageline_api import labels, ports
+from stageline_api import engine_access, labels, ports
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects.identity import (
     bus_secret_name,
     disruption_budget_name,
     engine_service_name,
     headless_service_name,
+    model_labels,
     object_metadata,
 )
 
@@ -57,6 +58,23 @@ def build_bus_secret(model: PipelineModel, random_token: str) -> dict[str, Any]:
         "type": "Opaque",
         "immutable": True,
         "stringData": {TOKEN_KEY: random_token},
+    }
+
+
+def build_engine_keys_secret(model: PipelineModel, random_key: str) -> dict[str, Any]:
+    """Holds `random_key`, which the caller draws, for all models of the namespace; so none of them owns it.
+
+    Made once, and a person may change it (`engine_access`).
+    """
+    no_model = model_labels(model, "engine")
+    for name in (labels.APP_INSTANCE, labels.MODEL):
+        del no_model[name]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": engine_access.KEYS_SECRET, "namespace": model.namespace, "labels": no_model},
+        "type": "Opaque",
+        "stringData": {engine_access.KEYS_ENTRY: random_key},
     }
 
 

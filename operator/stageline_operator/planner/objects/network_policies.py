@@ -26,11 +26,12 @@ def build_incarnation_policy(model: PipelineModel, life: GroupIncarnation) -> di
 
 
 def build_access_policies(model: PipelineModel, setting: Setting) -> list[dict[str, Any]]:
-    """The gateway reaches engines, the operator and Prometheus what engines and stages say of themselves."""
+    """The gateway reaches engines, and the operator and who scrapes what engines and stages say of themselves."""
     every_stage = {labels.MODEL: model.name}
     stage_zero = every_stage | {labels.STAGE: "0"}
-    health = [_rule([setting.operator, setting.prometheus], ports.STAGE_HEALTH)]
-    engine = [_rule([setting.gateway, setting.operator, setting.prometheus], ports.ENGINE_HTTP)]
+    watchers = [_peer(setting.operator), *setting.metrics_from]
+    health = [_rule(watchers, ports.STAGE_HEALTH)]
+    engine = [_rule([_peer(setting.gateway)], ports.ENGINE_HTTP), _rule(watchers, ports.ENGINE_STATE)]
     return [
         _policy(model, f"{model.name}-stages", every_stage, health),
         _policy(model, f"{model.name}-engine", stage_zero, engine),
@@ -52,8 +53,8 @@ def _policy(
     }
 
 
-def _rule(peers: Sequence[Peers], port: int) -> dict[str, Any]:
-    return {"from": [_peer(each) for each in peers], "ports": [{"protocol": "TCP", "port": port}]}
+def _rule(peers: Sequence[Mapping[str, Any]], port: int) -> dict[str, Any]:
+    return {"from": [dict(each) for each in peers], "ports": [{"protocol": "TCP", "port": port}]}
 
 
 def _peer(peers: Peers) -> dict[str, Any]:

@@ -5,6 +5,7 @@ since, so that nothing is read, and nothing written, while all is well.
 """
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from stageline_operator.planner.objects import (
     build_bus_secret,
     build_config_map,
     build_disruption_budget,
+    build_engine_keys_secret,
     build_engine_service,
     build_headless_service,
     build_incarnation_policy,
@@ -29,7 +31,7 @@ from stageline_operator.planner.objects.identity import config_map_name
 from stageline_operator.planner.types import Deletion, ObjectKey, PlannedEvent
 
 _REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget")
-"""Kinds of which a model may have some that it wants no more. Services and the Secret last as long as the model."""
+"""Kinds of which a model may have some that it wants no more. Services and Secrets last at least as long as it."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,19 @@ def _wanted(
 ) -> Iterator[dict[str, Any]]:
     model = context.model
     yield build_config_map(model, context.revision)
-    yield build_bus_secret(model, random_token)
+    # One is for stages and the other for gateways: neither tells anything of the other.
+    yield build_bus_secret(model, _drawn(random_token, "plan bus"))
+    yield build_engine_keys_secret(model, _drawn(random_token, "engine keys"))
     changing = [build_headless_service(model), build_engine_service(model)]
     if not model.spec.suspend:
         changing.append(build_disruption_budget(model, kept_pods))
     changing += build_access_policies(model, context.setting)
     changing += [build_incarnation_policy(model, GroupIncarnation(each.index, each.incarnation)) for each in groups]
     yield from (_hashed(each) for each in changing)
+
+
+def _drawn(random_token: str, purpose: str) -> str:
+    return hmac.new(random_token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
 def _hashed(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stageline_api import env, ports
+from stageline_api import engine_access, env, ports
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pod import EnvVar
 from stageline_operator.planner.objects.config import COMPILED_DIR, CONFIG_DIR, CONFIG_FILE
@@ -47,6 +47,12 @@ def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int, host: Po
         _literal(env.LWS_GROUP_SIZE, stage_count),
         _literal(env.LWS_WORKER_INDEX, str(stage)),
     ]
+
+
+def engine_keys_env() -> dict[str, Any]:
+    """Of the `engine` container alone: what callers must show."""
+    reference = {"name": engine_access.KEYS_SECRET, "key": engine_access.KEYS_ENTRY}
+    return {"name": env.ENGINE_KEYS, "valueFrom": {"secretKeyRef": reference}}
 
 
 def network_env(model: PipelineModel) -> list[dict[str, Any]]:

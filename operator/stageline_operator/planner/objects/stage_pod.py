@@ -21,6 +21,7 @@ from stageline_operator.planner.objects.stage_env import (
     TERMINATION_PATH,
     base_env,
     compiler_env,
+    engine_keys_env,
     hub_token_env,
     literals,
     network_env,
@@ -147,8 +148,12 @@ def _containers(
         return [stage_container]
     resources = engine_resources(model, stage)
     engine_container = _container(model, ENGINE_CONTAINER, default_image) | {
-        "env": _with_later(literals(tracing_env), environment),
-        "ports": [_port("http", ports.ENGINE_HTTP), _port("plan-bus", ports.PLAN_BUS)],
+        "env": _with_later(literals(tracing_env), [*environment, engine_keys_env()]),
+        "ports": [
+            _port("http", ports.ENGINE_HTTP),
+            _port("state", ports.ENGINE_STATE),
+            _port("plan-bus", ports.PLAN_BUS),
+        ],
         **({"resources": resources} if resources else {}),
         **_probes(ports.ENGINE_HTTP),
     }

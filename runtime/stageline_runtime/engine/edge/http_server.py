@@ -1,4 +1,4 @@
-"""The engine's HTTP server, for as long as a block runs. It leaves signals alone: the engine drains its group first."""
+"""The engine's two HTTP servers, for as long as a block runs. They leave signals alone: the engine drains first."""
 
 import asyncio
 import contextlib
@@ -21,27 +21,34 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, host: str, *, linger_seconds: int) -> AsyncIterator[None]:
-    """Answer on the engine's port of `host`; at the end, clients have `linger_seconds` to read their streams.
+async def serving(app: FastAPI, state_app: FastAPI, host: str, *, linger_seconds: int) -> AsyncIterator[None]:
+    """Answer on the engine's two ports of `host`; at the end, clients have `linger_seconds` to read their streams.
 
     Raises:
-        RuntimeFailure: the port can't be listened on.
+        RuntimeFailure: a port can't be listened on.
     """
-    settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=linger_seconds)
-    server = _Server(settings)
-    serves = asyncio.create_task(server.serve(sockets=[_listen(host)]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serves
+    with contextlib.ExitStack() as listening:
+        listeners = [listening.enter_context(_listen(host, port)) for port in (ports.ENGINE_HTTP, ports.ENGINE_STATE)]
+        servers = [_Server(_settings(each, linger_seconds)) for each in (app, state_app)]
+        serve = [server.serve(sockets=[each]) for server, each in zip(servers, listeners, strict=True)]
+        serving = asyncio.gather(*serve)
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.should_exit = True
+            await serving
 
 
-def _listen(host: str) -> socket.socket:
+def _settings(app: FastAPI, linger_seconds: int) -> uvicorn.Config:
+    return uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=linger_seconds)
+
+
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server((host, ports.ENGINE_HTTP), backlog=2048)
+        listener = socket.create_server((host, port), backlog=2048)
     except OSError as error:
-        detail = f"can't listen on {host}:{ports.ENGINE_HTTP}: {error.strerror}"
+        detail = f"can't listen on {host}:{port}: {error.strerror}"
         raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
     # Accepted connections inherit it; without it a streamed token may wait 40 ms for an acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

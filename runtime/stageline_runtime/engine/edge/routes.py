@@ -1,4 +1,4 @@
-"""The engine's HTTP interface: generation for the gateway, state for probes and people, metrics.
+"""The engine's HTTP interface for who shows its key: generation, tokenizing, drain, and what it says of itself.
 
 A request is read, checked and tokenized here, then handed to the core; nothing unchecked passes. Long prompts and chat
 templates are handled in a worker thread, so that no client slows another's tokens. The core is used from the event
@@ -7,7 +7,7 @@ loop only.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from stageline_api.engine_access import is_admitted
 from stageline_api.engine_http import (
     Detokenized,
     DetokenizeRequest,
@@ -22,18 +23,11 @@ from stageline_api.engine_http import (
     GenerateRequest,
     Tokenized,
     TokenizeRequest,
-    why_unwelcome,
 )
-from stageline_api.health import Phase
-from stageline_api.telemetry.timeline import GroupClocks, GroupStages
 from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.event_stream import EventStream
-from stageline_runtime.engine.edge.http_errors import (
-    body_too_large,
-    internal_error_response,
-    invalid_body,
-    refusal_response,
-)
+from stageline_runtime.engine.edge.http_errors import body_too_large, invalid_body, refusal_response
+from stageline_runtime.engine.edge.state_routes import add_error_answers, add_state_routes, check_page, json_answer
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.output_text import OutputStart, start_output
 from stageline_runtime.engine.text.prompts import PromptReader, is_quick, size_of
@@ -46,8 +40,8 @@ QUICK_BODY_BYTES = 64 * 1024
 """A body of up to this many bytes is parsed in a millisecond."""
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
-
-
+PROBES = frozenset({"/healthz", "/readyz"})
+"""What a kubelet asks, which knows no key."""
 LARGE = 256 * 1024
 """Characters, or ids: a prompt of as many takes about a second at worst."""
 Done = TypeVar("Done")
@@ -56,33 +50,36 @@ PrepareGuide = Callable[[str], Awaitable[None]]
 
 
 def build_app(
-    core: EngineCoreApi, reader: PromptReader, prepare_guide: PrepareGuide, *, max_body_bytes: int = MAX_BODY_BYTES
+    core: EngineCoreApi,
+    reader: PromptReader,
+    prepare_guide: PrepareGuide,
+    *,
+    keys: Sequence[str] = (),
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`."""
-    app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(_check_caller)])
+    """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`.
+
+    With `keys` every request but a probe must show one of them.
+    """
+
+    async def check_key(request: Request) -> None:
+        if request.url.path not in PROBES and not is_admitted(keys, request.headers):
+            raise _KeyMissingError
+
+    app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(check_page), Depends(check_key)])
     threads = ReadingThreads()
     _add_generation(app, _Generation(core, reader, prepare_guide, threads, max_body_bytes))
     _add_tokenize_routes(app, reader, threads, max_body_bytes)
-    _add_state(app, core)
+    add_state_routes(app, core)
+    _add_rest(app, core)
+    add_error_answers(app)
 
-    @app.exception_handler(404)
-    async def answer_unknown_path(request: Request, _error: Exception) -> Response:
-        return refusal_response(EngineRefusal(ErrorCode.NOT_FOUND, f"There is no {request.url.path!r} here."))
-
-    @app.exception_handler(_UnwelcomeError)
-    async def answer_unwelcome(_request: Request, error: Exception) -> Response:
-        return refusal_response(EngineRefusal(ErrorCode.INVALID_VALUE, str(error)), 403)
-
-    @app.exception_handler(405)
-    async def answer_wrong_method(request: Request, error: Exception) -> Response:
-        message = f"{request.method} is not allowed on {request.url.path!r}."
-        response = refusal_response(EngineRefusal(ErrorCode.METHOD_NOT_ALLOWED, message))
-        response.headers["Allow"] = (getattr(error, "headers", None) or {}).get("Allow", "")
+    @app.exception_handler(_KeyMissingError)
+    async def answer_without_key(_request: Request, _error: Exception) -> Response:
+        message = "This engine answers only to who shows one of its keys, as 'Authorization: Bearer KEY'."
+        response = refusal_response(EngineRefusal(ErrorCode.KEY_MISSING, message))
+        response.headers["WWW-Authenticate"] = "Bearer"
         return response
-
-    @app.exception_handler(Exception)
-    async def answer_bug(_request: Request, _error: Exception) -> Response:
-        return internal_error_response()
 
     return app
 
@@ -102,14 +99,8 @@ class ReadingThreads:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-class _UnwelcomeError(Exception):
-    """The request comes from a web page."""
-
-
-async def _check_caller(request: Request) -> None:
-    reason = why_unwelcome(request.headers)
-    if reason is not None:
-        raise _UnwelcomeError(reason)
+class _KeyMissingError(Exception):
+    """The request shows none of the engine's keys."""
 
 
 def _add_generation(app: FastAPI, generation: "_Generation") -> None:
@@ -138,52 +129,19 @@ def _add_tokenize_routes(app: FastAPI, reader: PromptReader, threads: ReadingThr
         return await _answer_in_thread(request, DetokenizeRequest, detokenize, threads, max_body_bytes)
 
 
-def add_stage_routes(app: FastAPI, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]) -> None:
-    """Add both; each answers with what is known at the moment, also while the group still forms."""
-
-    @app.get("/stages")
-    async def answer_stages() -> Response:
-        return _json(stages())
-
-    @app.get("/clock")
-    async def answer_clock() -> Response:
-        return _json(clocks())
-
-
-def _add_state(app: FastAPI, core: EngineCoreApi) -> None:
-    @app.get("/status")
-    async def status() -> Response:
-        return _json(core.status())
-
-    @app.get("/healthz")
-    async def healthz() -> Response:
-        """Alive unless failed: what a liveness probe asks."""
-        state = core.status()
-        return _json(state, 503 if state.phase is Phase.FAILED else 200)
-
-    @app.get("/readyz")
-    async def readyz() -> Response:
-        """Ready for new requests: neither starting, draining nor failed. The body says which."""
-        state = core.status()
-        return _json(state, 200 if state.phase is Phase.READY else 503)
-
+def _add_rest(app: FastAPI, core: EngineCoreApi) -> None:
     @app.get("/v1/prefixes")
     async def prefixes() -> Response:
-        return _json(core.held_prefixes())
+        return json_answer(core.held_prefixes())
 
     @app.get("/v1/info")
     async def info() -> Response:
-        return _json(core.info())
-
-    @app.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        body, content_type = core.metrics_page(request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": content_type})
+        return json_answer(core.info())
 
     @app.post("/v1/drain")
     async def drain() -> Response:
         core.start_drain()
-        return _json(core.status(), 202)
+        return json_answer(core.status(), 202)
 
 
 class _Generation:
@@ -258,10 +216,6 @@ def _log_context(request: GenerateRequest) -> None:
     logger.log(logging.INFO if named else logging.DEBUG, "request admitted%s", given, extra=about)
 
 
-def _json(model: BaseModel, status: int = 200) -> Response:
-    return Response(model.model_dump_json(), status_code=status, media_type="application/json")
-
-
 def _is_plain(request_id: str) -> bool:
     """Whether an id may go into a header as it is: short, printable ASCII."""
     return len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()
@@ -285,7 +239,7 @@ async def _answer_in_thread(
         return refusal_response(invalid_body(error))
     except EngineRefusal as refusal:
         return refusal_response(refusal)
-    return _json(done)
+    return json_answer(done)
 
 
 async def _parsed(asked: type[Asked], body: bytes) -> Asked:
