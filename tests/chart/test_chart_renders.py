@@ -21,6 +21,7 @@ from cluster.rendered_chart import (
     rendered_objects,
 )
 from stageline_api import ports
+from stageline_api.engine_access import KEYS_SECRET
 from stageline_api.manifests import crd
 from stageline_cli.main import cli, run
 from stageline_dashboards.shipped import board_paths
@@ -204,7 +205,21 @@ def test_the_gateway_may_only_read_its_namespace() -> None:
     role = found(rendered_objects({"gateway": {"namespace": "models"}}), "Role", "stageline-system-stageline-gateway")
     assert role["metadata"]["namespace"] == "models"
     assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
-    assert [rule["resources"] for rule in role["rules"]] == [["pods"], ["pipelinemodels"]]
+    assert [rule["resources"] for rule in role["rules"]] == [["pods"], ["secrets"], ["pipelinemodels"]]
+    (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
+    assert (secrets["resourceNames"], secrets["verbs"]) == ([KEYS_SECRET], ["get"])
+
+
+def test_who_may_scrape_is_told_to_the_operator_for_models_too() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"team": "o'clock: #1"}}, "podSelector": {}}]
+    objects = rendered_objects({"networkPolicy": {"metricsFrom": peers}})
+    (arguments,) = (
+        each["spec"]["template"]["spec"]["containers"][0]["args"]
+        for each in of_kind(objects, "Deployment")
+        if each["metadata"]["name"] == "stageline-operator"
+    )
+    (given,) = (each for each in arguments if each.startswith("--metrics-from="))
+    assert json.loads(given.partition("=")[2]) == peers
 
 
 def test_the_clusters_own_roles_cover_pipelinemodels() -> None:
@@ -365,7 +380,7 @@ def test_targets_get_the_labels_that_boards_and_rules_rely_on() -> None:
     of_group = {"model": f"{label}model", "group": f"{label}group"}
     assert pod_endpoints == {
         "health": {"job": "stageline-stage", **release} | of_group,
-        "http": {"job": "stageline-engine", **release} | of_group,
+        "state": {"job": "stageline-engine", **release} | of_group,
     }
     # A label of the pod that were copied as it is called would be `stageline_dev_stage`, one called `stage` a clash.
     assert "podTargetLabels" not in monitor["spec"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import to_json
 
+from hostility.repeated_parts import BODY_BYTES, REPEATED
 from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import Hold, Say, ScriptedEngine
 from stageline_api.engine_http import (
@@ -31,72 +32,15 @@ from stageline_gateway.openai_api.validation import parse_chat, parse_completion
 from stageline_gateway.settings import GatewaySettings
 from stageline_runtime.engine.edge.http_errors import invalid_body
 
-BODY_BYTES: Final = 4 * 1024 * 1024 - 1024
-"""As large as a gateway takes."""
 LOOP_SECONDS: Final = 0.05
 """Of CPU; a machine ten times slower than the one that this was measured on needs no more than it has."""
 SLOW_MACHINE: Final = 10
 JSON = {"content-type": "application/json"}
 
 
-def filled(head: bytes, item: bytes, tail: bytes, numbered: bool = False) -> bytes:
-    """`head`, then as many of `item` as fit, then `tail`."""
-    count = (BODY_BYTES - len(head) - len(tail)) // (len(item) + (8 if numbered else 1))
-    items = (item % index for index in range(count)) if numbered else [item] * count
-    return head + b",".join(items) + tail
-
-
-PROMPT = b'{"model":"%s","prompt":' % MODEL.encode()
-CHAT = b'{"model":"%s","messages":[' % MODEL.encode()
-RESPONSE = b'{"model":"%s",' % MODEL.encode()
-ASKED = RESPONSE + b'"max_tokens":1,'
-HOSTILE: Final[dict[str, tuple[str, bytes]]] = {
-    "numbers for messages": ("/v1/chat/completions", filled(CHAT, b"1", b"]}")),
-    "empty messages": ("/v1/chat/completions", filled(CHAT, b"{}", b"]}")),
-    "tiny messages": ("/v1/chat/completions", filled(CHAT, b'{"role":"user","content":""}', b"]}")),
-    "parts without type": (
-        "/v1/chat/completions",
-        filled(CHAT + b'{"role":"user","content":[', b'{"text":""}', b"]}]}"),
-    ),
-    "a message of many fields": ("/v1/chat/completions", filled(CHAT + b"{", b'"%d":1', b"}]}", numbered=True)),
-    "texts among ids": ("/v1/completions", filled(PROMPT + b"[1,", b'""', b"]}")),
-    "ids below zero": ("/v1/completions", filled(PROMPT + b"[1,", b"-1111", b"]}")),
-    "unknown fields": ("/v1/completions", filled(PROMPT + b'"x",', b'"%d":1', b"}", numbered=True)),
-    "biases": ("/v1/completions", filled(PROMPT + b'"x","logit_bias":{', b'"%d":999', b"}}", numbered=True)),
-    "stops": ("/v1/completions", filled(PROMPT + b'"x","stop":[', b"11111", b"]}")),
-    "tokens": ("/detokenize", filled(b'{"model":"%s","tokens":[' % MODEL.encode(), b'"aaa"', b"]}")),
-    "items of nothing": ("/v1/responses", filled(RESPONSE + b'"input":[', b"{}", b"]}")),
-    "numbers for items": ("/v1/responses", filled(RESPONSE + b'"input":[', b"1", b"]}")),
-    "parts of an item": (
-        "/v1/responses",
-        filled(RESPONSE + b'"input":[{"role":"user","content":[', b'{"type":"input_text","text":1}', b"]}]}"),
-    ),
-    "tools of nothing": ("/v1/responses", filled(RESPONSE + b'"input":"x","tools":[', b"{}", b"]}")),
-    "unknown fields of a response": (
-        "/v1/responses",
-        filled(RESPONSE + b'"input":"x",', b'"%d":1', b"}", numbered=True),
-    ),
-    "blocks of nothing": (
-        "/v1/messages",
-        filled(ASKED + b'"messages":[{"role":"user","content":[', b"{}", b"]}]}"),
-    ),
-    "turns of nothing": ("/v1/messages", filled(ASKED + b'"messages":[', b"{}", b"]}")),
-    "system of nothing": ("/v1/messages", filled(ASKED + b'"messages":[],"system":[', b"1", b"]}")),
-    "tools without names": (
-        "/v1/messages",
-        filled(ASKED + b'"messages":[{"role":"user","content":"x"}],"tools":[', b"{}", b"]}"),
-    ),
-    "stop sequences": (
-        "/v1/messages",
-        filled(ASKED + b'"messages":[{"role":"user","content":"x"}],"stop_sequences":[', b"1", b"]}"),
-    ),
-    "lists in lists": ("/v1/completions", filled(PROMPT, b"[" * 50 + b"]" * 50, b"}")),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", REPEATED)
 def test_a_refusal_of_a_large_body_hardly_costs_the_loop(gateway: RunningGateway, name: str) -> None:
-    path, body = HOSTILE[name]
+    path, body = REPEATED[name].path, REPEATED[name].body()
     gateway.http.get("/healthz")
     before = gateway.loop_seconds()
     refused = gateway.http.post(path, content=body, headers=JSON)
@@ -106,10 +50,10 @@ def test_a_refusal_of_a_large_body_hardly_costs_the_loop(gateway: RunningGateway
     assert spent < LOOP_SECONDS * SLOW_MACHINE, f"{name}: {spent:.3f} s of the loop for {len(body)} bytes"
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", REPEATED)
 def test_a_refusal_of_a_large_body_holds_little_more_than_the_body(name: str) -> None:
     """Errors for every item would be a thousand times that."""
-    path, body = HOSTILE[name]
+    path, body = REPEATED[name].path, REPEATED[name].body()
     tracemalloc.start()
     try:
         with pytest.raises(ApiError):

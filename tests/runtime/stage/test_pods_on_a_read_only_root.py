@@ -16,7 +16,13 @@ from oracles.tiny_models import write_tiny_llama
 from processes.nameless_user import NAMELESS_UID, as_nameless_user, skip_without_namespaces
 from stageline_api import ports
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_operator.planner.objects import GroupIncarnation, build_bus_secret, build_config_map, build_stage_pod
+from stageline_operator.planner.objects import (
+    GroupIncarnation,
+    build_bus_secret,
+    build_config_map,
+    build_engine_keys_secret,
+    build_stage_pod,
+)
 
 START_SECONDS = 300.0
 NAME = "tiny-0-1-0"
@@ -87,6 +93,7 @@ def on_node(state_dir: Path, model: PipelineModel, body: Callable[[NodeFixture],
         fixture = NodeFixture(state_dir)
         fixture.store.apply(build_config_map(model, "r"))
         fixture.store.apply(build_bus_secret(model, "token"))
+        fixture.store.apply(build_engine_keys_secret(model, "key-of-this-namespace"))
         try:
             await body(fixture)
         finally:

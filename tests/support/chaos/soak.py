@@ -1,8 +1,8 @@
 """`make soak`: a real pipeline for an hour under mixed traffic while its processes are killed and stopped.
 
-Afterwards come the fuzzing tests with many times their usual examples and, where Go is, 500 models on a real control
-plane. Ends with a report, and with 1 when anything was wrong, 130 when it was interrupted. What it wrote is removed
-unless something was wrong.
+Afterwards come a thousand bodies made to hold others up, the fuzzing tests with many times their usual examples and,
+where Go is, 500 models on a real control plane. Ends with a report, and with 1 when anything was wrong, 130 when it
+was interrupted. What it wrote is removed unless something was wrong.
 """
 
 import argparse
@@ -22,8 +22,10 @@ from typing import Final
 from chaos import soak_commands
 from chaos.soak_pipeline import PATIENCE_SECONDS, PipelineSoak, serving_soaked, soak
 from chaos.soak_report import failures_of, report_lines
+from hostility.soak_hostile import HostileSoak, serving_hostile, soak_hostile, too_large
+from hostility.soak_hostile import report_lines as hostile_lines
 
-PARTS: Final = ("pipeline", "fuzz", "operator")
+PARTS: Final = ("pipeline", "hostile", "fuzz", "operator")
 INTERRUPTED: Final = 130
 _HOLD: Final = "STAGELINE_GATEWAY_HOLD_SECONDS"
 
@@ -46,6 +48,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--fuzz-factor", type=int, help="how many times the usual examples; one per 6 minutes if left out"
     )
+    parser.add_argument("--bodies", type=int, default=1000, help="of the hostile part; default 1000")
     parser.add_argument("--models", type=int, default=500, help="of the operator's part; default 500")
     return parser.parse_args(words)
 
@@ -73,6 +76,21 @@ def soak_pipeline(given: argparse.Namespace, directory: Path, requests_of_each: 
     return state
 
 
+def soak_others(given: argparse.Namespace, directory: Path) -> HostileSoak:
+    """Run the hostile part; its report comes whatever went wrong."""
+    state = HostileSoak(given.seed, given.bodies)
+    directory.mkdir()
+    try:
+        with serving_hostile(directory) as served:
+            soak_hostile(served.url, state, say, lambda: too_large(served.process.pid))
+    except Exception as error:
+        state.failures.append("".join(traceback.format_exception(error)))
+    finally:
+        for line in hostile_lines(state):
+            say(line)
+    return state
+
+
 def run_parts(given: argparse.Namespace, directory: Path) -> bool:
     """Whether all parts that were asked for went well."""
     wanted = given.only or PARTS
@@ -84,6 +102,8 @@ def run_parts(given: argparse.Namespace, directory: Path) -> bool:
     is_well = True
     if "pipeline" in wanted:
         is_well = not failures_of(soak_pipeline(given, directory))
+    if "hostile" in wanted:
+        is_well = not soak_others(given, directory / "hostile").failures and is_well
     outcomes = [run() for part, run in others.items() if part in wanted]
     for outcome in outcomes:
         say(outcome.line)

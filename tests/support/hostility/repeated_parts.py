@@ -1,0 +1,72 @@
+"""Bodies that are as large as they may be, all of one part again and again: each kind has cost a server something once.
+
+None of these has a right answer: they are refused by what holds them, and cost what finding that out costs.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from processes.gateway_harness import MODEL
+
+BODY_BYTES: Final = 4 * 1024 * 1024 - 1024
+"""As large as a gateway takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """`head`, then `item` with commas between as often as fits, then `tail`. A numbered item has a place for `%d`."""
+
+    path: str
+    head: bytes
+    item: bytes
+    tail: bytes
+    is_numbered: bool = False
+
+    def body(self, size_bytes: int = BODY_BYTES) -> bytes:
+        room = size_bytes - len(self.head) - len(self.tail)
+        count = max(1, room // (len(self.item) + (8 if self.is_numbered else 1)))
+        items = (self.item % index for index in range(count)) if self.is_numbered else [self.item] * count
+        return self.head + b",".join(items) + self.tail
+
+
+CHATS: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+_PROMPT: Final = b'{"model":"%s","prompt":' % MODEL.encode()
+_CHAT: Final = b'{"model":"%s","messages":[' % MODEL.encode()
+_RESPONSE: Final = b'{"model":"%s",' % MODEL.encode()
+_ASKED: Final = _RESPONSE + b'"max_tokens":1,'
+REPEATED: Final[dict[str, Repeated]] = {
+    "numbers for messages": Repeated(CHATS, _CHAT, b"1", b"]}"),
+    "empty messages": Repeated(CHATS, _CHAT, b"{}", b"]}"),
+    "tiny messages": Repeated(CHATS, _CHAT, b'{"role":"user","content":""}', b"]}"),
+    "parts without type": Repeated(CHATS, _CHAT + b'{"role":"user","content":[', b'{"text":""}', b"]}]}"),
+    "a message of many fields": Repeated(CHATS, _CHAT + b"{", b'"%d":1', b"}]}", is_numbered=True),
+    "texts among ids": Repeated(COMPLETIONS, _PROMPT + b"[1,", b'""', b"]}"),
+    "ids below zero": Repeated(COMPLETIONS, _PROMPT + b"[1,", b"-1111", b"]}"),
+    "unknown fields": Repeated(COMPLETIONS, _PROMPT + b'"x",', b'"%d":1', b"}", is_numbered=True),
+    "biases": Repeated(COMPLETIONS, _PROMPT + b'"x","logit_bias":{', b'"%d":999', b"}}", is_numbered=True),
+    "stops": Repeated(COMPLETIONS, _PROMPT + b'"x","stop":[', b"11111", b"]}"),
+    "tokens": Repeated("/detokenize", b'{"model":"%s","tokens":[' % MODEL.encode(), b'"aaa"', b"]}"),
+    "items of nothing": Repeated("/v1/responses", _RESPONSE + b'"input":[', b"{}", b"]}"),
+    "numbers for items": Repeated("/v1/responses", _RESPONSE + b'"input":[', b"1", b"]}"),
+    "parts of an item": Repeated(
+        "/v1/responses",
+        _RESPONSE + b'"input":[{"role":"user","content":[',
+        b'{"type":"input_text","text":1}',
+        b"]}]}",
+    ),
+    "tools of nothing": Repeated("/v1/responses", _RESPONSE + b'"input":"x","tools":[', b"{}", b"]}"),
+    "unknown fields of a response": Repeated(
+        "/v1/responses", _RESPONSE + b'"input":"x",', b'"%d":1', b"}", is_numbered=True
+    ),
+    "blocks of nothing": Repeated("/v1/messages", _ASKED + b'"messages":[{"role":"user","content":[', b"{}", b"]}]}"),
+    "turns of nothing": Repeated("/v1/messages", _ASKED + b'"messages":[', b"{}", b"]}"),
+    "system of nothing": Repeated("/v1/messages", _ASKED + b'"messages":[],"system":[', b"1", b"]}"),
+    "tools without names": Repeated(
+        "/v1/messages", _ASKED + b'"messages":[{"role":"user","content":"x"}],"tools":[', b"{}", b"]}"
+    ),
+    "stop sequences": Repeated(
+        "/v1/messages", _ASKED + b'"messages":[{"role":"user","content":"x"}],"stop_sequences":[', b"1", b"]}"
+    ),
+    "lists in lists": Repeated(COMPLETIONS, _PROMPT, b"[" * 50 + b"]" * 50, b"}"),
+}
