@@ -44,10 +44,10 @@ def base_url(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield gateway.url
 
 
-def run(base_url: str, *arguments: str, directory: Path | None = None) -> str:
+def run(base_url: str, *arguments: str, directory: Path | None = None, **told_too: str) -> str:
     """What a program of the clients' environment prints."""
     told = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    told |= {"BASE_URL": base_url, "NO_PROXY": "*", "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "unused"}
+    told |= {"BASE_URL": base_url, "NO_PROXY": "*", "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "unused"} | told_too
     done = subprocess.run(arguments, env=told, cwd=directory, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -117,3 +117,21 @@ def test_lm_eval(base_url: str, tmp_path: Path) -> None:
     command = [str(PYTHON), "-m", "lm_eval", "--model", "local-chat-completions", "--model_args", model]
     command += ["--tasks", "sums", "--include_path", str(tmp_path), "--apply_chat_template"]
     assert "exact_match" in run(base_url, *command, "--output_path", str(tmp_path / "out"), directory=tmp_path)
+
+
+def test_aiperf(base_url: str, model_dir: Path, tmp_path: Path) -> None:
+    """Twelve streamed chats, four at a time: every request is measured, and each answer has the tokens asked for."""
+    require("aiperf")
+    command = [str(PYTHON.with_name("aiperf")), "profile", "--model", "tiny", "--url", base_url, "--ui", "simple"]
+    command += ["--endpoint-type", "chat", "--streaming", "--tokenizer", str(model_dir), "--use-server-token-count"]
+    command += ["--request-count", "12", "--concurrency", "4", "--isl", "24", "--osl", "8", "--workers-max", "2"]
+    command += ["--extra-inputs", "ignore_eos:true", "--output-artifact-dir", str(tmp_path / "out")]
+    # Offline it takes a tokenizer's directory for a repository's name.
+    printed = run(base_url, *command, directory=tmp_path, HF_HUB_OFFLINE="")
+    (report,) = (tmp_path / "out").rglob("profile_export_aiperf.json")
+    found = json.loads(report.read_text())
+    assert found["request_count"]["avg"] == 12, printed[-4000:]
+    assert found.get("error_request_count", {"avg": 0})["avg"] == 0, printed[-4000:]
+    assert found["output_sequence_length"]["avg"] == 8, printed[-4000:]
+    assert found["time_to_first_token"]["avg"] > 0
+    assert found["inter_token_latency"]["avg"] > 0

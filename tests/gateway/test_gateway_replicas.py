@@ -34,4 +34,4 @@ def test_replicas_send_a_session_to_the_same_group_and_continue_answers_alike(
         )
         for gateway in (first, second):
             seen = read(gateway.http.post("/v1/completions", json=BODY | {"stream": True}).text)
-            assert (seen.text, seen.errors, seen.comments) == (TEXT, [], ["admitted", "resumed"])
+            assert (seen.text, seen.errors, seen.comments) == (TEXT, [], ["resumed"])

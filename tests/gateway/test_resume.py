@@ -115,7 +115,7 @@ def assert_goes_on_unbroken(
     assert seen.logprobs == [-index for index in range(len(WORDS))]
     assert seen.usage["completion_tokens"] == len(WORDS)
     assert seen.usage["prompt_tokens"] == 3
-    assert (seen.comments, seen.usage["stageline_resumes"]) == (["admitted", "resumed"], 1)
+    assert (seen.comments, seen.usage["stageline_resumes"]) == (["resumed"], 1)
     [first], [second] = engine.requests, other_engine.requests
     assert second.sampling == first.sampling, "seed and limits are the first ones"
     assert second.generated_token_ids == tuple(range(after))
@@ -252,7 +252,7 @@ def test_what_was_only_queued_goes_to_any_revision(
         group(other_engine.url, 1).model_copy(update={"revision": "new"}),
     )
     seen = read(patient.http.post("/v1/completions", json=STREAM).text)
-    assert (seen.text, seen.errors, seen.comments) == (TEXT, [], ["admitted"])
+    assert (seen.text, seen.errors, seen.comments) == (TEXT, [], [])
     assert "stageline_resumes" not in seen.usage, "nothing was continued"
     assert patient.sample(RESUMES, model_name=MODEL, outcome="moved") == 1
 
@@ -361,12 +361,27 @@ def test_a_new_request_waits_for_a_group_that_is_starting(patient: RunningGatewa
 
 
 def read_disturbed(gateway: RunningGateway, disturb: Callable[[], object]) -> Streamed:
-    """A streamed answer that is disturbed after its first part."""
+    """A streamed answer that is disturbed once it was admitted."""
     with gateway.http.stream("POST", "/v1/completions", json=STREAM) as streaming:
         parts = streaming.iter_text()
-        body = next(parts)
+        body = ""  # its status has come, so it was admitted
         disturb()
         return read(body + "".join(parts))
+
+
+@AFTER
+def test_no_comment_is_a_piece_of_the_body_by_itself(
+    settings: GatewaySettings, engine: ScriptedEngine, other_engine: ScriptedEngine, after: int
+) -> None:
+    """`vllm bench serve` strips each piece that it reads, so a comment alone would join what follows, and hide it."""
+    engine.script = lambda request: rest_of(request, Drop(), after)
+    other_engine.script = rest_of
+    with running_gateway(settings) as gateway:
+        gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
+        with gateway.http.stream("POST", "/v1/completions", json=STREAM) as streaming:
+            pieces = [piece.decode() for piece in streaming.iter_raw()]
+    assert not [piece for piece in pieces if "data: " not in piece], pieces
+    assert ": resumed" in "".join(pieces), pieces
 
 
 def check_left(gateway: RunningGateway, seen: Streamed) -> None:
@@ -478,7 +493,7 @@ def test_an_engine_that_is_silent_to_its_probe_too_is_left_before_it_counts_as_s
         gateway.serve(group(engine.url, 0))
         with gateway.http.stream("POST", "/v1/completions", json=STREAM) as streaming:
             parts = streaming.iter_text()
-            body = next(parts)
+            body = ""  # its status has come, so it was admitted
             engine.answers_probes = False
             [listed] = Endpoints.model_validate_json(gateway.endpoints.read_text()).groups
             write_endpoints(gateway.endpoints, listed, group(other_engine.url, 1))

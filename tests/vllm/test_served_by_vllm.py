@@ -59,7 +59,8 @@ def generated(served: Served, sampling: SamplingParams, given: tuple[int, ...] =
         generated_token_ids=given,
     )
     url = f"http://{served.stage_address(0)}:8000/v1/generate"
-    answer = httpx.post(url, content=request.model_dump_json(), timeout=300.0, trust_env=False)
+    headers = {"content-type": "application/json", "authorization": served.engine_authorization()}
+    answer = httpx.post(url, content=request.model_dump_json(), headers=headers, timeout=300.0, trust_env=False)
     assert answer.status_code == httpx.codes.OK, f"{answer.text}\n{served.logs()}"
     events = [json.loads(line) for line in answer.text.splitlines() if line]
     assert events[-1]["type"] == "finished", (events[-1], served.logs())

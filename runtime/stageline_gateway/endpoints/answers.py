@@ -42,6 +42,9 @@ SERVER_ERRORS = 500
 """Statuses from here on are our fault."""
 RESUMED_HEADER = "x-stageline-resumed"
 """How often a whole answer went on in another run. A stream says it in comments, and in `usage.stageline_resumes`."""
+RESUMED_COMMENT = b": resumed\n\n"
+"""Goes out with what follows it: clients that strip each piece of the body, as `vllm bench serve` does, would take what
+comes after a comment by itself for its end."""
 IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
@@ -102,6 +105,8 @@ class Answer(Response):
         self.exchange = exchange
         self.started = False
         self.resumes = 0
+        self._said_first = b""
+        """What the next bytes of a stream begin with."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, meter = self.exchange, self.exchange.meter
@@ -134,6 +139,10 @@ class Answer(Response):
 
     async def _answer(self, send: Send) -> None:
         raise NotImplementedError
+
+    async def _send_piece(self, body: bytes, send: Send, more: bool = True) -> None:
+        begun, self._said_first = self._said_first, b""
+        await send({"type": "http.response.body", "body": begun + body, "more_body": more})
 
     def _usage(self, ends: Mapping[int, Finished]) -> dict[str, Any]:
         return usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
@@ -205,7 +214,7 @@ class StreamedAnswer(Answer):
                         await self._send_choices(shape.piece(event.text, logprobs), send)
                 case Resumed():
                     self.resumes += 1
-                    await self._send(b": resumed\n\n", send)
+                    self._said_first = RESUMED_COMMENT
                 case Finished():
                     ends[choice] = event
                     await self._send_choices([*shape.held_back(), shape.closing(event.reason)], send)
@@ -219,8 +228,9 @@ class StreamedAnswer(Answer):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         openings = [shape.opening() for shape in self.exchange.shapes]
         chunks = b"".join(sse_event(self._chunk(opening)) for opening in openings if opening is not None)
-        # Without an opening chunk a comment still tells the client that its request holds a place.
-        await self._send(chunks or b": admitted\n\n", send)
+        # Without an opening chunk the status alone says that the request holds a place.
+        if chunks:
+            await self._send_piece(chunks, send)
 
     async def _close(self, ends: dict[int, Finished], send: Send) -> None:
         body = b""
@@ -228,16 +238,13 @@ class StreamedAnswer(Answer):
             counts = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [])
             resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
             body = sse_event(counts | {"usage": self._usage(ends) | resumed})
-        await self._send(body + SSE_DONE, send, more=False)
+        await self._send_piece(body + SSE_DONE, send, more=False)
 
     async def _send_choices(self, choices: Sequence[dict[str, Any]], send: Send) -> None:
         chunks = b"".join(sse_event(self._chunk(choice)) for choice in choices)
         if chunks:
-            await self._send(chunks, send)
+            await self._send_piece(chunks, send)
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [choice])
         return chunk | {"usage": None} if self.exchange.include_usage else chunk
-
-    async def _send(self, body: bytes, send: Send, more: bool = True) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished
-from stageline_gateway.endpoints.answers import RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
+from stageline_gateway.endpoints.answers import RESUMED_COMMENT, RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
 from stageline_gateway.endpoints.json_answers import SSE_HEADERS, JsonAnswer, encode_json
 from stageline_gateway.endpoints.kept_answer import KeptChoice
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
@@ -51,8 +51,7 @@ class TranslatedAnswer(Answer):
                         await self._write(self._taken(shape.piece(event.text, None)), send)
                 case Resumed():
                     self.resumes += 1
-                    if self._streams:
-                        await send({"type": "http.response.body", "body": b": resumed\n\n", "more_body": True})
+                    self._said_first = RESUMED_COMMENT
                 case Finished() if self._streams:
                     events = self._taken(shape.held_back())
                     reason = shape.closing(event.reason)["finish_reason"]
@@ -82,7 +81,7 @@ class TranslatedAnswer(Answer):
     async def _write(self, events: Sequence[Event], send: Send, more: bool = True) -> None:
         body = b"".join(_named_event(event) for event in events)
         if body or not more:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+            await self._send_piece(body, send, more)
 
     async def _send_whole(self, send: Send) -> None:
         resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}

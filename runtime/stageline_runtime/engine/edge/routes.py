@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from stageline_api.engine_access import is_admitted
+from stageline_api.engine_access import is_admitted, why_unwelcome
 from stageline_api.engine_http import (
     Detokenized,
     DetokenizeRequest,
@@ -27,7 +27,7 @@ from stageline_api.engine_http import (
 from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.event_stream import EventStream
 from stageline_runtime.engine.edge.http_errors import body_too_large, invalid_body, refusal_response
-from stageline_runtime.engine.edge.state_routes import add_error_answers, add_state_routes, check_page, json_answer
+from stageline_runtime.engine.edge.state_routes import UnwelcomeError, add_error_answers, add_state_routes, json_answer
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.output_text import OutputStart, start_output
 from stageline_runtime.engine.text.prompts import PromptReader, is_quick, size_of
@@ -62,11 +62,13 @@ def build_app(
     With `keys` every request but a probe must show one of them.
     """
 
-    async def check_key(request: Request) -> None:
+    async def check_caller(request: Request) -> None:
+        if (reason := why_unwelcome(request.headers)) is not None:
+            raise UnwelcomeError(reason)
         if request.url.path not in PROBES and not is_admitted(keys, request.headers):
             raise _KeyMissingError
 
-    app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(check_page), Depends(check_key)])
+    app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(check_caller)])
     threads = ReadingThreads()
     _add_generation(app, _Generation(core, reader, prepare_guide, threads, max_body_bytes))
     _add_tokenize_routes(app, reader, threads, max_body_bytes)

@@ -26,14 +26,14 @@ def build_state_app(
     core: EngineCoreApi, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]
 ) -> FastAPI:
     """The application of the port that asks for no key."""
-    app = FastAPI(title="stageline engine's state", openapi_url=None, dependencies=[Depends(check_page)])
+    app = FastAPI(title="stageline engine's state", openapi_url=None, dependencies=[Depends(_check_page)])
     add_error_answers(app)
     add_state_routes(app, core)
     add_stage_routes(app, stages, clocks)
     return app
 
 
-async def check_page(request: Request) -> None:
+async def _check_page(request: Request) -> None:
     """Raises UnwelcomeError for a request that a web page makes."""
     reason = why_unwelcome(request.headers)
     if reason is not None:
