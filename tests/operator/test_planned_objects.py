@@ -505,7 +505,7 @@ def test_only_an_incarnations_own_pods_the_gateway_the_operator_and_prometheus_g
         "tiny-stages": {
             "podSelector": {"matchLabels": {labels.MODEL: "tiny"}},
             "policyTypes": ["Ingress"],
-            "ingress": [rule(ports.STAGE_HEALTH, operator, SCRAPER)],
+            "ingress": [rule(ports.STAGE_HEALTH, gateway, operator, SCRAPER)],
         },
         "tiny-engine": {
             "podSelector": {"matchLabels": {labels.MODEL: "tiny", labels.STAGE: "0"}},
@@ -515,10 +515,17 @@ def test_only_an_incarnations_own_pods_the_gateway_the_operator_and_prometheus_g
     }
 
 
-def test_with_nobody_to_scrape_the_operator_alone_gets_at_the_state() -> None:
+def test_with_nobody_to_scrape_nobody_but_our_own_gets_in() -> None:
+    found = {}
     for policy in build_access_policies(pipeline_model(), Setting(IMAGE, metrics_from=())):
         for rule in policy["spec"]["ingress"]:
-            assert len(rule["from"]) == 1, policy
+            who = [peer["podSelector"]["matchLabels"][labels.APP_COMPONENT] for peer in rule["from"]]
+            found[rule["ports"][0]["port"]] = who
+    assert found == {
+        ports.STAGE_HEALTH: ["gateway", "operator"],
+        ports.ENGINE_HTTP: ["gateway"],
+        ports.ENGINE_STATE: ["operator"],
+    }
 
 
 def test_engines_alone_get_the_keys_which_no_model_owns() -> None:

@@ -26,12 +26,15 @@ def build_incarnation_policy(model: PipelineModel, life: GroupIncarnation) -> di
 
 
 def build_access_policies(model: PipelineModel, setting: Setting) -> list[dict[str, Any]]:
-    """The gateway reaches engines, and the operator and who scrapes what engines and stages say of themselves."""
+    """The gateway reaches engines, and the operator and who scrapes what engines and stages say of themselves.
+
+    So does the gateway of stages: its page shows what each of them does.
+    """
     every_stage = {labels.MODEL: model.name}
     stage_zero = every_stage | {labels.STAGE: "0"}
-    watchers = [_peer(setting.operator), *setting.metrics_from]
-    health = [_rule(watchers, ports.STAGE_HEALTH)]
-    engine = [_rule([_peer(setting.gateway)], ports.ENGINE_HTTP), _rule(watchers, ports.ENGINE_STATE)]
+    gateway, watchers = _peer(setting.gateway), [_peer(setting.operator), *setting.metrics_from]
+    health = [_rule([gateway, *watchers], ports.STAGE_HEALTH)]
+    engine = [_rule([gateway], ports.ENGINE_HTTP), _rule(watchers, ports.ENGINE_STATE)]
     return [
         _policy(model, f"{model.name}-stages", every_stage, health),
         _policy(model, f"{model.name}-engine", stage_zero, engine),
