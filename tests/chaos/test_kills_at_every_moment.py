@@ -18,6 +18,7 @@ from chaos.answers import MOST_NEAR_TIES, different, incomplete, num_parted, req
 from chaos.clients import Seen, Traffic, stream_all, streaming
 from chaos.comebacks import freeze_newcomers, hold_load, hold_rendezvous, hold_warm_up, kill
 from chaos.groups import DEADLINE_SECONDS, ENGINE, FIRST, LAST, ChaosGroups, Member, serving_tiny
+from processes.serving_command import engine_authorization
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.thorough]
 CONTEXT_TOKENS = 1024
@@ -182,7 +183,8 @@ def test_a_group_that_drains_for_too_long_hands_its_answers_over(groups: ChaosGr
     # Frozen, its answers surely last for longer than the gateway's patience.
     with caught_midway(groups, 1, asked) as (traffic, stage):
         running, left_before = asked_of(groups, 1), groups.gateway_log().count("kind=left")
-        assert httpx.post(f"{endpoint.url}/v1/drain", timeout=60, trust_env=False).status_code == 202
+        headers = {"authorization": engine_authorization(groups.served.process.pid)}
+        assert httpx.post(f"{endpoint.url}/v1/drain", headers=headers, timeout=60, trust_env=False).status_code == 202
         left = left_before + running
         groups.until(lambda: groups.gateway_log().count("kind=left") == left, f"{running} answers left the group")
         stage.thaw()

@@ -20,6 +20,7 @@ import pytest
 import stageline_api
 import stageline_vllm
 from processes.repository_files import ROOT
+from processes.serving_command import engine_authorization
 from processes.vllm_served import Served, served_by_vllm, vllm_python
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
 from stageline_runtime.metric_names import STAGE_METRICS
@@ -59,7 +60,7 @@ def generated(served: Served, sampling: SamplingParams, given: tuple[int, ...] =
         generated_token_ids=given,
     )
     url = f"http://{served.stage_address(0)}:8000/v1/generate"
-    headers = {"content-type": "application/json", "authorization": served.engine_authorization()}
+    headers = {"content-type": "application/json", "authorization": engine_authorization(served.command.process.pid)}
     answer = httpx.post(url, content=request.model_dump_json(), headers=headers, timeout=300.0, trust_env=False)
     assert answer.status_code == httpx.codes.OK, f"{answer.text}\n{served.logs()}"
     events = [json.loads(line) for line in answer.text.splitlines() if line]

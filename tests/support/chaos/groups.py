@@ -12,7 +12,7 @@ import httpx
 
 from oracles.tiny_models import write_tiny_llama
 from processes.serving_command import ServingCommand, command_line, descendants, kill, serving
-from stageline_api import env
+from stageline_api import env, ports
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.health import EngineStatus, StageStatus
 from stageline_api.telemetry.timeline import GroupStages
@@ -23,6 +23,11 @@ DEADLINE_SECONDS = 400.0
 kill a group three times in a row."""
 RESTART_WINDOW_SECONDS = 2
 """Short, so that back-off stays short however often a group is killed."""
+
+
+def state_url(endpoint: GroupEndpoint) -> str:
+    """Where an engine says how it is, without a key."""
+    return f"http://{httpx.URL(endpoint.url).host}:{ports.ENGINE_STATE}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class ChaosGroups:
         if endpoint is None or not endpoint.url or endpoint.incarnation < since:
             return None
         try:
-            answered = httpx.get(f"{endpoint.url}/status", timeout=60, trust_env=False)
+            answered = httpx.get(f"{state_url(endpoint)}/status", timeout=60, trust_env=False)
             return EngineStatus.model_validate_json(answered.content)
         except httpx.TransportError:
             return None
@@ -107,7 +112,7 @@ class ChaosGroups:
         """Health URLs of a group's stages that are connected to its engine, by role; none while that doesn't answer."""
         endpoint = self.endpoint(group)
         assert endpoint is not None, "a group without an engine has no stages"
-        answered = httpx.get(f"{endpoint.url}/stages", timeout=60, trust_env=False)
+        answered = httpx.get(f"{state_url(endpoint)}/stages", timeout=60, trust_env=False)
         stages = GroupStages.model_validate_json(answered.content).stages
         return {f"stage-{stage.stage}": stage.health_url for stage in stages}
 

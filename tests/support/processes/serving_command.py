@@ -13,8 +13,27 @@ from pathlib import Path
 import httpx
 
 from processes.free_ports import free_port
+from stageline_api import env
+from stageline_api.engine_access import authorization, read_keys
 
 READY_SECONDS = 180.0
+
+
+def engine_authorization(root: int) -> str:
+    """What the engines of a `stageline up` ask callers for, as a process of it was told."""
+    for pid in descendants(root):
+        for variable in _environment_of(pid).split("\0"):
+            name, _, value = variable.partition("=")
+            if name == env.ENGINE_KEYS:
+                return authorization(read_keys(value))
+    raise AssertionError(f"no process of {root} has {env.ENGINE_KEYS}")
+
+
+def _environment_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""  # it has ended meanwhile
 
 
 @dataclass(slots=True)

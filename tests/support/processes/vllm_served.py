@@ -21,8 +21,6 @@ import yaml
 
 from processes.repository_files import ROOT
 from processes.serving_command import ServingCommand, command_line, descendants, parent_of, serving
-from stageline_api import env
-from stageline_api.engine_access import authorization, read_keys
 from stageline_local.session.state_file import LocalState, read_state
 from stageline_operator.planner.types import GroupPhase
 
@@ -176,15 +174,6 @@ class Served:
         self.command.wait_serving()
         sys.stdout.write(f"back after {seconds:.0f} s\n")
         return seconds
-
-    def engine_authorization(self) -> str:
-        """What the engine asks callers for, as its own process was told it."""
-        for pid in descendants(self.command.process.pid):
-            for variable in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0"):
-                name, _, value = variable.partition("=")
-                if name == env.ENGINE_KEYS:
-                    return authorization(read_keys(value))
-        raise AssertionError(f"no process has {env.ENGINE_KEYS}:\n{self.logs()}")
 
     def chat(self, question: str, **options: object) -> str:
         body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "temperature": 0, **options}
