@@ -15,7 +15,7 @@ from typing import Final
 KEYS_SECRET: Final = "stageline-engine-keys"
 KEYS_ENTRY: Final = "keys"
 SHORTEST_KEY: Final = 16
-"""Characters. One that the operator draws has 43."""
+"""Characters. One that the operator draws has 64."""
 _KEY: Final = re.compile(r"[!-~]+")
 
 

@@ -5,8 +5,12 @@ so a key may change while the gateway runs. Until it is known, requests go out w
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from stageline_api.engine_access import authorization, read_keys
+
+KEY_NOT_TAKEN: Final = "The engine does not take this gateway's key."
+"""For the client: an engine answered that it was shown none of its keys."""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any, assert_never
 
 from stageline_api.engine_http import EngineError, ErrorCode
+from stageline_gateway.engine_key import KEY_NOT_TAKEN
 
 SHOWN_CHARACTERS = 100
 """How much of a client's own value an error repeats."""
@@ -119,7 +120,7 @@ def refused_by_engine(error: EngineError, default_param: str, retry_after_second
             wait_seconds = error.retry_after_seconds or retry_after_seconds
             return ApiError(503, error.message, "server_error", code=error.code.value, retry_after_seconds=wait_seconds)
         case ErrorCode.KEY_MISSING:
-            return answer_broken("The engine does not take this gateway's key.")
+            return answer_broken(KEY_NOT_TAKEN)
         case ErrorCode.NOT_FOUND | ErrorCode.METHOD_NOT_ALLOWED:
             return answer_broken("What answers at the engine's address is not an engine of this version.")
         case _:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.fake_kube_api import FakeKubeApi, fake_kube_api
 from processes.gateway_harness import RunningGateway, group, running_gateway
 from processes.scripted_engine import ScriptedEngine
 from processes.span_collector import SpanCollector, span_collector
@@ -44,6 +45,15 @@ def gateway(tmp_path: Path, engine: ScriptedEngine) -> Iterator[RunningGateway]:
     with running_gateway(settings) as gateway:
         gateway.serve(group(engine.url))
         yield gateway
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubeApi]:
+    """An API server that $KUBECONFIG leads to."""
+    with fake_kube_api() as api:
+        api.write_kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield api
 
 
 @pytest.fixture

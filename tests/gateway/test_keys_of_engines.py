@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.fake_kube_api import SECRETS, FakeKubeApi, fake_kube_api
+from cluster.fake_kube_api import SECRETS, FakeKubeApi
 from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
 from processes.scripted_core_server import until
 from processes.scripted_engine import ScriptedEngine
@@ -90,14 +90,6 @@ async def following(key: EngineKey) -> Any:
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubeApi]:
-    with fake_kube_api() as api:
-        api.write_kubeconfig(tmp_path / "kubeconfig")
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        yield api
 
 
 def test_in_a_cluster_the_namespaces_secret_is_read_when_it_comes_and_when_it_changes(api: FakeKubeApi) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cluster.fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
+from cluster.fake_kube_api import MODELS, PODS, FakeKubeApi
 from processes.gateway_harness import RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import ScriptedEngine
 from stageline_api import labels
@@ -121,15 +121,6 @@ def test_a_name_is_scaled_to_zero_when_every_model_that_serves_it_is() -> None:
     assert endpoints_of([], [at_zero("a"), model("b")]).scaled_to_zero == ()
     both = endpoints_of([], [at_zero(suspend=True)])
     assert (both.scaled_to_zero, both.suspended) == ((), ("tiny",))
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubeApi]:
-    """An API server that $KUBECONFIG leads to."""
-    with fake_kube_api() as api:
-        api.write_kubeconfig(tmp_path / "kubeconfig")
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        yield api
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hostility.bystanders import Bystander
+from hostility.bystanders import bystanders
 from hostility.hostile_requests import HostileRequest, hostile_requests
 from hostility.repeated_parts import BODY_BYTES, COMPLETIONS
 from hostility.soak_hostile import LONGEST_GAP_SECONDS, HostileSoak, judge, report_lines, soak_hostile
@@ -76,20 +76,12 @@ def test_who_holds_others_up_again_and_again_is_a_failure(
     stage: Stage, url: str, prompt: str, sent: int, words: str
 ) -> None:
     state = HostileSoak(seed=1, count=1)
-    watching = [Bystander(url, seed) for seed in range(2)]
-    for each in watching:
-        each.start()
-    try:
-        deadline = time.monotonic() + 60
-        while any(each.tokens < 5 for each in watching):
-            assert time.monotonic() < deadline, watching
-            time.sleep(0.01)
-        request = HostileRequest(prompt, COMPLETIONS, json.dumps({"prompt": prompt}).encode())
-        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
-            judge(http, request, watching, state)
-    finally:
-        for each in watching:
-            each.stop()
+    request = HostileRequest(prompt, COMPLETIONS, json.dumps({"prompt": prompt}).encode())
+    with (
+        bystanders(url, state.failures) as watching,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        judge(http, request, watching, state)
     assert len(stage.asked) == sent, stage.asked
     assert (len(state.failures), words in "".join(state.failures)) == (1 if words else 0, True), state
     assert state.held_up_once.total() == (prompt == "once")

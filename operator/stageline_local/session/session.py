@@ -87,8 +87,8 @@ class LocalSession:
         self._on_event = on_event
         self._recorder = StateRecorder(options.state_dir / STATE_FILE, model)
         self._store = store = ObjectStore()
-        self._keys = (secrets.token_urlsafe(32),)
-        store.apply(build_engine_keys_secret(model, self._keys[0]))
+        self._engine_key = secrets.token_urlsafe(32)
+        store.apply(build_engine_keys_secret(model, self._engine_key))
         for secret in given_secrets:
             store.apply(secret)
         images = with_shared_cores(options.images, model)
@@ -157,7 +157,9 @@ class LocalSession:
         addresses = [endpoint.removeprefix("http://") for endpoint in self._engine_urls()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.model.spec.timeouts.drain_seconds):
-                await asyncio.gather(*(_drain_engine(address, authorization(self._keys)) for address in addresses))
+                await asyncio.gather(
+                    *(_drain_engine(address, authorization([self._engine_key])) for address in addresses)
+                )
 
     def _engine_urls(self) -> list[str]:
         endpoints = group_endpoints(self.model, self.status, self.node.pods(), draining=False)
@@ -199,7 +201,7 @@ class LocalSession:
         manners = ("--endpoints", str(options.endpoints_path), "--drain-seconds", f"{_GATEWAY_DRAIN_SECONDS:g}")
         return ContainerCommand(
             argv=(*options.gateway_argv, *address, *manners),
-            env={**options.images.env, env.ENGINE_KEYS: "\n".join(self._keys)},
+            env={**options.images.env, env.ENGINE_KEYS: self._engine_key},
             working_dir=options.state_dir,
             log_file=options.state_dir / "logs" / "gateway.log",
             termination_file=options.state_dir / "gateway-termination",

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 from kubernetes.aio.client import Configuration
@@ -32,7 +31,7 @@ from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
 from stageline_operator.controller.view.watch_source import WatchSource
-from stageline_operator.planner.types import PodHost, Setting, VllmImages
+from stageline_operator.planner.types import PodHost, Setting, VllmImages, component_peers
 
 _STUCK_SECONDS: Final = 120.0
 _LAST_PASSES_SECONDS: Final = 8.0
@@ -195,7 +194,7 @@ class OperatorProcess:
 def _planner_setting(settings: OperatorSettings) -> Setting:
     return Setting(
         settings.default_image,
-        operator=replace(Setting(settings.default_image).operator, namespace=settings.own_namespace),
+        operator=component_peers("operator", settings.own_namespace),
         metrics_from=settings.metrics_from,
         gateway_urls=settings.gateway_urls,
         tracing_env=settings.tracing_env,

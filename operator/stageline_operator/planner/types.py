@@ -46,8 +46,9 @@ class Peers:
     namespace: str | None = None
 
 
-def _component(name: str) -> Peers:
-    return Peers({labels.APP_NAME: "stageline", labels.APP_COMPONENT: name})
+def component_peers(name: str, namespace: str | None = None) -> Peers:
+    """The pods of `operator` or `gateway`, as the chart labels them."""
+    return Peers({labels.APP_NAME: "stageline", labels.APP_COMPONENT: name}, namespace)
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class Setting:
 
     default_image: str
     vllm_images: VllmImages = field(default_factory=VllmImages)
-    gateway: Peers = field(default_factory=lambda: _component("gateway"))
-    operator: Peers = field(default_factory=lambda: _component("operator"))
+    gateway: Peers = field(default_factory=lambda: component_peers("gateway"))
+    operator: Peers = field(default_factory=lambda: component_peers("operator"))
     metrics_from: tuple[Mapping[str, Any], ...] = ANY_PROMETHEUS
     """Who may read what stages and engines say of themselves besides the operator: peers of a NetworkPolicy."""
     gateway_urls: Mapping[str, str] = field(default_factory=dict)

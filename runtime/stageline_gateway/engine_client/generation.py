@@ -27,7 +27,7 @@ from stageline_api.engine_http import (
     GenerateRequest,
 )
 from stageline_gateway.engine_client.engine_connection import ConnectionBrokenError, EngineConnection, SilentEngineError
-from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
 
 GENERATE_PATH: Final = "/v1/generate"
 HTTP_OK: Final = 200
@@ -184,6 +184,6 @@ def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
         error = EngineError.model_validate_json(body)
         if error.code is not ErrorCode.KEY_MISSING:
             return EngineRefusedError(error)
-        return EngineLostError(LossKind.PROTOCOL, "The engine does not take this gateway's key.")
+        return EngineLostError(LossKind.PROTOCOL, KEY_NOT_TAKEN)
     except ValidationError:
         return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")

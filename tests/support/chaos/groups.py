@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from oracles.tiny_models import write_tiny_llama
-from processes.serving_command import ServingCommand, command_line, descendants, kill, serving
+from processes.serving_command import ServingCommand, command_line, descendants, environment_of, kill, serving
 from stageline_api import env, ports
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.health import EngineStatus, StageStatus
@@ -192,9 +192,5 @@ spec:
 
 def _environment(pid: int) -> dict[str, str]:
     """Variables of a process; empty when it is gone, or has not become its container yet."""
-    try:
-        content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    variables = dict(line.split("=", 1) for line in content.split("\0") if "=" in line)
+    variables = environment_of(pid)
     return variables if env.GROUP_INDEX in variables else {}

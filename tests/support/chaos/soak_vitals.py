@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from processes.serving_command import command_line, descendants
+from processes.serving_command import command_line, descendants, environment_of
 from stageline_api import env
 from stageline_local.session.instance import process_start_ticks
 
@@ -55,7 +55,7 @@ def role_of(pid: int) -> str:
     kind = arguments[-1] if arguments else ""
     if kind not in ("stage", "engine"):
         return ""
-    variables = _environment(pid)
+    variables = environment_of(pid)
     if not {env.GROUP_INDEX, env.STAGE_INDEX} <= variables.keys():
         return ""  # it has ended meanwhile
     group = f"group {variables[env.GROUP_INDEX]} {kind}"
@@ -64,15 +64,7 @@ def role_of(pid: int) -> str:
 
 def incarnation_of(pid: int) -> int:
     """Of the group that a process belongs to; 0 for a process of no group."""
-    return int(_environment(pid).get(env.INCARNATION, "0"))
-
-
-def _environment(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(line.partition("=")[::2] for line in text.split("\0") if "=" in line)
+    return int(environment_of(pid).get(env.INCARNATION, "0"))
 
 
 def _read(role: str, pid: int) -> Vitals | None:

@@ -5,6 +5,8 @@ A gap counts by when it ended. That of an answer's first token is none: it has a
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +16,8 @@ from hostility.repeated_parts import COMPLETIONS
 from processes.gateway_harness import MODEL
 
 TOKENS: Final = 4_000
+BEGUN_TOKENS: Final = 100
+BEGIN_SECONDS: Final = 120.0
 _KEPT: Final = 200_000
 
 
@@ -87,3 +91,21 @@ class Bystander:
                 del self._gaps[:_KEPT]
         self._last = now
         self.tokens += 1
+
+
+@contextmanager
+def bystanders(url: str, failures: list[str], count: int = 2) -> Iterator[Sequence[Bystander]]:
+    """So many of them, all of which have begun to hear tokens; `failures` gets what went wrong for them in the end."""
+    watching = [Bystander(url, seed) for seed in range(count)]
+    for each in watching:
+        each.start()
+    try:
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while any(each.tokens < BEGUN_TOKENS for each in watching):
+            assert time.monotonic() < deadline, [(each.tokens, each.failures) for each in watching]
+            time.sleep(0.01)
+        yield watching
+    finally:
+        for each in watching:
+            each.stop()
+            failures += each.failures

@@ -15,12 +15,11 @@ from typing import Final
 
 import httpx
 
+from chaos.groups import serving_tiny
 from chaos.soak_vitals import MEBIBYTE, vitals_of
-from hostility.bystanders import Bystander
+from hostility.bystanders import Bystander, bystanders
 from hostility.hostile_requests import HostileRequest, hostile_requests
-from oracles.tiny_models import write_tiny_llama
-from processes.gateway_harness import MODEL
-from processes.serving_command import ServingCommand, serving
+from processes.serving_command import ServingCommand
 
 LONGEST_GAP_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 120.0
@@ -28,18 +27,8 @@ AFTERWARDS_SECONDS: Final = 0.1
 """What a request leaves to do, such as a schema that is compiled for it, may come after its answer."""
 MOST_BYTES: Final = 1024 * MEBIBYTE
 """Of one process' memory: what the chart allows a gateway."""
-BYSTANDERS: Final = 2
 CONTEXT: Final = 4_096
 PROGRESS: Final = 100
-_MANIFEST: Final = """
-apiVersion: stageline.dev/v1alpha1
-kind: PipelineModel
-metadata: {{name: {name}}}
-spec:
-  model: {{source: "file://{model}"}}
-  engine: {{dtype: float32, maxModelLen: {context}, maxNumSeqs: 32}}
-  parallelism: {{pipeline: 2}}
-"""
 
 
 @dataclass(slots=True)
@@ -58,33 +47,24 @@ class HostileSoak:
 
 @contextmanager
 def serving_hostile(directory: Path) -> Iterator[ServingCommand]:
-    model = write_tiny_llama(directory / "model", num_layers=4, context_length=CONTEXT)
-    file = directory / "tiny.yaml"
-    file.write_text(_MANIFEST.format(name=MODEL, model=model, context=CONTEXT), encoding="utf-8")
-    with serving(file, directory, directory / "cache") as served:
-        served.wait_serving()
-        yield served
+    """One group with room for many and a long context."""
+    with serving_tiny(directory, replicas=1, engine=", maxNumSeqs: 32", context_length=CONTEXT) as groups:
+        yield groups.served
 
 
 def soak_hostile(url: str, state: HostileSoak, say: Callable[[str], None], is_well: Callable[[], str]) -> None:
     """Fill `state`. `is_well` says what is wrong with whoever serves, or nothing."""
-    watching = [Bystander(url, seed) for seed in range(BYSTANDERS)]
-    for each in watching:
-        each.start()
-    try:
-        _until_streaming(watching)
-        with httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False) as http:
-            for number, request in enumerate(hostile_requests(random.Random(state.seed), state.count), 1):
-                judge(http, request, watching, state)
-                if wrong := is_well():
-                    state.failures.append(f"after {request.kind}: {wrong}")
-                    return
-                if number % PROGRESS == 0:
-                    say(f"hostile: {number} of {state.count} bodies, {len(state.failures)} failures")
-    finally:
-        for each in watching:
-            each.stop()
-            state.failures += each.failures
+    with (
+        bystanders(url, state.failures) as watching,
+        httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False) as http,
+    ):
+        for number, request in enumerate(hostile_requests(random.Random(state.seed), state.count), 1):
+            judge(http, request, watching, state)
+            if wrong := is_well():
+                state.failures.append(f"after {request.kind}: {wrong}")
+                return
+            if number % PROGRESS == 0:
+                say(f"hostile: {number} of {state.count} bodies, {len(state.failures)} failures")
 
 
 def judge(http: httpx.Client, request: HostileRequest, watching: Sequence[Bystander], state: HostileSoak) -> None:
@@ -114,13 +94,6 @@ def _send(http: httpx.Client, request: HostileRequest, watching: Sequence[Bystan
             state.failures.append(f"{request.kind} ({len(request.body)} bytes) got {answer.status_code}")
     time.sleep(AFTERWARDS_SECONDS)
     return max(each.largest_gap(began) for each in watching)
-
-
-def _until_streaming(watching: Sequence[Bystander]) -> None:
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while any(each.tokens < 100 for each in watching):
-        assert time.monotonic() < deadline, [(each.tokens, each.failures) for each in watching]
-        time.sleep(0.05)
 
 
 def too_large(root: int) -> str:

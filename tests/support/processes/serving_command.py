@@ -22,18 +22,18 @@ READY_SECONDS = 180.0
 def engine_authorization(root: int) -> str:
     """What the engines of a `stageline up` ask callers for, as a process of it was told."""
     for pid in descendants(root):
-        for variable in _environment_of(pid).split("\0"):
-            name, _, value = variable.partition("=")
-            if name == env.ENGINE_KEYS:
-                return authorization(read_keys(value))
+        if (keys := environment_of(pid).get(env.ENGINE_KEYS)) is not None:
+            return authorization(read_keys(keys))
     raise AssertionError(f"no process of {root} has {env.ENGINE_KEYS}")
 
 
-def _environment_of(pid: int) -> str:
+def environment_of(pid: int) -> dict[str, str]:
+    """Variables that a process was started with (Linux); none when it has ended."""
     try:
-        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
-        return ""  # it has ended meanwhile
+        return {}
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 @dataclass(slots=True)
