@@ -23,6 +23,23 @@ SPEC_CASES = {
         "parallelism: {pipeline: 65}",
         "spec.parallelism.pipeline: 65 is not allowed: must be at most 64",
     ),
+    "gang-unknown": (
+        "placement: {gang: {scheduler: slurm}}",
+        'spec.placement.gang.scheduler: "slurm" is not allowed: must be one of "volcano", "kai" or "kueue"',
+    ),
+    "gang-without-a-queue": (
+        "placement: {gang: {scheduler: kueue}}",
+        "spec.placement.gang.queue: is required with scheduler kueue or kai, which choose no queue by themselves",
+    ),
+    "gang-and-another-scheduler": (
+        "placement: {gang: {scheduler: volcano}}\n  template: {schedulerName: mine}",
+        'spec.template.schedulerName: "mine" is not allowed: is decided by placement.gang.scheduler: leave it out',
+    ),
+    "gang-and-its-annotation-by-hand": (
+        "placement: {gang: {scheduler: volcano}}\n  template: {annotations: {pod-group-name: mine}}",
+        'spec.template.annotations[pod-group-name]: "mine" is not allowed: '
+        "is set by placement.gang: leave it out, or placement.gang",
+    ),
     "number-in-quotes": (
         'parallelism: {pipeline: "2"}',
         'spec.parallelism.pipeline: "2" is not allowed: must be an integer',

@@ -15,6 +15,7 @@ from stageline_api.resource.autoscaling import MOST_REPLICAS, AutoscalingSpec
 from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
 from stageline_api.resource.engine import ENGINE_RULES, MOST_STAGES, EngineSpec, ParallelismSpec, engine_problems
 from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.gang import GANG_RULES, gang_problems
 from stageline_api.resource.model import ModelSpec
 from stageline_api.resource.placement import NetworkSpec, PlacementSpec
 from stageline_api.resource.pod import StageSpec
@@ -174,7 +175,7 @@ class PipelineModelSpec(SpecBase):
         default=TimeoutsSpec(), description="How long each phase may take before it counts as failed."
     )
 
-    model_config = ConfigDict(json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES))
+    model_config = ConfigDict(json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES))
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "PipelineModelSpec":
@@ -258,6 +259,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)
     problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.network, spec.stages)
+    problems += gang_problems(spec.placement.gang, spec.template)
     if spec.engine.speculative is not None and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from stageline_api.resource.base import SpecBase, check_pattern
+from stageline_api.resource.gang import GangSpec
 from stageline_api.resource.pod import EnvVars
 
 INTERFACE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,15}$"
@@ -48,6 +49,13 @@ class PlacementSpec(SpecBase):
         description=(
             "Node label whose value all stages of a group must share, such as `topology.kubernetes.io/zone` or a "
             "rack's, since hidden states cross between them at every step. By default they may be anywhere."
+        ),
+    )
+    gang: GangSpec | None = Field(
+        default=None,
+        description=(
+            "A scheduler that places all stages of a group at once, which the cluster must have. Default: the "
+            "scheduler places pod by pod, and the operator gives back what a group holds in vain."
         ),
     )
 

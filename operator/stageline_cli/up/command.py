@@ -26,7 +26,13 @@ from stageline_cli.validate import local_config_problems
 from stageline_local.monitoring.options import DEFAULT_PORT, MonitorOptions, find_plotly, find_prometheus
 from stageline_local.node.addresses import can_bind
 from stageline_local.session.instance import Instance, default_cache_dir, default_state_root, read_record
-from stageline_local.session.local_overrides import refuse_no_groups, token_secret, with_cache, with_local_engine
+from stageline_local.session.local_overrides import (
+    refuse_no_groups,
+    token_secret,
+    with_cache,
+    with_local_engine,
+    without_gang,
+)
 from stageline_local.session.session import SessionOptions
 
 
@@ -89,7 +95,7 @@ def up(
     refuse_no_groups(model)
     if detach:
         return start_detached(model, file, options, cache, state_dir, timeout_seconds)
-    model = with_local_engine(with_cache(model, cache or default_cache_dir()))
+    model = without_gang(with_local_engine(with_cache(model, cache or default_cache_dir())))
     return _serve(model, options, UpOptions(once, max_tokens, timeout_seconds), plain)
 
 

@@ -30,10 +30,17 @@ def with_cache(model: PipelineModel, cache_dir: Path) -> PipelineModel:
 
 def with_local_engine(model: PipelineModel) -> PipelineModel:
     """The model without an image of its engine: on one machine vLLM is an interpreter (`STAGELINE_VLLM_PYTHON`)."""
-    if model.spec.engine.image is None:
-        return model
+    return model if model.spec.engine.image is None else _without(model, "engine", "image")
+
+
+def without_gang(model: PipelineModel) -> PipelineModel:
+    """The model without a scheduler of groups: one machine has none, and room for every stage or for none."""
+    return model if model.spec.placement.gang is None else _without(model, "placement", "gang")
+
+
+def _without(model: PipelineModel, part: str, field: str) -> PipelineModel:
     manifest = model.to_manifest()
-    del manifest["spec"]["engine"]["image"]
+    del manifest["spec"][part][field]
     return PipelineModel.model_validate(manifest)
 
 

@@ -17,7 +17,16 @@ from stageline_api.resource.stage_pods import GPU_RESOURCE
 from stageline_api.resource.status import PipelineModelStatus
 
 ObjectKey = tuple[str, str]
-"""(kind, name) of an object in the model's namespace."""
+"""(kind, name) of an object in the model's namespace; the kind as `kind_of` tells it."""
+
+POD_GROUP: Final = "PodGroup"
+"""A kind that several schedulers have, each in an API group of its own."""
+
+
+def kind_of(manifest: Mapping[str, Any]) -> str:
+    """The manifest's kind, with its API group where the kind alone is not one: `PodGroup.scheduling.volcano.sh`."""
+    kind = str(manifest["kind"])
+    return f"{kind}.{str(manifest['apiVersion']).partition('/')[0]}" if kind == POD_GROUP else kind
 
 
 class GroupPhase(StrEnum):

@@ -11,7 +11,16 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
 from stageline_operator.planner.plan import plan
-from stageline_operator.planner.types import ObjectKey, Observed, Plan, PodRefusal, PodTrouble, Setting, VllmImages
+from stageline_operator.planner.types import (
+    ObjectKey,
+    Observed,
+    Plan,
+    PodRefusal,
+    PodTrouble,
+    Setting,
+    VllmImages,
+    kind_of,
+)
 
 SETTING = Setting(default_image="stageline:test")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,7 +99,7 @@ class PlannedCluster:
             else:
                 self.objects.pop((deletion.kind, deletion.name), None)
         for each in planned.apply:
-            key = (each["kind"], each["metadata"]["name"])
+            key = (kind_of(each), each["metadata"]["name"])
             if each["kind"] == "Pod":
                 assert key not in self.objects, f"{key} was applied although it is there"
                 self._assert_on_record(each, observed.status)

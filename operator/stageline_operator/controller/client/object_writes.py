@@ -12,6 +12,7 @@ from stageline_kubernetes.client import APPLY, JSON_PATCH, KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, RESOURCE_OF_KIND, Resource, controller_of
 from stageline_operator.controller.settings import FIELD_MANAGER
+from stageline_operator.planner.types import kind_of
 
 _CREATED_ONLY: Final = frozenset({"Pod", "Secret"})
 _UNPROCESSABLE: Final = 422
@@ -65,7 +66,7 @@ async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any
         StaleError: it was not made because another was at the same moment; try again.
         ApiError: anything else.
     """
-    resource = RESOURCE_OF_KIND[manifest["kind"]]
+    resource = RESOURCE_OF_KIND[kind_of(manifest)]
     if resource.kind in _CREATED_ONLY:
         try:
             return await api.create(resource, manifest, _MANAGED)

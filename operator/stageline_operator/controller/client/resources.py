@@ -45,6 +45,7 @@ class Resource(ApiResource):
 
 
 _READ = ("get", "list", "watch")
+_APPLIED_UNWATCHED = ("get", "list", "create", "patch", "delete")
 _APPLIED = ("get", "list", "watch", "create", "patch", "delete")
 
 PIPELINE_MODEL: Final = Resource(
@@ -58,6 +59,15 @@ SECRET: Final = Resource("Secret", "", "v1", "secrets", ("create",))
 DISRUPTION_BUDGET: Final = Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _APPLIED)
 NETWORK_POLICY: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _APPLIED)
 NODE: Final = Resource("Node", "", "v1", "nodes", _READ, namespaced=False)
+# Kinds of schedulers that a cluster may lack, or get and lose while the operator runs: never watched, since a watch
+# that can't be had would count as the operator's own trouble. They are listed before any is deleted.
+VOLCANO_POD_GROUP: Final = Resource(
+    "PodGroup.scheduling.volcano.sh", "scheduling.volcano.sh", "v1beta1", "podgroups", _APPLIED_UNWATCHED
+)
+KAI_POD_GROUP: Final = Resource(
+    "PodGroup.scheduling.run.ai", "scheduling.run.ai", "v2alpha2", "podgroups", _APPLIED_UNWATCHED
+)
+POD_GROUPS: Final = (VOLCANO_POD_GROUP, KAI_POD_GROUP)
 EVENT: Final = Resource("Event", "events.k8s.io", "v1", "events", ("list", "create", "patch"))
 LEASE: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases", ("get", "create", "update"))
 
@@ -69,11 +79,13 @@ RESOURCES: Final[tuple[Resource, ...]] = (
     SECRET,
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
+    *POD_GROUPS,
     NODE,
     EVENT,
     LEASE,
 )
 RESOURCE_OF_KIND: Final[Mapping[str, Resource]] = {each.kind: each for each in RESOURCES}
+"""By kind as `planner.types.kind_of` tells it."""
 WATCHED: Final = tuple(each for each in RESOURCES if each.is_watched)
 
 

@@ -13,7 +13,14 @@ from typing import Any, Final
 from stageline_api import labels
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
-from stageline_operator.controller.client.resources import NODE, PIPELINE_MODEL, POD, ModelKey, Resource
+from stageline_operator.controller.client.resources import (
+    NODE,
+    PIPELINE_MODEL,
+    POD,
+    POD_GROUPS,
+    ModelKey,
+    Resource,
+)
 from stageline_operator.controller.settings import OperatorSettings
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.view.object_cache import ObjectCache
@@ -91,16 +98,34 @@ class ClusterView:
             await self._list_patiently(resource)
 
     async def look_at_model(self, key: ModelKey) -> None:
-        """Read one model, its pods, and those of their nodes that seem lost, as they are now. Raises `ApiError`."""
+        """Read one model, its pods, the PodGroups it asks for, and those of its nodes that seem lost, as they are now.
+
+        Raises `ApiError`.
+        """
         await self.look_at_status(key)
         listing = await self._api.list(POD, key.namespace, f"{POD.selector},{labels.MODEL}={key.name}")
         self._cache.replace(POD.kind, key.namespace, listing.items, listing.version, key)
+        model = self._cache.model(key)
+        if model is not None and model["spec"].get("placement", {}).get("gang"):
+            await self._look_at_pod_groups(key)
         if not self.watches_nodes:
             return
         pods = [manifest for identity, manifest in self._cache.of_model(key) if identity.kind == POD.kind]
         losses = node_losses(self._cache, pods, datetime.now(UTC))
         for name in sorted(losses.lost | losses.unheard):
             await self._look_at_node(name)
+
+    async def _look_at_pod_groups(self, key: ModelKey) -> None:
+        for resource in POD_GROUPS:
+            try:
+                listing = await self._api.list(
+                    resource, key.namespace, f"{resource.selector},{labels.MODEL}={key.name}"
+                )
+            except ApiError as error:
+                if not error.is_not_found:
+                    raise
+                continue  # a cluster has one of these schedulers, or none
+            self._cache.replace(resource.kind, key.namespace, listing.items, listing.version, key)
 
     async def _look_at_node(self, name: str) -> None:
         try:

@@ -43,11 +43,12 @@ from stageline_operator.controller.view.observe import is_stage_pod, observe, re
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
 from stageline_operator.planner.plan import plan, plan_ending
-from stageline_operator.planner.types import Observed, Plan, PlannedEvent, Setting
+from stageline_operator.planner.types import POD_GROUP, Observed, Plan, PlannedEvent, Setting, kind_of
 
 _TOKEN_BYTES: Final = 32
 _ENDING_LOOK_SECONDS: Final = 10.0
 """How soon to look again at what is left of a model that ends."""
+MISSING_SCHEDULER: Final = "placement.gang names a scheduler whose PodGroup ({}) this cluster doesn't have"
 _PODS_AT_ONCE: Final = 16
 _PODS_A_PASS: Final = 128
 """A pass must end soon, also with admission webhooks that are slow: whoever hangs is restarted."""
@@ -205,7 +206,9 @@ class Reconciler:
             try:
                 await self._put(key, uid, each)
             except ApiError as error:
-                if is_refusal(error):
+                if each["kind"] == POD_GROUP and error.is_not_found:
+                    self._refused_writes[key] = f"{MISSING_SCHEDULER.format(each['apiVersion'])}: {error}"
+                elif is_refusal(error):
                     self._refused_writes[key] = str(error)
                 raise
         return self._refused_writes.pop(key, None) is not None
@@ -273,7 +276,7 @@ class Reconciler:
             earlier = made if known_uid == uid else frozenset()
             self._secrets[key] = (uid, earlier | {manifest["metadata"]["name"]})
         elif written is not None:
-            self._cache.put(manifest["kind"], written)
+            self._cache.put(kind_of(manifest), written)
 
     async def _find_pod(self, key: ModelKey, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The pod that has the name already, when an earlier pass made it; one that went meanwhile is made again."""

@@ -1,6 +1,7 @@
 """Builders of the Kubernetes objects of a PipelineModel: plain manifests, alike for a cluster and for one machine."""
 
 from stageline_operator.planner.objects.config import build_config, build_config_map
+from stageline_operator.planner.objects.gang_objects import build_pod_group
 from stageline_operator.planner.objects.identity import GroupIncarnation, revision_of
 from stageline_operator.planner.objects.model_objects import (
     build_bus_secret,
@@ -23,6 +24,7 @@ __all__ = [
     "build_engine_service",
     "build_headless_service",
     "build_incarnation_policy",
+    "build_pod_group",
     "build_stage_pod",
     "revision_of",
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects.gang_objects import gang_metadata, scheduler_name
 from stageline_operator.planner.objects.identity import GroupIncarnation
 
 _MOST_WEIGHT = 100
@@ -22,17 +23,18 @@ def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_
         "affinity": _affinity(model, life),
         "priorityClassName": template.priority_class_name,
         "serviceAccountName": template.service_account_name,
-        "schedulerName": template.scheduler_name,
+        "schedulerName": scheduler_name(model),
         "runtimeClassName": template.runtime_class_name or (gpu_class if model.spec.engine.device == "cuda" else ""),
     }
     return {field: value for field, value in wanted.items() if value}
 
 
 def given_metadata(model: PipelineModel, life: GroupIncarnation, stage: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations of the template, with placeholders filled in."""
+    """Labels and annotations of the template, with placeholders filled in, and those of `placement.gang`."""
     value_of = _placeholders(model, life, stage)
     template = model.spec.template
-    return _filled(template.labels, value_of), _filled(template.annotations, value_of)
+    gang_labels, gang_annotations = gang_metadata(model, life)
+    return _filled(template.labels, value_of) | gang_labels, _filled(template.annotations, value_of) | gang_annotations
 
 
 def given_overlay(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, Any]:

@@ -25,12 +25,15 @@ from stageline_operator.planner.objects import (
     build_engine_service,
     build_headless_service,
     build_incarnation_policy,
+    build_pod_group,
 )
 from stageline_operator.planner.objects.field_ownership import owns_all_of
+from stageline_operator.planner.objects.gang_objects import API_VERSIONS, gang_name
 from stageline_operator.planner.objects.identity import config_map_name
-from stageline_operator.planner.types import Deletion, ObjectKey, PlannedEvent
+from stageline_operator.planner.types import POD_GROUP, Deletion, ObjectKey, PlannedEvent, kind_of
 
-_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget")
+_POD_GROUP_KINDS = tuple(kind_of({"kind": POD_GROUP, "apiVersion": each}) for each in API_VERSIONS.values())
+_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *_POD_GROUP_KINDS)
 """Kinds of which a model may have some that it wants no more. Services and Secrets last at least as long as it."""
 
 
@@ -48,12 +51,15 @@ def plan_shared_objects(
 ) -> SharedObjects:
     """What to apply, which is not there, was made from another manifest, or was edited, and what to delete.
 
-    An eviction must leave `kept_pods`. Deleted are configs of revisions and policies of incarnations that no group has
-    any more.
+    An eviction must leave `kept_pods`. Deleted are configs of revisions, and policies and PodGroups of incarnations,
+    that no group has any more.
     """
     manifests = list(_wanted(context, groups, kept_pods, random_token))
     wanted = {_key(each) for each in manifests}
     wanted |= {("ConfigMap", config_map_name(context.model, group.revision)) for group in groups}
+    # What a revision that is forgotten asked for is not known; its pods may still be in a PodGroup.
+    forgotten = [_life(group) for group in groups if context.model_at(group.revision) is None]
+    wanted |= {(kind, gang_name(context.model, life)) for life in forgotten for kind in _POD_GROUP_KINDS}
     stale = sorted(key for key in context.observed.objects if key[0] in _REMADE_KINDS and key not in wanted)
     edited = [each for each in manifests if _was_edited(context, each)]
     missing = tuple(each for each in manifests if _differs(context, each) or each in edited)
@@ -73,8 +79,22 @@ def _wanted(
     if not model.spec.suspend:
         changing.append(build_disruption_budget(model, kept_pods))
     changing += build_access_policies(model, context.setting)
-    changing += [build_incarnation_policy(model, GroupIncarnation(each.index, each.incarnation)) for each in groups]
+    changing += [build_incarnation_policy(model, _life(each)) for each in groups]
+    changing += _pod_groups(context, groups)
     yield from (_hashed(each) for each in changing)
+
+
+def _pod_groups(context: Context, groups: Sequence[GroupStatus]) -> Iterator[dict[str, Any]]:
+    """PodGroups as each group's own revision asks for them."""
+    for each in groups:
+        model = context.model_at(each.revision)
+        pod_group = None if model is None else build_pod_group(model, _life(each))
+        if pod_group is not None:
+            yield pod_group
+
+
+def _life(group: GroupStatus) -> GroupIncarnation:
+    return GroupIncarnation(group.index, group.incarnation)
 
 
 def _drawn(random_token: str, purpose: str) -> str:
@@ -107,4 +127,4 @@ def _restored(manifest: dict[str, Any]) -> PlannedEvent:
 
 
 def _key(manifest: dict[str, Any]) -> ObjectKey:
-    return manifest["kind"], manifest["metadata"]["name"]
+    return kind_of(manifest), manifest["metadata"]["name"]

@@ -1,0 +1,113 @@
+"""`spec.placement.gang`: a scheduler that places a group's pods all at once, and what of a template it decides.
+
+The field and what a person could write by hand for the same scheduler exclude each other, so that a pod never carries
+two names of a group.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.scheduling import CLASS_NAME_PATTERN
+from stageline_api.resource.template import TemplateSpec
+
+KUEUE_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+KUEUE_GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"
+KUEUE_COUNT_ANNOTATION: Final = "kueue.x-k8s.io/pod-group-total-count"
+VOLCANO_GROUP_ANNOTATION: Final = "scheduling.k8s.io/group-name"
+KAI_GROUP_ANNOTATION: Final = "pod-group-name"
+KAI_NO_GROUPER_ANNOTATION: Final = "kai.scheduler/skip-podgrouper"
+OWNED_KEYS: Final = (
+    KUEUE_QUEUE_LABEL,
+    KUEUE_GROUP_LABEL,
+    KUEUE_COUNT_ANNOTATION,
+    VOLCANO_GROUP_ANNOTATION,
+    KAI_GROUP_ANNOTATION,
+    KAI_NO_GROUPER_ANNOTATION,
+)
+"""Labels and annotations by which pods join a group; with the field, the operator alone sets them."""
+SCHEDULER_NAMES: Final = {"volcano": "volcano", "kai": "kai-scheduler"}
+"""`schedulerName` of the pods. Kueue only holds pods back and leaves placing them to any scheduler."""
+
+_QUEUE_RULE: Final = "is required with scheduler kueue or kai, which choose no queue by themselves"
+_SCHEDULER_RULE: Final = "is decided by placement.gang.scheduler: leave it out"
+_OWNED_RULE: Final = "has a label or annotation that placement.gang sets: leave it out, or placement.gang"
+_KEY_RULE: Final = "is set by placement.gang: leave it out, or placement.gang"
+
+
+def _queue(name: str) -> str:
+    return check_pattern(
+        name, CLASS_NAME_PATTERN, 'must be the name of a queue: lower-case letters, digits, "." and "-"'
+    )
+
+
+class GangSpec(SpecBase):
+    """Who places a group's pods all at once."""
+
+    scheduler: Literal["volcano", "kai", "kueue"] = Field(
+        description=(
+            "`volcano` or `kai` (0.15 or later): the operator makes a PodGroup for each incarnation of a group, and "
+            "the pods name it and the scheduler. `kueue`: the pods carry the labels of a plain pod group. Required."
+        )
+    )
+    queue: Annotated[str | None, AfterValidator(_queue)] = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        json_schema_extra={"pattern": CLASS_NAME_PATTERN},
+        description=(
+            "Queue of the scheduler that the groups count in; for Kueue a LocalQueue of the namespace. Required with "
+            "`kueue` and `kai`. Default with `volcano`: its own default queue."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _has_a_queue(self) -> "GangSpec":
+        if self.queue is None and self.scheduler != "volcano":
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("queue",), "rule": _QUEUE_RULE})
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(cel("self.scheduler == 'volcano' || has(self.queue)", _QUEUE_RULE, ".queue"))
+    )
+
+
+def _names_none(part: str) -> str:
+    named = " || ".join(f"'{key}' in self.template.{part}" for key in OWNED_KEYS)
+    return f"!has(self.placement.gang) || !has(self.template.{part}) || !({named})"
+
+
+GANG_RULES: Final = (
+    cel(
+        "!has(self.placement.gang) || self.placement.gang.scheduler == 'kueue' || !has(self.template.schedulerName)",
+        _SCHEDULER_RULE,
+        ".template.schedulerName",
+    ),
+    cel(_names_none("labels"), _OWNED_RULE, ".template.labels"),
+    cel(_names_none("annotations"), _OWNED_RULE, ".template.annotations"),
+)
+"""What the API server checks of a spec with the field."""
+
+
+def gang_problems(gang: GangSpec | None, template: TemplateSpec) -> list[FieldProblem]:
+    """What a template says that the field decides."""
+    if gang is None:
+        return []
+    problems = []
+    if gang.scheduler in SCHEDULER_NAMES and template.scheduler_name is not None:
+        value = show_value(template.scheduler_name)
+        problems.append(FieldProblem(path="spec.template.schedulerName", value=value, rule=_SCHEDULER_RULE))
+    given: dict[str, Any] = {"labels": template.labels, "annotations": template.annotations}
+    overlay = template.pod_template.get("metadata")
+    if isinstance(overlay, dict):
+        given |= {f"podTemplate.metadata.{part}": overlay.get(part) for part in ("labels", "annotations")}
+    return problems + [
+        FieldProblem(path=f"spec.template.{part}[{key}]", value=show_value(texts[key]), rule=_KEY_RULE)
+        for part, texts in given.items()
+        if isinstance(texts, dict)
+        for key in OWNED_KEYS
+        if key in texts
+    ]

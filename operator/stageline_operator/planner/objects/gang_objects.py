@@ -1,0 +1,68 @@
+"""What ties an incarnation's pods together for a scheduler that places whole groups (`spec.placement.gang`).
+
+Volcano and KAI read a PodGroup of their own kind, one for each incarnation, which asks for as many members as the group
+has stages; the pods name it. Kueue has no object: it counts pods with the same label up to the number that each says.
+No incarnation shares a group with another, so that pods which are still ending never count for those that begin. Pure.
+"""
+
+from typing import Any, Final
+
+from stageline_api.resource.gang import (
+    KAI_GROUP_ANNOTATION,
+    KAI_NO_GROUPER_ANNOTATION,
+    KUEUE_COUNT_ANNOTATION,
+    KUEUE_GROUP_LABEL,
+    KUEUE_QUEUE_LABEL,
+    SCHEDULER_NAMES,
+    VOLCANO_GROUP_ANNOTATION,
+)
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_operator.planner.objects.identity import GroupIncarnation, object_metadata
+from stageline_operator.planner.types import POD_GROUP
+
+API_VERSIONS: Final = {"volcano": "scheduling.volcano.sh/v1beta1", "kai": "scheduling.run.ai/v2alpha2"}
+
+
+def gang_name(model: PipelineModel, life: GroupIncarnation) -> str:
+    """Name of the group of an incarnation, whatever kind of thing it is."""
+    return f"{model.name}-{life.group}-{life.incarnation}"
+
+
+def build_pod_group(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any] | None:
+    """The PodGroup of an incarnation; None where its scheduler wants none."""
+    gang = model.spec.placement.gang
+    if gang is None or gang.scheduler not in API_VERSIONS:
+        return None
+    wanted = {
+        "minMember": model.spec.parallelism.pipeline,
+        "queue": gang.queue,
+        "priorityClassName": model.spec.template.priority_class_name,
+    }
+    return {
+        "apiVersion": API_VERSIONS[gang.scheduler],
+        "kind": POD_GROUP,
+        "metadata": object_metadata(model, gang_name(model, life), "gang"),
+        "spec": {name: value for name, value in wanted.items() if value is not None},
+    }
+
+
+def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations by which a pod joins its incarnation's group."""
+    gang, name = model.spec.placement.gang, gang_name(model, life)
+    if gang is None:
+        return {}, {}
+    match gang.scheduler:
+        case "volcano":
+            return {}, {VOLCANO_GROUP_ANNOTATION: name}
+        case "kai":
+            # Its grouper would put the pods of all groups into one, since they have one owner.
+            return {}, {KAI_GROUP_ANNOTATION: name, KAI_NO_GROUPER_ANNOTATION: "true"}
+        case "kueue":
+            labels = {KUEUE_QUEUE_LABEL: str(gang.queue), KUEUE_GROUP_LABEL: name}
+            return labels, {KUEUE_COUNT_ANNOTATION: str(model.spec.parallelism.pipeline)}
+
+
+def scheduler_name(model: PipelineModel) -> str | None:
+    """`schedulerName` of the pods; None leaves it to the cluster."""
+    gang, given = model.spec.placement.gang, model.spec.template.scheduler_name
+    return given if gang is None else SCHEDULER_NAMES.get(gang.scheduler, given)
