@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from stageline_runtime.graphs.layer_graphs import LayerGraphs
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.cpu.decoder_layer import DecoderLayer
 from stageline_runtime.models.cpu.kv_cache import (
     AttentionBatch,
@@ -37,10 +38,15 @@ from stageline_runtime.models.protocol import (
 from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.models.weights.stage_weights import StageWeights
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+from stageline_runtime.ranks.layer_sums import layer_sums
+from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 
 
 class DecoderStage(CachedSlots):
-    """Layers `first..last` of a decoder with their KV cache; the first stage embeds, the last has the head."""
+    """Layers `first..last` of a decoder with their KV cache; the first stage embeds, the last has the head.
+
+    `config`, weights and cache are those of this rank's part, where the stage has several.
+    """
 
     def __init__(
         self,
@@ -51,18 +57,25 @@ class DecoderStage(CachedSlots):
         windows: tuple[int | None, ...],
         kernels: Kernels | None,
         *,
-        is_first: bool,
-        is_last: bool,
+        shape: StageShape,
+        ranks: RankGroup,
     ) -> None:
         attention, rows = (kernels.attention, kernels.rows) if kernels is not None else (None, None)
-        self._embedding = weights.embedding() if is_first else None
+        self._embedding = weights.embedding() if shape.is_first else None
         self._layers = tuple(
-            DecoderLayer(config, layer, LayerAttention(config, cache, index, attention, window), rows)
+            DecoderLayer(
+                config,
+                layer,
+                LayerAttention(config, cache, index, attention, window),
+                rows,
+                layer_sums(ranks, shape.layers.first + index),
+            )
             for index, (layer, window) in enumerate(zip(weights.layers(), windows, strict=True))
         )
         self._graphs: LayerGraphs | None = None
         self._config = config
-        self._head = OutputHead(config, weights, self._embedding, rows) if is_last else None
+        self._num_ranks = ranks.size
+        self._head = OutputHead(config, weights, self._embedding, rows, ranks) if shape.is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
         super().__init__(cache)
         self._cache_shape = cache_shape
@@ -98,8 +111,12 @@ class DecoderStage(CachedSlots):
         """Compile the layers for plans up to `graphs`; touches no slot.
 
         Raises:
-            GraphsUnavailableError: a mixture of experts, no C++ compiler, or compiling failed.
+            GraphsUnavailableError: a mixture of experts, several ranks, no C++ compiler, or compiling failed.
         """
+        if self._num_ranks > 1:
+            raise GraphsUnavailableError(
+                f"the stage's layers are cut over {self._num_ranks} ranks, whose sums can't be captured"
+            )
         if self._config.mixture is not None:
             raise GraphsUnavailableError("the model is a mixture of experts, whose shapes depend on the tokens")
         self._graphs = LayerGraphs(graphs, cache_dir)
@@ -111,13 +128,20 @@ class DecoderStage(CachedSlots):
         return self._head(hidden_rows)
 
 
-def build_stage_model(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DecoderStage:
-    """Load a stage's weights and reserve its KV cache of `num_cohorts * slots_per_cohort` slots.
+def build_stage_model(
+    model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress, ranks: RankGroup | None = None
+) -> DecoderStage:
+    """Load a stage's weights and reserve its KV cache of `num_cohorts * slots_per_cohort` slots; with `ranks`, the part
+    of both that is this rank's. `config` is that of the whole model.
 
     Raises:
+        UnsupportedModelError: the model can't be cut over so many ranks.
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    weights = StageWeights(model_dir, config, shape, progress)
+    ranks = ranks if ranks is not None else LoneRank()
+    cut = rank_cut(config, ranks.rank, ranks.size)
+    weights = StageWeights(model_dir, config, shape, progress, cut=cut)
+    config = cut.part
     cache = cache_of(config, shape)
     heads = HeadShape(
         num_kv_heads=config.num_kv_heads,
@@ -135,9 +159,7 @@ def build_stage_model(model_dir: Path, config: ModelConfig, shape: StageShape, p
         masks=kernels is None,
     )
     windows = layer_windows(config, shape)
-    return DecoderStage(
-        config, weights, cache, cache_shape, windows, kernels, is_first=shape.is_first, is_last=shape.is_last
-    )
+    return DecoderStage(config, weights, cache, cache_shape, windows, kernels, shape=shape, ranks=ranks)
 
 
 def layer_windows(config: ModelConfig, shape: StageShape) -> tuple[int | None, ...]:

@@ -15,6 +15,7 @@ from stageline_runtime.models.cpu.row_modules import Linear, RmsNorm
 from stageline_runtime.models.native.row_kernels import RowKernels
 from stageline_runtime.models.rotary import rotate
 from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights, Projection
+from stageline_runtime.ranks.layer_sums import LayerSums
 
 
 class ExpertMixture:
@@ -83,10 +84,18 @@ class FeedForward:
 class LayerParts:
     """What surrounds attention: both blocks' norms and projections, and their sums into the residual stream.
 
-    Runs wherever its weights lie.
+    Runs wherever its weights lie. With `sums`, config and weights are one rank's part of the layer, and what the output
+    projection and the feed-forward block give is summed over the ranks.
     """
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, kernels: RowKernels | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LayerWeights,
+        kernels: RowKernels | None = None,
+        sums: LayerSums | None = None,
+    ) -> None:
+        self._sums = sums
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
@@ -104,8 +113,12 @@ class LayerParts:
 
     def after_attention(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Add the output of attention `[padded_tokens, num_heads * head_dim]` and then the feed-forward block's."""
-        hidden, normed = self._feed_forward_norm.after_adding(hidden, self._output(attended))
-        return hidden + self._feed_forward(normed)
+        output = self._output(attended)
+        if self._sums is not None:
+            output = self._sums.attention(output)
+        hidden, normed = self._feed_forward_norm.after_adding(hidden, output)
+        forward = self._feed_forward(normed)
+        return hidden + (forward if self._sums is None else self._sums.feed_forward(forward))
 
     def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Query and key heads together, not rotated yet, and value heads."""
@@ -120,9 +133,14 @@ class DecoderLayer(LayerParts):
     """The parts with attention over the CPU's cache: hidden `[padded_tokens, hidden_size]` to the same shape."""
 
     def __init__(
-        self, config: ModelConfig, weights: LayerWeights, attention: LayerAttention, kernels: RowKernels | None
+        self,
+        config: ModelConfig,
+        weights: LayerWeights,
+        attention: LayerAttention,
+        kernels: RowKernels | None,
+        sums: LayerSums | None = None,
     ) -> None:
-        super().__init__(config, weights, kernels)
+        super().__init__(config, weights, kernels, sums)
         self.attention = attention
         self._attention_number = None if attention.handle is None else attention.handle.number
         self._attention_features = attention.out_features

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.rank_cut import head_rows
 from stageline_runtime.models.cpu.operators import packed_linear
 from stageline_runtime.models.native.row_kernels import RowKernels
 from stageline_runtime.models.weights.stage_weights import StageWeights
+from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 
 _PACKED_FOR_ROWS = 8
 """A hint to oneDNN only; measured to make no difference between 8 and 64, for 1 to 512 rows."""
@@ -76,7 +78,8 @@ class RmsNorm:
 class OutputHead:
     """The final norm, then logits over the vocabulary, on whatever device the weights are.
 
-    Reads its own weights, except a matrix that the stage already holds as its `embedding`.
+    Reads its own weights, except a matrix that the stage already holds as its `embedding`. Where the stage has several
+    ranks, each computes the logits of its part of the vocabulary and all gather them, so that every rank has all.
     """
 
     def __init__(
@@ -85,10 +88,20 @@ class OutputHead:
         weights: StageWeights,
         embedding: torch.Tensor | None,
         kernels: RowKernels | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
+        self._ranks = ranks if ranks is not None else LoneRank()
+        self._width = head_rows(config, self._ranks.size)
+        self._vocab_size = config.vocab_size
         self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps, kernels)
         self._to_vocabulary = Linear(weights.head(embedding))
 
     def __call__(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`."""
-        return self._to_vocabulary(self._final_norm(hidden_rows)).to(torch.float32)
+        logits = self._to_vocabulary(self._final_norm(hidden_rows)).to(torch.float32)
+        if self._ranks.size == 1:
+            return logits
+        part = F.pad(logits, (0, self._width - logits.shape[1]))
+        gathered = self._ranks.all_gather(part, "all-gather, logits")
+        # Whole parts in the order of the ranks; what pads the last one is cut off.
+        return gathered.transpose(0, 1).reshape(len(part), -1)[:, : self._vocab_size].contiguous()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.graphs.device_graphs import DeviceGraphs, step_sizes
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.cpu.decoder import layer_windows
 from stageline_runtime.models.cpu.decoder_layer import LayerParts
 from stageline_runtime.models.cpu.row_modules import OutputHead
@@ -30,6 +31,8 @@ from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.models.weights.stage_weights import StageWeights
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
+from stageline_runtime.ranks.layer_sums import layer_sums
+from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 
 
 class DeviceStage:
@@ -43,16 +46,21 @@ class DeviceStage:
         accelerator: Accelerator,
         attention: DeviceAttention,
         heads: AttentionHeads,
+        ranks: RankGroup,
     ) -> None:
+        self._num_ranks = ranks.size
         self._config = config
         self._shape = shape
         self._heads = heads
         self._graphs: DeviceGraphs | None = None
         self._accelerator = accelerator
         self._embedding = weights.embedding() if shape.is_first else None
-        self._parts = tuple(LayerParts(config, layer) for layer in weights.layers())
+        self._parts = tuple(
+            LayerParts(config, layer, sums=layer_sums(ranks, shape.layers.first + index))
+            for index, layer in enumerate(weights.layers())
+        )
         self._attention = attention
-        self._head = OutputHead(config, weights, self._embedding) if shape.is_last else None
+        self._head = OutputHead(config, weights, self._embedding, ranks=ranks) if shape.is_last else None
         self._rotary = RotaryTable(config, shape.slot_tokens, shape.dtype, accelerator.device)
         self._bounds = CacheBounds(
             num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, tile_tokens=heads.prefill_tile_tokens
@@ -124,8 +132,12 @@ class DeviceStage:
         """Capture the layers for plans up to `graphs`; touches no slot.
 
         Raises:
-            GraphsUnavailableError: a mixture of experts, whose shapes depend on the tokens.
+            GraphsUnavailableError: a mixture of experts, whose shapes depend on the tokens, or several ranks.
         """
+        if self._num_ranks > 1:
+            raise GraphsUnavailableError(
+                f"the stage's layers are cut over {self._num_ranks} ranks, whose sums can't be captured"
+            )
         if self._config.mixture is not None:
             raise GraphsUnavailableError("the model is a mixture of experts, whose shapes depend on the tokens")
         self._graphs = DeviceGraphs(
@@ -152,16 +164,22 @@ def build_device_stage(
     progress: LoadProgress,
     accelerator: Accelerator,
     attention: DeviceAttention | None = None,
+    ranks: RankGroup | None = None,
 ) -> DeviceStage:
-    """Load a stage's weights to the device and reserve its cache there. `attention` None takes the Triton kernels.
+    """Load a stage's weights, or its rank's part, to the device and reserve its cache there. `attention` None takes the
+    Triton kernels; one that is given is made for the rank's heads.
 
     Raises:
+        UnsupportedModelError: the model can't be cut over so many ranks.
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
+    ranks = ranks if ranks is not None else LoneRank()
+    cut = rank_cut(config, ranks.rank, ranks.size)
+    weights = StageWeights(model_dir, config, shape, progress, accelerator.device, cut)
+    config = cut.part
     heads = attention_heads(config, shape)
-    weights = StageWeights(model_dir, config, shape, progress, accelerator.device)
     chosen = TritonAttention(heads, accelerator.num_processors) if attention is None else attention
-    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads)
+    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads, ranks)
     stage.warm_up()
     return stage
 

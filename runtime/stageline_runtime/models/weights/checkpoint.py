@@ -24,6 +24,7 @@ from stageline_runtime.model_facts.quantization import (
     parts_of,
     quantization_of,
 )
+from stageline_runtime.model_facts.rank_cut import TensorSlice
 from stageline_runtime.models.weights.dequantization import QuantizedTensorError, dense_shape, dequantize
 
 _SINGLE_FILE = "model.safetensors"
@@ -75,16 +76,18 @@ def check_shapes(model_dir: Path, expected: Mapping[str, tuple[int, ...]]) -> No
                 )
 
 
-def read_tensors(model_dir: Path, names: Iterable[str], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(
+    model_dir: Path, names: Iterable[str], dtype: torch.dtype, slices: Mapping[str, TensorSlice] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each named tensor, copied out of its file, dequantised if need be, and cast to `dtype`, in the order of
-    `names`.
+    `names`. Of a tensor in `slices` only that part is read; of a quantised one, all is, and the part is kept.
 
     Raises:
         WeightsError: a tensor is missing or a file is unreadable.
     """
     with _Shards(model_dir) as shards:
         for name in names:
-            yield name, shards.tensor(name, dtype)
+            yield name, shards.tensor(name, dtype, None if slices is None else slices.get(name))
 
 
 class _Shards(ExitStack):
@@ -110,17 +113,19 @@ class _Shards(ExitStack):
         except QuantizedTensorError as error:
             raise WeightsError(f"tensor {name} in {self.path(name)}: {error}") from error
 
-    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype, part: TensorSlice | None = None) -> torch.Tensor:
         parts = parts_of(name, self._places.keys())
         if len(parts) == 1:
-            tensor = self._shard(name).tensor(name)
+            tensor = self._shard(name).tensor(name, part)
             if tensor.element_size() == 1 and tensor.is_floating_point():
                 raise WeightsError(f"tensor {name} in {self.path(name)} is {tensor.dtype}, and has no scale beside it")
             # A copy: a view of the mapped file would be paged in during the first steps.
             return tensor.to(dtype, copy=True)
-        stored = {part.rpartition(".")[2]: self._shard(part).tensor(part) for part in parts}
+        stored = {stored_as.rpartition(".")[2]: self._shard(stored_as).tensor(stored_as) for stored_as in parts}
         try:
-            return dequantize(self._how(name), stored, dtype)
+            whole = dequantize(self._how(name), stored, dtype)
+            # A copy: the part alone must not keep the whole.
+            return whole if part is None else whole.narrow(part.dim, part.start, part.stop - part.start).clone()
         except QuantizedTensorError as error:
             raise WeightsError(f"tensor {name} in {self.path(name)}: {error}") from error
 
@@ -161,10 +166,14 @@ class _Shard:
         self._check(name)
         return tuple(self._file.get_slice(name).get_shape())
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         self._check(name)
         try:
-            tensor = self._file.get_tensor(name)
+            if part is None:
+                tensor = self._file.get_tensor(name)
+            else:
+                before = (slice(None),) * part.dim
+                tensor = self._file.get_slice(name)[(*before, slice(part.start, part.stop))]
         except SafetensorError as error:
             raise WeightsError(f"tensor {name} in {self._path} can't be read: {error}") from error
         assert isinstance(tensor, torch.Tensor)

@@ -15,6 +15,7 @@ import torch
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.rank_cut import RankCut, TensorSlice
 from stageline_runtime.models.protocol import CPU, LoadProgress, StageShape
 from stageline_runtime.models.weights.checkpoint import check_shapes, read_tensors, tensor_names
 from stageline_runtime.models.weights.layer_weights import (
@@ -109,8 +110,10 @@ def stage_weight_bytes(
     has_embedding: bool,
     has_head: bool,
     dtype: torch.dtype,
+    cut: RankCut | None = None,
 ) -> int:
-    """Bytes of the stage's tensors as `dtype`, which is where `progress` ends; reads file headers only.
+    """Bytes of the stage's tensors as `dtype`, or of its rank's part of them, which is where `progress` ends; reads
+    file headers only.
 
     Raises:
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
@@ -118,7 +121,52 @@ def stage_weight_bytes(
     form = checkpoint_form(model_dir)
     shapes = stage_tensor_shapes(config, layer_range, form, has_embedding=has_embedding, has_head=has_head)
     check_shapes(model_dir, shapes)
-    return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    part = _RankReads(config, form, shapes, cut, has_embedding=has_embedding)
+    return part.num_elements * dtype.itemsize
+
+
+class _RankReads:
+    """Which of a stage's tensors a rank reads, and which part of each."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        form: CheckpointForm,
+        shapes: dict[str, tuple[int, ...]],
+        cut: RankCut | None,
+        *,
+        has_embedding: bool,
+    ) -> None:
+        self._cut = None if cut is None or cut.ranks == 1 else cut
+        self.slices: dict[str, TensorSlice] = {}
+        read = dict(shapes)
+        for name, shape in shapes.items():
+            if not self.holds(name):
+                del read[name]
+            elif (part := self._slice_of(name, shape, form, config, has_embedding=has_embedding)) is not None:
+                self.slices[name] = part
+                read[name] = part.shape_of(shape)
+        self.num_elements = sum(math.prod(shape) for shape in read.values())
+
+    def holds(self, name: str) -> bool:
+        return self._cut is None or self._cut.holds(_within_layer(name))
+
+    def _slice_of(
+        self, name: str, shape: tuple[int, ...], form: CheckpointForm, config: ModelConfig, *, has_embedding: bool
+    ) -> TensorSlice | None:
+        if self._cut is None:
+            return None
+        if name == form.prefix + _EMBEDDING_NAME and has_embedding:
+            return None
+        if name == head_name(config, form):
+            return self._cut.vocabulary
+        return self._cut.slice_of(_within_layer(name), shape)
+
+
+def _within_layer(name: str) -> str:
+    """`self_attn.q_proj.weight` of `model.layers.7.self_attn.q_proj.weight`; other names as they are."""
+    _, found, rest = name.partition("layers.")
+    return rest.partition(".")[2] if found else name
 
 
 class StageWeights:
@@ -135,6 +183,7 @@ class StageWeights:
         shape: StageShape,
         progress: LoadProgress,
         device: torch.device = CPU,
+        cut: RankCut | None = None,
     ) -> None:
         self._model_dir = model_dir
         self._config = config
@@ -148,7 +197,9 @@ class StageWeights:
         self._progress = progress
         check_shapes(model_dir, self._shapes)
         self._loaded_bytes = 0
-        self._total_bytes = sum(math.prod(shape) for shape in self._shapes.values()) * self._dtype.itemsize
+        self._cut = cut
+        self._part = _RankReads(config, self._form, self._shapes, cut, has_embedding=shape.is_first)
+        self._total_bytes = self._part.num_elements * self._dtype.itemsize
 
     def embedding(self) -> torch.Tensor:
         """`[vocab_size, hidden_size]`."""
@@ -157,7 +208,8 @@ class StageWeights:
     def layers(self) -> Iterator[LayerWeights]:
         for layer in range(self._layer_range.first, self._layer_range.last + 1):
             prefix = _layer_prefix(self._form, layer)
-            named = self._read([prefix + name for name in layer_file_shapes(self._config, layer, self._form.experts)])
+            names = [prefix + name for name in layer_file_shapes(self._config, layer, self._form.experts)]
+            named = self._read([name for name in names if self._part.holds(name)])
             tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
             named.clear()
             yield fuse_layer(self._config, layer, self._form.experts, tensors)
@@ -167,7 +219,11 @@ class StageWeights:
         return self._one(self._form.prefix + _FINAL_NORM_NAME)
 
     def head(self, embedding: torch.Tensor | None) -> torch.Tensor:
-        """`[vocab_size, hidden_size]`; where tied, the stage's `embedding` if it has one, also for an equal copy."""
+        """`[vocab_size, hidden_size]`, or the rank's rows; where tied, those of the stage's `embedding` if it has one,
+        also for an equal copy."""
+        if embedding is not None and self._cut is not None and self._cut.ranks > 1:
+            rows = self._cut.vocabulary
+            embedding = embedding[rows.start : rows.stop]
         name = head_name(self._config, self._form)
         if embedding is not None and name != _HEAD_NAME:
             return embedding
@@ -181,7 +237,7 @@ class StageWeights:
 
     def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in read_tensors(self._model_dir, names, self._dtype):
+        for name, tensor in read_tensors(self._model_dir, names, self._dtype, self._part.slices):
             tensors[name] = tensor.to(self._device)
             self._loaded_bytes += tensor.nbytes
             self._progress(self._loaded_bytes, self._total_bytes)
