@@ -61,6 +61,14 @@ def estimate_costs(config: ModelConfig) -> CutCosts:
     )
 
 
+def costs_of_ranks(costs: CutCosts, ranks: int, all_reduce_cost: float = 0.0) -> CutCosts:
+    """Costs of stages whose layers and head are shared by `ranks`; `all_reduce_cost`, in the units of `costs`, is paid
+    twice a layer. The embedding is whole on every rank."""
+    if ranks == 1:
+        return costs
+    return CutCosts(layer=costs.layer / ranks + 2 * all_reduce_cost, embedding=costs.embedding, head=costs.head / ranks)
+
+
 def _layer_cost(config: ModelConfig, layer: int) -> int:
     """A token's own projections, and the experts that the step's other rows add to them."""
     others = read_parameters(config, layer, DECODE_ROWS) - read_parameters(config, layer, 1)

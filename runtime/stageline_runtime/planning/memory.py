@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import end_parameters, layer_parameters
+from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 
 USABLE_SHARE = 0.9
 """Of a machine's memory. The rest is for those who share it: the engine, the system, files being read."""
@@ -67,12 +68,14 @@ class LargestStep:
         rows = min(config.max_num_seqs * (drafts + 1), config.max_num_batched_tokens)
         return cls(tokens=config.max_num_batched_tokens, rows=rows)
 
-    def bytes_of(self, config: ModelConfig, *, is_last: bool, element_bytes: int) -> int:
+    def bytes_of(self, config: ModelConfig, *, is_last: bool, element_bytes: int, ranks: int = 1) -> int:
         """What it takes beside weights and cache, counted from shapes; kernels' own workspaces are not known here.
 
         One layer runs at a time: of each token the residual stream twice, a norm's float32, and what attention or the
-        feed-forward block holds at once, whichever is more. The last stage's logits come after the layers.
+        feed-forward block holds at once, whichever is more. The last stage's logits come after the layers. With several
+        `ranks` it is what one of them takes: of heads and columns its part, of the logits all, which they gather.
         """
+        config = part_of_layers(config, ranks)
         attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
         per_token = element_bytes * (2 * config.hidden_size + max(attention, _feed_forward_width(config)))
         layers = self.tokens * (per_token + _FLOAT32_BYTES * config.hidden_size)
@@ -88,14 +91,26 @@ def _feed_forward_width(config: ModelConfig) -> int:
     return max(picked, 3 * config.intermediate_size)
 
 
-def weight_bytes(config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int) -> int:
-    """Bytes of the weights of a stage, from the config alone."""
-    held = sum(layer_parameters(config, layer) for layer in range(layers.first, layers.last + 1))
-    return element_bytes * (held + end_parameters(config, is_first=is_first, is_last=is_last))
+def weight_bytes(
+    config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int, ranks: int = 1
+) -> int:
+    """Bytes of the weights of a stage, or of one of its `ranks`, from the config alone."""
+    part = part_of_layers(config, ranks)
+    held = sum(layer_parameters(part, layer) for layer in range(layers.first, layers.last + 1))
+    return element_bytes * (held + rank_end_parameters(config, ranks, is_first=is_first, is_last=is_last))
 
 
-def largest_layer_parameters(config: ModelConfig) -> int:
+def rank_end_parameters(config: ModelConfig, ranks: int, *, is_first: bool, is_last: bool) -> int:
+    """Elements that one of `ranks` holds for being of an end: the whole embedding, and its rows of the head."""
+    whole = end_parameters(config, is_first=is_first, is_last=is_last)
+    if ranks == 1 or not is_last:
+        return whole
+    return whole - (config.vocab_size - head_rows(config, ranks)) * config.hidden_size
+
+
+def largest_layer_parameters(config: ModelConfig, ranks: int = 1) -> int:
     """Weights of the largest layer: what a layer is taken to weigh before it is known which ones a stage gets."""
+    config = part_of_layers(config, ranks)
     return max(layer_parameters(config, layer) for layer in range(config.num_layers))
 
 
@@ -124,7 +139,11 @@ class DraftMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutMemory:
-    """What a cut must fit: the stages' rooms, in stage order, and the shape of what goes into them."""
+    """What a cut must fit: the stages' rooms, in stage order, and the shape of what goes into them.
+
+    Where stages have `ranks`, what is counted by stage is what one of its ranks takes; a device's room is that rank's
+    alone, a host's memory is taken by all of them.
+    """
 
     config: ModelConfig
     rooms: tuple[StageRoom, ...]
@@ -133,6 +152,12 @@ class CutMemory:
     element_bytes: int
     draft: ModelConfig | None = None
     """The model that the last stage drafts with."""
+    ranks: int = 1
+    """Of each stage. Every rank of the last one holds the whole draft model."""
+
+    def ranks_in_room(self, stage: int) -> int:
+        """How many of the stage's ranks take from its room."""
+        return 1 if self.rooms[stage].is_device else self.ranks
 
     def draft_of(self, stage: int) -> DraftMemory | None:
         """What the draft model takes on `stage`; None where it holds none."""
@@ -142,21 +167,24 @@ class CutMemory:
 
     def weight_bytes(self, stage: int, num_layers: int) -> int:
         """Weights of `stage` with `num_layers` layers; where layers differ, enough for the largest ones."""
-        ends = end_parameters(self.config, is_first=stage == 0, is_last=stage == len(self.rooms) - 1)
-        own = self.element_bytes * (num_layers * largest_layer_parameters(self.config) + ends)
+        is_last = stage == len(self.rooms) - 1
+        ends = rank_end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
+        own = self.element_bytes * (num_layers * largest_layer_parameters(self.config, self.ranks) + ends)
         draft = self.draft_of(stage)
         return own if draft is None else own + draft.weight_bytes
 
     def token_bytes(self, stage: int, num_layers: int) -> int:
         """Keys and values of one token on `stage` with `num_layers` layers."""
-        own = self.config.kv_bytes_per_token(num_layers, self.element_bytes)
+        own = part_of_layers(self.config, self.ranks).kv_bytes_per_token(num_layers, self.element_bytes)
         draft = self.draft_of(stage)
         return own if draft is None else own + draft.token_bytes
 
     def step_bytes(self, stage: int) -> int:
         """What the largest step takes on `stage`."""
         is_last = stage == len(self.rooms) - 1
-        own = self.largest_step.bytes_of(self.config, is_last=is_last, element_bytes=self.element_bytes)
+        own = self.largest_step.bytes_of(
+            self.config, is_last=is_last, element_bytes=self.element_bytes, ranks=self.ranks
+        )
         draft = self.draft_of(stage)
         return own if draft is None else max(own, draft.step_bytes)
 
@@ -167,6 +195,10 @@ class CutMemory:
     def needed_bytes(self, stage: int, num_layers: int) -> int:
         """The same and the smallest cache: one sequence of `max_model_len` tokens."""
         return self.fixed_bytes(stage, num_layers) + self.token_bytes(stage, num_layers) * self.max_model_len
+
+    def needed_in_room(self, stage: int, num_layers: int) -> int:
+        """The same, of all ranks that share the stage's room."""
+        return self.ranks_in_room(stage) * self.needed_bytes(stage, num_layers)
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""
@@ -182,7 +214,8 @@ class CutMemory:
         """Stages of a host and the bytes they lack there, for each host that can't hold `counts` layers."""
         lacking = []
         for stages in self.stages_of_hosts().values():
-            missing = sum(self.needed_bytes(stage, counts[stage]) for stage in stages) - self.usable_bytes_of(stages)
+            needed = sum(self.needed_in_room(stage, counts[stage]) for stage in stages)
+            missing = needed - self.usable_bytes_of(stages)
             if missing > 0:
                 lacking.append((stages, missing))
         return lacking
@@ -190,9 +223,9 @@ class CutMemory:
     def host_rooms(self) -> tuple[HostRoom, ...]:
         """The same in whole layers, as `partition` counts."""
         rooms = []
-        layer_bytes = self.needed_bytes(0, 1) - self.needed_bytes(0, 0)
+        layer_bytes = self.needed_in_room(0, 1) - self.needed_in_room(0, 0)
         for stages in self.stages_of_hosts().values():
-            free = self.usable_bytes_of(stages) - sum(self.needed_bytes(stage, 0) for stage in stages)
+            free = self.usable_bytes_of(stages) - sum(self.needed_in_room(stage, 0) for stage in stages)
             rooms.append(HostRoom(stages=tuple(stages), most_layers=free // layer_bytes))
         return tuple(rooms)
 

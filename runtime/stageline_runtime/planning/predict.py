@@ -4,13 +4,14 @@ A model of the hardware, not a measurement: it knows peaks and bytes, not kernel
 It assumes decode at full cohorts, every sequence at the same context, and steps that take the same time each round.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import active_parameters, end_parameters, read_parameters
+from stageline_runtime.model_facts.model_shapes import active_parameters, read_parameters
+from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 from stageline_runtime.planning.devices import Device, Hardware, Link
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom
+from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, rank_end_parameters
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -33,6 +34,10 @@ class Workload:
     """Whether the memory is that of devices, which nobody else takes from."""
     draft: ModelConfig | None = None
     """The model that the last stage drafts with. Its time is not predicted."""
+    ranks: int = 1
+    """Of each stage, on devices like the stage's, or on parts of its host that are each as fast as the device given."""
+    all_reduce_seconds: float = 0.0
+    """Measured latency of one sum over the ranks of a stage."""
 
     @property
     def element_bytes(self) -> int:
@@ -96,6 +101,7 @@ def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> C
         ),
         element_bytes=workload.element_bytes,
         draft=workload.draft,
+        ranks=workload.ranks,
     )
 
 
@@ -150,19 +156,55 @@ def step_seconds(
     "Roofline", Communications of the ACM 52(4), 2009. Bytes: the weights once (of the embedding only the rows' own
     vectors), each row's keys and values, and on the last stage the float32 logits, written and read. Operations: two
     per weight and row, and four per row, context token and element of all query heads (scores and weighted sum).
+    Of several ranks it is the time of each, which has its part of layers and head, and two sums a layer.
     """
+    vocab_rows, ends = (
+        head_rows(config, workload.ranks),
+        rank_end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
+    )
+    config = part_of_layers(config, workload.ranks)
     here = range(layers.first, layers.last + 1)
     matrices = sum(active_parameters(config, layer) for layer in here)
-    matrices += is_last * config.vocab_size * config.hidden_size
+    matrices += is_last * vocab_rows * config.hidden_size
     weights = sum(read_parameters(config, layer, rows) for layer in here)
-    weights += end_parameters(config, is_first=False, is_last=is_last)
+    weights += ends
     read = workload.element_bytes * (weights + is_first * rows * config.hidden_size)
     read += rows * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
     read += is_last * 2 * rows * config.vocab_size * _LOGIT_BYTES
     attention = 4 * workload.context_tokens * config.num_heads * config.head_dim * layers.count
     operations = rows * (2 * matrices + attention)
     rate = device.flops_per_second.float32 if workload.dtype == "float32" else device.flops_per_second.bfloat16
-    return max(read / device.memory_bandwidth_bytes_per_second, operations / rate) + device.step_overhead_seconds
+    sums = 2 * layers.count * workload.all_reduce_seconds if workload.ranks > 1 else 0.0
+    roofline = max(read / device.memory_bandwidth_bytes_per_second, operations / rate)
+    return roofline + sums + device.step_overhead_seconds
+
+
+def ranks_that_do_not_pay(
+    config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware, workload: Workload
+) -> str | None:
+    """A sentence where the slowest stage's step is not shorter with `workload.ranks` than with one; else None."""
+    if workload.ranks == 1:
+        return None
+    rows = predict(config, cut, hardware, workload).rows_per_step
+    shared = _slowest_step(config, cut, hardware, workload, rows)
+    alone = _slowest_step(config, cut, hardware, replace(workload, ranks=1), rows)
+    if shared < alone:
+        return None
+    sums = 2 * max(layers.count for layers in cut) * workload.all_reduce_seconds
+    return (
+        f"{workload.ranks} ranks a stage do not pay: the slowest stage's step of {rows} rows takes "
+        f"{shared * 1e3:.2f} ms with them and {alone * 1e3:.2f} ms with one; "
+        f"sums over the ranks take up to {sums * 1e3:.2f} ms of it"
+    )
+
+
+def _slowest_step(
+    config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware, workload: Workload, rows: int
+) -> float:
+    return max(
+        step_seconds(config, layers, device, workload, rows, is_first=stage == 0, is_last=stage == len(cut) - 1)
+        for stage, (layers, device) in enumerate(zip(cut, hardware.devices, strict=True))
+    )
 
 
 def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int, stage_count: int) -> float:
@@ -177,8 +219,10 @@ def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int,
 def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
     capacities = [0] * len(cut)
     for stages in memory.stages_of_hosts().values():
-        per_token = sum(memory.token_bytes(stage, cut[stage].count) for stage in stages)
-        free = memory.usable_bytes_of(stages) - sum(memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
+        ranks = {stage: memory.ranks_in_room(stage) for stage in stages}
+        per_token = sum(ranks[stage] * memory.token_bytes(stage, cut[stage].count) for stage in stages)
+        fixed = sum(ranks[stage] * memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
+        free = memory.usable_bytes_of(stages) - fixed
         for stage in stages:
             capacities[stage] = max(0, free // per_token)
     return capacities
