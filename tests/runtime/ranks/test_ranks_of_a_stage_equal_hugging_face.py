@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from oracles.family_checks import MAX_TOKENS, PROMPTS, pipeline_tokens
 from oracles.in_process_pipeline import InProcessPipeline, Request
 from oracles.pipeline_checks import hugging_face_tokens
+from oracles.quantized_models import quantize_checkpoint
+from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks, build_ranks, builder_of_ranks
-from oracles.tiny_models import write_tiny_llama, write_tiny_qwen3
+from oracles.tiny_models import write_tiny_llama, write_tiny_olmo2, write_tiny_qwen3, write_tiny_qwen3_moe
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
 from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.cpu.decoder import DecoderStage
-from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, StageShape
+from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.models.families import device_builder
+from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, ModelBuilder, StageShape
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.plan_bus.messages import GraphMode
+from stageline_runtime.ranks.protocol import RankGroup
 
 
 def _smollm_heads(path: Path) -> Path:
@@ -149,3 +155,29 @@ def test_hidden_elements_have_to_divide_because_each_rank_sends_its_share(tmp_pa
     config = replace(read_model_config(write_tiny_llama(tmp_path)), hidden_size=63)
     with pytest.raises(UnsupportedModelError, match="63 hidden elements can't be divided among 2 ranks"):
         rank_cut(config, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [(write_tiny_qwen3_moe, "mixture of experts"), (write_tiny_olmo2, "Hugging Face's layers")],
+)
+def test_other_paths_refuse_ranks_in_a_sentence(write: Callable[[Path], Path], said: str, tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path))
+    with pytest.raises(UnsupportedModelError, match=said):
+        build_ranks(tmp_path, config, _shape(num_layers=config.num_layers), ThreadRanks(2).ranks, _quiet)
+
+
+def test_quantised_matrices_are_cut_once_they_are_dense(tmp_path: Path) -> None:
+    quantised, dense = write_tiny_llama(tmp_path / "quantised"), write_tiny_llama(tmp_path / "dense")
+    save_file(quantize_checkpoint(quantised, "fp8 by block"), dense / "model.safetensors", metadata={"format": "pt"})
+    expected = hugging_face_tokens(dense, PROMPTS, MAX_TOKENS)
+    assert pipeline_tokens(quantised, 2, builder_of_ranks(2)) == expected
+
+
+def test_ranks_on_devices_say_the_same(tmp_path: Path) -> None:
+    model_dir = write_tiny_qwen3(tmp_path)
+
+    def builder_of(ranks: RankGroup) -> ModelBuilder:
+        return device_builder(ImmediateAccelerator(), PlainAttention, ranks)
+
+    assert pipeline_tokens(model_dir, 2, builder_of_ranks(2, builder_of)) == pipeline_tokens(model_dir, 2)

@@ -6,6 +6,7 @@ What every rank computes is compared at each call, so that ranks that drift apar
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import LoadProgress, ModelBuilder, StageModel, StageShape
+from stageline_runtime.ranks.protocol import RankGroup
 
 LONGEST_WAIT_SECONDS = 60.0
 
@@ -96,17 +98,25 @@ class RankedStage:
 
 
 def build_ranks(
-    model_dir: Path, config: ModelConfig, shape: StageShape, ranks: list[ThreadRank], progress: LoadProgress
+    model_dir: Path,
+    config: ModelConfig,
+    shape: StageShape,
+    ranks: list[ThreadRank],
+    progress: LoadProgress,
+    builder_of: Callable[[RankGroup], ModelBuilder] = lambda ranks: partial(build_any_stage_model, ranks=ranks),
 ) -> RankedStage:
     """Build each rank's part of a stage."""
-    models = [build_any_stage_model(model_dir, config, shape, progress, rank) for rank in ranks]
+    models = [builder_of(rank)(model_dir, config, shape, progress) for rank in ranks]
     return RankedStage(models, ThreadPoolExecutor(len(ranks), initializer=torch.set_num_threads, initargs=(1,)))
 
 
-def builder_of_ranks(size: int) -> ModelBuilder:
-    """A builder of stages of `size` ranks."""
+def builder_of_ranks(size: int, builder_of: Callable[[RankGroup], ModelBuilder] | None = None) -> ModelBuilder:
+    """A builder of stages of `size` ranks, each made by what `builder_of` gives for it; None: on the CPU."""
 
     def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> StageModel:
-        return build_ranks(model_dir, config, shape, ThreadRanks(size).ranks, progress)
+        ranks = ThreadRanks(size).ranks
+        if builder_of is None:
+            return build_ranks(model_dir, config, shape, ranks, progress)
+        return build_ranks(model_dir, config, shape, ranks, progress, builder_of)
 
     return build
