@@ -108,8 +108,10 @@ def test_two_stages_with_caches_of_their_own_hold_only_their_shards(
         assert held(entry) == expected
         assert (progress.phase, progress.message) == (Phase.LOADING, "")
         config = read_model_config(entry)
-        ends = {"has_embedding": stage == 0, "has_head": stage == 1}
-        assert stage_weight_bytes(entry, config, LAYERS[stage], dtype=torch.float32, **ends) > 0, "all its tensors"
+        weights = stage_weight_bytes(
+            entry, config, LAYERS[stage], has_embedding=stage == 0, has_head=stage == 1, dtype=torch.float32
+        )
+        assert weights > 0, "all its tensors"
         for name in expected:
             assert (entry / name).read_bytes() == (hub.directory / name).read_bytes(), name
 
