@@ -14,7 +14,7 @@ from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama, write_tiny_qwen3
 from processes.running_group import RunningGroup, page, running_group
 from processes.small_machines import short_stage_command
 from stageline_api import ports
-from stageline_runtime.models.native.build import find_compiler
+from stageline_runtime.native.build import find_compiler
 
 NUM_REQUESTS = 14
 """So many, of such length, that cache runs out in whatever order they come."""

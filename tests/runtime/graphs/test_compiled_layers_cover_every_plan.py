@@ -18,8 +18,8 @@ from oracles.tiny_models import (
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.cpu.decoder import DecoderStage, build_stage_model
-from stageline_runtime.models.native.build import find_compiler
 from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, StageShape
+from stageline_runtime.native.build import find_compiler
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, StepPlan
 from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size, plan_graph_mode
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_runtime.models.native.attention_kernel import AttentionInputs, AttentionKernel, HeadShape
-from stageline_runtime.models.native.build import NativeUnavailableError, find_compiler, load_library
-from stageline_runtime.models.native.row_kernels import compile_kernels, kernels_if_possible
 from stageline_runtime.models.rotary import rotate
+from stageline_runtime.native.attention_kernel import AttentionInputs, AttentionKernel, HeadShape
+from stageline_runtime.native.build import NativeUnavailableError, find_compiler, load_library
+from stageline_runtime.native.row_kernels import compile_kernels, kernels_if_possible
 
 NUM_SLOTS, SLOT_TOKENS, KV_HEADS = 5, 90, 2
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -231,7 +231,7 @@ def test_loading_leaves_denormal_numbers_alone() -> None:
     """Code linked for fast math would flush them to zero in the whole process."""
     program = (
         "import torch\n"
-        "from stageline_runtime.models.native.build import load_library\n"
+        "from stageline_runtime.native.build import load_library\n"
         "load_library()\n"
         "assert torch.tensor([1e-40]).mul(0.5).item() > 0, 'denormal numbers are flushed'\n"
     )

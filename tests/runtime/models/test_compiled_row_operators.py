@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stageline_runtime.models.cpu.row_modules import RmsNorm
-from stageline_runtime.models.native.build import find_compiler, load_library
-from stageline_runtime.models.native.row_kernels import RowKernels
+from stageline_runtime.native.build import find_compiler, load_library
+from stageline_runtime.native.row_kernels import RowKernels
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler on the path")
 

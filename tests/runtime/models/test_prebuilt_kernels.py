@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline_runtime.models.native import build, prebuild
-from stageline_runtime.models.native.attention_kernel import HeadShape
-from stageline_runtime.models.native.build import LEVELS, NativeUnavailableError, cpu_level, load_library, prebuilt_path
-from stageline_runtime.models.native.row_kernels import RowKernels, kernels_if_possible
+from stageline_runtime.native import build, prebuild
+from stageline_runtime.native.attention_kernel import HeadShape
+from stageline_runtime.native.build import LEVELS, NativeUnavailableError, cpu_level, load_library, prebuilt_path
+from stageline_runtime.native.row_kernels import RowKernels, kernels_if_possible
 
 V3 = "fpu avx avx2 bmi1 bmi2 f16c fma abm movbe xsave sse4_2"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl amx_tile"

@@ -1,6 +1,6 @@
 """A C compiler for tests that compiles the kernels once for all processes of a test run, not once in each.
 
-Every stage compiles the kernels when it loads (`models.native.build` says why), about two seconds of a core, and the
+Every stage compiles the kernels when it loads (`native.build` says why), about two seconds of a core, and the
 tests start hundreds of stages. `first_on_path` puts a `cc` before the real one that keeps what it made under a digest
 of the compiler, its flags and every source beside the one it compiles; all else goes to the real one. As a program
 this module is that `cc`.

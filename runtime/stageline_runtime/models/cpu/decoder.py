@@ -25,8 +25,6 @@ from stageline_runtime.models.cpu.kv_cache import (
 )
 from stageline_runtime.models.cpu.layer_attention import LayerAttention, narrow
 from stageline_runtime.models.cpu.row_modules import OutputHead
-from stageline_runtime.models.native.attention_kernel import HeadShape
-from stageline_runtime.models.native.row_kernels import Kernels, kernels_if_possible
 from stageline_runtime.models.protocol import (
     CaptureProgress,
     CaptureReport,
@@ -37,6 +35,8 @@ from stageline_runtime.models.protocol import (
 )
 from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.models.weights.stage_weights import StageWeights
+from stageline_runtime.native.attention_kernel import HeadShape
+from stageline_runtime.native.row_kernels import Kernels, kernels_if_possible
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 from stageline_runtime.ranks.layer_sums import layer_sums
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup

@@ -12,9 +12,9 @@ from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.models.cpu.layer_attention import LayerAttention, Rotary
 from stageline_runtime.models.cpu.operators import decode_attention
 from stageline_runtime.models.cpu.row_modules import Linear, RmsNorm
-from stageline_runtime.models.native.row_kernels import RowKernels
 from stageline_runtime.models.rotary import rotate
 from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights, Projection
+from stageline_runtime.native.row_kernels import RowKernels
 from stageline_runtime.ranks.layer_sums import LayerSums
 
 

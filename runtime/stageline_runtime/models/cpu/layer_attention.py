@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.cpu.kv_cache import AttentionBatch, DecodeRun, KvCache, PrefillPiece
 from stageline_runtime.models.cpu.operators import DecodeAttentionHandle
-from stageline_runtime.models.native.attention_kernel import AttentionInputs, AttentionKernel
 from stageline_runtime.models.rotary import rotate
+from stageline_runtime.native.attention_kernel import AttentionInputs, AttentionKernel
 
 
 def narrow(batch: AttentionBatch, window: int) -> AttentionBatch:

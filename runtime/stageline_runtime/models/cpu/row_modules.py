@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.rank_cut import head_rows
 from stageline_runtime.models.cpu.operators import packed_linear
-from stageline_runtime.models.native.row_kernels import RowKernels
 from stageline_runtime.models.weights.stage_weights import StageWeights
+from stageline_runtime.native.row_kernels import RowKernels
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 
 _PACKED_FOR_ROWS = 8

@@ -1,4 +1,4 @@
-"""`python -m stageline_runtime.models.native.prebuild`: compile the kernels into the package, when an image is built.
+"""`python -m stageline_runtime.native.prebuild`: compile the kernels into the package, when an image is built.
 
 Each start of a stage then saves compiling them. Elsewhere than on x86-64 there is nothing to build, and stages compile.
 """
@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from stageline_runtime.models.native.build import (
+from stageline_runtime.native.build import (
     LEVELS,
     PREBUILT,
     NativeUnavailableError,

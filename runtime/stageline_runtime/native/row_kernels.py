@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stageline_runtime.models.native.attention_kernel import DTYPE_NAMES, AttentionKernel, HeadShape
-from stageline_runtime.models.native.build import NativeUnavailableError, load_library
+from stageline_runtime.native.attention_kernel import DTYPE_NAMES, AttentionKernel, HeadShape
+from stageline_runtime.native.build import NativeUnavailableError, load_library
 
 _NORM_ARGUMENTS = (*(ctypes.c_void_p,) * 4, ctypes.c_int64, ctypes.c_int64, ctypes.c_float, ctypes.c_int64)
 _GATE_ARGUMENTS = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 3)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stageline_runtime.models.native.build import NativeUnavailableError
+from stageline_runtime.native.build import NativeUnavailableError
 
 MOST_HEAD_SIZE = 256
 MOST_GROUP_SIZE = 16
