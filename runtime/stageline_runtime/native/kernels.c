@@ -1,8 +1,11 @@
-/* What a decoder layer does between its matrix products, for float32 and bfloat16.
+/* What a decoder layer does between its matrix products, for float32 and bfloat16, and what ranks exchange.
  *
  * The headers are the code, included once for each element type. Sums are kept in float32; what is stored, and what
  * plain operators would round in between, is rounded as they round it, so that all paths fill the cache alike.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -83,3 +86,5 @@ static inline uint16_t bfloat16_round(float value) { /* to nearest, ties to even
 #include "decode_step.h"
 #include "prefill_step.h"
 #include "row_operators.h"
+
+#include "rank_exchange.h"

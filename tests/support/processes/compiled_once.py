@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_NATIVE = Path("stageline_runtime", "models", "native")
+_NATIVE = Path("stageline_runtime", "native")
 
 
 def first_on_path(cache: Path) -> str:
