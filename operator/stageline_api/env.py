@@ -14,6 +14,8 @@ BUS_TOKEN: Final = "STAGELINE_BUS_TOKEN"
 """Shared secret of one PipelineModel's plan bus; never logged."""
 ENGINE_KEYS: Final = "STAGELINE_ENGINE_KEYS"
 """Keys that an engine takes and a gateway shows (`engine_access`), a key a line; never logged."""
+OWN_CACHE: Final = "STAGELINE_OWN_CACHE"
+"""`1` where the model cache is this pod's alone, so that preparation may remove what it doesn't ask for."""
 TERMINATION_PATH: Final = "STAGELINE_TERMINATION_PATH"
 """Where a failing container writes its `TerminationMessage`."""
 

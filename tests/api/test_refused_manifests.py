@@ -374,6 +374,11 @@ MODEL_CASES = {
         "{source: 'file:///m', cache: {hostPath: /c, claimName: c}}",
         "spec.model.cache.claimName: is not allowed together with hostPath: a cache is in one place",
     ),
+    "claim-and-claims-of-its-own": (
+        "{source: 'file:///m', cache: {claimName: c, claimTemplate: {size: 1Gi}}}",
+        "spec.model.cache.claimTemplate: is not allowed together with hostPath, claimName or sizeLimit: "
+        "a cache is in one place",
+    ),
     "limit-of-another-cache": (
         "{source: 'file:///m', cache: {claimName: c, sizeLimit: 1Gi}}",
         "spec.model.cache.sizeLimit: is only for the pod's own cache: leave out hostPath and claimName, or this",

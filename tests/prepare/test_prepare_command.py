@@ -244,3 +244,16 @@ def test_a_terminal_gets_a_bar_that_learns_its_total() -> None:
         advance_to(5_000_000, 10_000_000)
     assert "Downloading x" in stream.getvalue()
     assert "5.0/10.0 MB" in stream.getvalue()
+
+
+def test_only_in_a_cache_of_its_own_a_pod_removes_what_it_does_not_ask_for(model: Path, tmp_path: Path) -> None:
+    def write(directory: Path, _: Path) -> Filled:
+        (directory / "weights").write_bytes(b"old")
+        return Filled("a commit")
+
+    cache = tmp_path / "cache"
+    entry = ensure_entry(cache, "hf://org/old", write, PlainReporter(io.StringIO()))
+    for more, stays in (({}, True), ({"STAGELINE_OWN_CACHE": "1"}, False)):
+        status, _, told, _ = run(tmp_path, [], group_config(model, cache, stages=2), more)
+        assert status == 0, told
+        assert entry.exists() == stays, told

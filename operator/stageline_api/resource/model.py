@@ -15,6 +15,7 @@ SECRET_KEY_PATTERN: Final = r"^[A-Za-z0-9._-]+$"
 
 _ONE_CACHE_RULE: Final = "is not allowed together with hostPath: a cache is in one place"
 _SIZE_RULE: Final = "is only for the pod's own cache: leave out hostPath and claimName, or this"
+_TEMPLATE_RULE: Final = "is not allowed together with hostPath, claimName or sizeLimit: a cache is in one place"
 _REVISION_RULE: Final = "is only allowed with an hf:// source that has no @revision of its own"
 
 _SOURCE_RULES: Final = (
@@ -53,6 +54,17 @@ def _hub_revision(text: str) -> str:
     return text
 
 
+class ClaimTemplateSpec(SpecBase):
+    """PersistentVolumeClaims that the operator makes."""
+
+    size: Quantity = Field(
+        description="Room of each claim: what a stage keeps, and as much again while a model is converted. Required."
+    )
+    storage_class_name: ClassName | None = Field(
+        default=None, description="StorageClass of the claims. Default: the cluster's default."
+    )
+
+
 class CacheSpec(SpecBase):
     """Where downloaded and converted models are kept: on the node, on a claim, or by default with the pod."""
 
@@ -74,6 +86,14 @@ class CacheSpec(SpecBase):
             "need one that many nodes may write (ReadWriteMany). Not together with `hostPath`. Default: none."
         ),
     )
+    claim_template: ClaimTemplateSpec | None = Field(
+        default=None,
+        description=(
+            "The operator makes a PersistentVolumeClaim (ReadWriteOnce) for each stage of each group, which every "
+            "incarnation of it uses, and deletes it when there is no such group or stage any more, or no model. "
+            "Allowed where restricted pod security is enforced. Not together with the other fields. Default: none."
+        ),
+    )
     size_limit: Quantity | None = Field(
         default=None,
         description="How far the pod's own cache may grow; not with `hostPath` or `claimName`. Default: no limit.",
@@ -85,12 +105,20 @@ class CacheSpec(SpecBase):
             raise PydanticCustomError("at_field", "{rule}", {"at": ("claimName",), "rule": _ONE_CACHE_RULE})
         if self.size_limit is not None and (self.host_path is not None or self.claim_name is not None):
             raise PydanticCustomError("at_field", "{rule}", {"at": ("sizeLimit",), "rule": _SIZE_RULE})
+        others = (self.host_path, self.claim_name, self.size_limit)
+        if self.claim_template is not None and others != (None, None, None):
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("claimTemplate",), "rule": _TEMPLATE_RULE})
         return self
 
     model_config = ConfigDict(
         json_schema_extra=cel_extra(
             cel("!has(self.hostPath) || !has(self.claimName)", _ONE_CACHE_RULE, ".claimName"),
             cel("!has(self.sizeLimit) || !(has(self.hostPath) || has(self.claimName))", _SIZE_RULE, ".sizeLimit"),
+            cel(
+                "!has(self.claimTemplate) || !(has(self.hostPath) || has(self.claimName) || has(self.sizeLimit))",
+                _TEMPLATE_RULE,
+                ".claimTemplate",
+            ),
         )
     )
 

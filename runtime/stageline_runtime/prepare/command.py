@@ -23,6 +23,7 @@ from stageline_api.runtime_config import COMPILED_SUBDIRECTORY, RuntimeConfig
 from stageline_runtime.contract import read_config
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 from stageline_runtime.prepare.errors import BadConfigError, storage_error
+from stageline_runtime.prepare.evict import remove_others
 from stageline_runtime.prepare.model_files import (
     OWN_ENGINE,
     ConfigReader,
@@ -62,6 +63,10 @@ def prepare(source: str | None, cache_dir: Path | None, engine: str) -> None:
 def _prepare_for_group(config: RuntimeConfig) -> None:
     source = _parse(config.source, "spec.model.source", ExitCode.BAD_CONFIG)
     cache_dir = Path(config.cache_dir)
+    if os.environ.get(env.OWN_CACHE) == "1":
+        draft = None if config.speculative is None else config.speculative.draft_source
+        asked = [prepared_model_dir(text, cache_dir) for text in (config.source, draft) if text is not None]
+        remove_others(cache_dir, asked, reporter_for())
     _make_room_for_compiled_code(cache_dir)
     was_there = isinstance(source, FileSource) or entry_problem(prepared_model_dir(config.source, cache_dir)) is None
     _prepare_model(source, cache_dir, config.source, config_reader_of(config.engine_name), config)

@@ -15,6 +15,7 @@ _GROUP_PATHS: Final = {
     "Service": "api/v1",
     "ConfigMap": "api/v1",
     "Secret": "api/v1",
+    "PersistentVolumeClaim": "api/v1",
     "Event": "api/v1",
     "Node": "api/v1",
     "Namespace": "api/v1",

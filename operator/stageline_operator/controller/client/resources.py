@@ -56,6 +56,7 @@ CONFIG_MAP: Final = Resource("ConfigMap", "", "v1", "configmaps", _APPLIED)
 SERVICE: Final = Resource("Service", "", "v1", "services", _APPLIED)
 # Only created: a patch is answered with the whole Secret, so the right to patch would be the right to read all.
 SECRET: Final = Resource("Secret", "", "v1", "secrets", ("create",))
+CACHE_CLAIM: Final = Resource("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims", _APPLIED)
 DISRUPTION_BUDGET: Final = Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _APPLIED)
 NETWORK_POLICY: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _APPLIED)
 NODE: Final = Resource("Node", "", "v1", "nodes", _READ, namespaced=False)
@@ -77,6 +78,7 @@ RESOURCES: Final[tuple[Resource, ...]] = (
     CONFIG_MAP,
     SERVICE,
     SECRET,
+    CACHE_CLAIM,
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
     *POD_GROUPS,

@@ -90,6 +90,11 @@ def disruption_budget_name(model: PipelineModel) -> str:
     return model.name
 
 
+def cache_claim_name(model: PipelineModel, group: int, stage: int) -> str:
+    """The same for every incarnation, so that each finds what the one before it fetched."""
+    return f"{model.name}-cache-{group}-{stage}"
+
+
 def incarnation_policy_name(model: PipelineModel, life: GroupIncarnation) -> str:
     return f"{model.name}-{life.group}-{life.incarnation}"
 

@@ -18,11 +18,14 @@ from stageline_operator.planner.objects.identity import config_map_name
 from stageline_operator.planner.objects.vllm_stage import files_volume
 
 
-def pod_volumes(model: PipelineModel, revision: str, carries_files: bool) -> list[dict[str, Any]]:
-    """The pod's volumes: Stageline's own, the model's source where it is one, and those of the template."""
+def pod_volumes(model: PipelineModel, revision: str, carries_files: bool, cache_claim: str) -> list[dict[str, Any]]:
+    """The pod's volumes: Stageline's own, the model's source where it is one, and those of the template.
+
+    `cache_claim` is the claim that the operator makes for this stage, where the model asks for one.
+    """
     return [
         {"name": "config", "configMap": {"name": config_map_name(model, revision)}},
-        {"name": "cache", **_cache(model.spec.model.cache)},
+        {"name": "cache", **_cache(model.spec.model.cache, cache_claim)},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": model.spec.template.shared_memory_size}},
         *([files_volume()] if carries_files else []),
@@ -60,11 +63,13 @@ def container_mounts(model: PipelineModel, writes_cache: bool, compiles: bool) -
     return mounts
 
 
-def _cache(cache: CacheSpec) -> dict[str, Any]:
+def _cache(cache: CacheSpec, own_claim: str) -> dict[str, Any]:
     if cache.host_path is not None:
         return {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
     if cache.claim_name is not None:
         return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
+    if cache.claim_template is not None:
+        return {"persistentVolumeClaim": {"claimName": own_claim}}
     return {"emptyDir": {} if cache.size_limit is None else {"sizeLimit": cache.size_limit}}
 
 

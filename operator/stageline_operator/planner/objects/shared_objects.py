@@ -27,13 +27,14 @@ from stageline_operator.planner.objects import (
     build_incarnation_policy,
     build_pod_group,
 )
+from stageline_operator.planner.objects.cache_claims import CLAIM, build_cache_claims, kept_claims
 from stageline_operator.planner.objects.field_ownership import owns_all_of
 from stageline_operator.planner.objects.gang_objects import API_VERSIONS, gang_name
-from stageline_operator.planner.objects.identity import config_map_name
+from stageline_operator.planner.objects.identity import cache_claim_name, config_map_name
 from stageline_operator.planner.types import POD_GROUP, Deletion, ObjectKey, PlannedEvent, kind_of
 
 _POD_GROUP_KINDS = tuple(kind_of({"kind": POD_GROUP, "apiVersion": each}) for each in API_VERSIONS.values())
-_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *_POD_GROUP_KINDS)
+_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *_POD_GROUP_KINDS, CLAIM)
 """Kinds of which a model may have some that it wants no more. Services and Secrets last at least as long as it."""
 
 
@@ -51,8 +52,8 @@ def plan_shared_objects(
 ) -> SharedObjects:
     """What to apply, which is not there, was made from another manifest, or was edited, and what to delete.
 
-    An eviction must leave `kept_pods`. Deleted are configs of revisions, and policies and PodGroups of incarnations,
-    that no group has any more.
+    An eviction must leave `kept_pods`. Deleted are configs of revisions, policies and PodGroups of incarnations, and
+    claims of stages, that no group has any more.
     """
     manifests = list(_wanted(context, groups, kept_pods, random_token))
     wanted = {_key(each) for each in manifests}
@@ -60,6 +61,7 @@ def plan_shared_objects(
     # What a revision that is forgotten asked for is not known; its pods may still be in a PodGroup.
     forgotten = [_life(group) for group in groups if context.model_at(group.revision) is None]
     wanted |= {(kind, gang_name(context.model, life)) for life in forgotten for kind in _POD_GROUP_KINDS}
+    wanted |= {(CLAIM, name) for name in _kept_claims(context, groups)}
     stale = sorted(key for key in context.observed.objects if key[0] in _REMADE_KINDS and key not in wanted)
     edited = [each for each in manifests if _was_edited(context, each)]
     missing = tuple(each for each in manifests if _differs(context, each) or each in edited)
@@ -81,6 +83,7 @@ def _wanted(
     changing += build_access_policies(model, context.setting)
     changing += [build_incarnation_policy(model, _life(each)) for each in groups]
     changing += _pod_groups(context, groups)
+    changing += _cache_claims(context, groups)
     yield from (_hashed(each) for each in changing)
 
 
@@ -91,6 +94,19 @@ def _pod_groups(context: Context, groups: Sequence[GroupStatus]) -> Iterator[dic
         pod_group = None if model is None else build_pod_group(model, _life(each))
         if pod_group is not None:
             yield pod_group
+
+
+def _cache_claims(context: Context, groups: Sequence[GroupStatus]) -> Iterator[dict[str, Any]]:
+    for each in groups:
+        model = context.model_at(each.revision)
+        yield from () if model is None else build_cache_claims(model, each.index)
+
+
+def _kept_claims(context: Context, groups: Sequence[GroupStatus]) -> Iterator[str]:
+    yield from kept_claims(context.model)
+    for each in groups:
+        if context.model_at(each.revision) is None:
+            yield from (cache_claim_name(context.model, each.index, at) for at in range(context.stage_count(each)))
 
 
 def _life(group: GroupStatus) -> GroupIncarnation:

@@ -89,7 +89,8 @@ def prepare_env(model: PipelineModel, stage: int, host: PodHost) -> list[dict[st
     speculative = model.spec.engine.speculative
     place = {env.STAGE_INDEX: str(stage), env.STAGE_COUNT: str(model.spec.parallelism.pipeline)}
     drafts = speculative is not None and speculative.draft is not None
-    return [*base_env(model, host), *hub_token_env(model), *(literals(place) if drafts else ())]
+    own_cache = {} if model.spec.model.cache.claim_template is None else {env.OWN_CACHE: "1"}
+    return [*base_env(model, host), *hub_token_env(model), *literals(own_cache | (place if drafts else {}))]
 
 
 def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:

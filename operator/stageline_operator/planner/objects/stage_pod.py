@@ -9,6 +9,7 @@ from stageline_api.resource.model_source import HubSource
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,
+    cache_claim_name,
     headless_service_name,
     object_metadata,
     pod_name,
@@ -81,7 +82,7 @@ def build_stage_pod(
             **pod_placement(model, life, stage, host.gpu_runtime_class),
             "initContainers": _init_containers(model, stage, default_image, host, files_image),
             "containers": _containers(model, life, stage, default_image, tracing_env, host, bare_image),
-            "volumes": pod_volumes(model, revision, bare_image is not None),
+            "volumes": pod_volumes(model, revision, bare_image is not None, cache_claim_name(model, life.group, stage)),
         },
     }
     return with_overlay(pod, given_overlay(model, life, stage))
