@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from starlette.types import Receive, Scope, Send
 
 from processes.gateway_harness import RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import ScriptedEngine
 from stageline_gateway.server import http_protocol, tls_listener
-from stageline_gateway.server.http_protocol import MOST_SENT_AHEAD, GatewayProtocol
+from stageline_gateway.server.http_protocol import MOST_SENT_AHEAD, BoundedConfig, GatewayProtocol
 from stageline_gateway.server.tls import TlsFiles
 from stageline_gateway.settings import GatewaySettings
 
@@ -153,3 +154,77 @@ def test_a_handshake_that_never_ends_is_given_up(secure: RunningGateway, monkeyp
     assert secure.http.get("/healthz").status_code == 200
     secure.http.close()
     eventually(lambda: accepted_connections(secure) == 0, lambda: f"{accepted_connections(secure)} are open")
+
+
+def test_a_connection_stays_longer_than_its_client_keeps_it() -> None:
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise AssertionError("nobody asks")
+
+    client_seconds = httpx.Limits().keepalive_expiry
+    assert client_seconds is not None
+    assert BoundedConfig(app).timeout_keep_alive > client_seconds
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+def test_where_connections_are_full_the_longest_idle_makes_room_and_none_in_use_does(
+    tmp_path: Path, engine: ScriptedEngine, is_secure: bool
+) -> None:
+    authority = trustme.CA()
+    files = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    pair = authority.issue_cert("127.0.0.1")
+    files.certificate.write_bytes(b"".join(blob.bytes() for blob in pair.cert_chain_pems))
+    pair.private_key_pem.write_to_path(str(files.key))
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    with (
+        running_gateway(
+            GatewaySettings(tmp_path / "e.json"), files if is_secure else None, trust if is_secure else True, LIMIT
+        ) as gateway,
+        ExitStack() as stack,
+    ):
+        gateway.serve(group(engine.url))
+        gateway.http.close()
+        eventually(lambda: open_connections(gateway) == 0, "the test's own are gone")
+
+        def client() -> socket.socket:
+            raw = connect(gateway)
+            return stack.enter_context(trust.wrap_socket(raw, server_hostname="127.0.0.1") if is_secure else raw)
+
+        working = client()
+        working.sendall(GET[:-2])  # a request that has not ended: its connection is not idle
+        idle = [client() for _ in range(LIMIT - 1)]
+        for one in idle:
+            ask(one)
+        newcomers = [client() for _ in range(LIMIT - 2)]
+        for one in newcomers:
+            ask(one)
+        assert [was_closed(one) for one in idle] == [True] * (LIMIT - 2) + [False], "the longest idle went first"
+        working.sendall(GET[-2:])
+        assert working.recv(12) == b"HTTP/1.1 200"
+        assert open_connections(gateway) <= LIMIT
+
+
+def ask(connection: socket.socket) -> None:
+    """Send a request and read its whole answer."""
+    connection.sendall(GET)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += connection.recv(65536)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += connection.recv(65536)
+
+
+def was_closed(connection: socket.socket) -> bool:
+    """Whether the other side has let go; one that has not says nothing more."""
+    connection.settimeout(0.2)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True

@@ -1,10 +1,11 @@
 """The HTTP server's side of one connection: uvicorn's with bounds on it, and work that lasts as long as its client.
 
 Connections are bounded in number, headers in bytes and in time, requests sent ahead in number, and every write in time,
-whoever writes: a client that leaves its end full is dropped. Bytes that aren't HTTP are answered in JSON. The server
-tells of a client that left by a message on `receive`, not by failing a write, so `run_while_connected` watches for it:
-between two tokens nothing is written. Whatever ends first decides, and the rest is cancelled before it returns, so that
-a request never outlives its client.
+whoever writes: a client that leaves its end full is dropped. Where there are as many connections as may be, the one
+that has been idle longest makes room for a new one. Bytes that aren't HTTP are answered in JSON. The server tells of a
+client that left by a message on `receive`, not by failing a write, so `run_while_connected` watches for it: between two
+tokens nothing is written. Whatever ends first decides, and the rest is cancelled before it returns, so that a request
+never outlives its client.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from enum import Enum
 from typing import Any, Final, cast
 
 import uvicorn
-from starlette.types import Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stageline_api.engine_access import is_of_this_machine
@@ -25,6 +26,10 @@ HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""
 HEADER_TIMEOUT_SECONDS: Final = 15.0
 """From a connection's opening, or a request's first byte, to the end of the request's headers."""
+IDLE_SECONDS: Final = 75
+"""How long a connection may stay without a request. Longer than clients and load balancers keep theirs (httpx and the
+SDKs over it 5 s, many balancers 60 s), so that they let go first and send no request into a connection that is closing.
+"""
 MOST_SENT_AHEAD: Final = 16
 """Requests that may wait on a connection for the answer to the one before."""
 CONNECTION_EXTENSION: Final = "stageline.connection"
@@ -117,6 +122,20 @@ class BoundedConfig(uvicorn.Config):
     hosts: frozenset[str] | None = None
     """Names that may be asked for, besides addresses and this machine's own; None: any."""
 
+    def __init__(self, app: ASGIApp, **options: Any) -> None:
+        super().__init__(app, timeout_keep_alive=IDLE_SECONDS, **options)
+        self.idle: dict[GatewayProtocol, None] = {}
+        """Connections whose answers are all sent and that ask for nothing, in the order in which they became so."""
+
+    def make_room(self) -> bool:
+        """Drop the connection that has been idle longest; whether there was one."""
+        oldest = next(iter(self.idle), None)
+        if oldest is None:
+            return False
+        del self.idle[oldest]
+        oldest.transport.abort()
+        return True
+
 
 class GatewayProtocol(HttpToolsProtocol):
     _header_bytes = 0
@@ -126,14 +145,20 @@ class GatewayProtocol(HttpToolsProtocol):
     on_lost: Callable[[], None] | None = None
     """Called when the connection is gone."""
 
+    @property
+    def _bounds(self) -> BoundedConfig:
+        return cast(BoundedConfig, self.config)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._state = Connection()
         self._await_headers()
-        if len(self.connections) > cast(BoundedConfig, self.config).connection_limit:
+        config = self._bounds
+        if len(self.connections) > config.connection_limit and not config.make_room():
             self._refuse(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._bounds.idle.pop(self, None)
         self._headers_came()
         self._written()
         super().connection_lost(exc)
@@ -151,6 +176,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self._bounds.idle[self] = None
         self._await_end()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -181,7 +208,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._headers_came()
-        hosts = cast(BoundedConfig, self.config).hosts
+        hosts = self._bounds.hosts
         if hosts is not None and not all(_is_ours(value, hosts) for name, value in self.headers if name == b"host"):
             self._refusal = _FOREIGN_HOST
             raise ValueError("a host of somebody else")
@@ -194,6 +221,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a header that has no end yet count too: the parser keeps them to itself."""
+        self._bounds.idle.pop(self, None)
         if self._header_timer is not None:
             self._header_bytes += len(data)
             if self._header_bytes > 4 * HEADER_LIMIT_BYTES:
@@ -218,8 +246,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _await_written(self) -> None:
         if self._write_timer is None:
-            patience_seconds = cast(BoundedConfig, self.config).send_timeout_seconds
-            self._write_timer = self.loop.call_later(patience_seconds, self._give_up)
+            self._write_timer = self.loop.call_later(self._bounds.send_timeout_seconds, self._give_up)
 
     def _await_end(self) -> None:
         """A connection that is being closed waits for what is unsent, and its client may never read that."""

@@ -110,7 +110,7 @@ class GatewayServers:
         self.tls_listener: TlsListener | None = None
         """Of the public port, where it speaks TLS: the server knows nothing of that."""
         if sockets.tls is not None:
-            self.tls_listener = TlsListener(new_context(sockets.tls), sockets.connection_limit)
+            self.tls_listener = TlsListener(new_context(sockets.tls), sockets.connection_limit, config.make_room)
 
     async def run(self) -> None:
         background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]

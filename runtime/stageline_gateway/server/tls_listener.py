@@ -1,7 +1,8 @@
 """Accepts TLS connections: each counts, and its handshake is bounded, from when it is accepted.
 
 The server's own TLS tells of a connection only after its handshake, so that silent ones would count nowhere and stay a
-minute. Here one too many is dropped at once, and one that does not finish its handshake in time soon after.
+minute. Here one too many is dropped at once, unless an idle one makes room for it, and one that does not finish its
+handshake in time soon after.
 """
 
 import asyncio
@@ -21,9 +22,11 @@ _LOOK_AGAIN_SECONDS: Final = 0.1
 class TlsListener:
     """Accepts for one listening socket. `open` holds the connections there are, secure or not yet."""
 
-    def __init__(self, context: ssl.SSLContext, limit: int) -> None:
+    def __init__(self, context: ssl.SSLContext, limit: int, make_room: Callable[[], bool]) -> None:
+        """`make_room` drops a connection that is not in use, and says whether there was one."""
         self.context = context
         self.limit = limit
+        self._make_room = make_room
         self.open: set[socket.socket] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
 
@@ -49,7 +52,7 @@ class TlsListener:
             except OSError:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
                 continue
-            if len(self.open) >= self.limit:
+            if len(self.open) >= self.limit and not self._make_room():
                 client.close()
                 continue
             self.open.add(client)

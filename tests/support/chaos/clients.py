@@ -55,8 +55,7 @@ async def stream_all(
 ) -> list[Seen]:
     """Stream all answers, `at_once` at a time; no request is ever sent a second time."""
     gate = asyncio.Semaphore(at_once)
-    # The gateway closes idle connections after five seconds: none may be used at that very moment.
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
+    limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_SECONDS, limits=limits, trust_env=False) as client:
 
         async def one(body: dict[str, Any]) -> Seen:

@@ -125,11 +125,9 @@ def running_gateway(
     path = settings.endpoints_path or Path("no endpoints file")
     url, admin_url = url_of(sockets.public, "https" if tls else "http"), url_of(sockets.admin)
     eventually(lambda: servers.public.started, "the gateway did not start")
-    # The admin server closes idle connections after five seconds: none may be used at that very moment.
-    limits = httpx.Limits(keepalive_expiry=2)
     with (
-        httpx.Client(base_url=url, trust_env=False, timeout=60, verify=trust, limits=limits) as http,
-        httpx.Client(base_url=admin_url, trust_env=False, timeout=60, limits=limits) as admin,
+        httpx.Client(base_url=url, trust_env=False, timeout=60, verify=trust) as http,
+        httpx.Client(base_url=admin_url, trust_env=False, timeout=60) as admin,
     ):
         assert thread.ident is not None
         clock = time.pthread_getcpuclockid(thread.ident)

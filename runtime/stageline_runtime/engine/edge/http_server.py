@@ -12,6 +12,10 @@ from stageline_api import ports
 from stageline_api.failures import FailureClass
 from stageline_runtime.termination import RuntimeFailure
 
+IDLE_SECONDS = 75
+"""How long a connection may stay without a request: longer than the gateway keeps one (30 s), so that it lets go first
+and never asks on a connection that is closing."""
+
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
@@ -41,7 +45,13 @@ async def serving(app: FastAPI, state_app: FastAPI, host: str, *, linger_seconds
 
 
 def _settings(app: FastAPI, linger_seconds: int) -> uvicorn.Config:
-    return uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=linger_seconds)
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=linger_seconds,
+        timeout_keep_alive=IDLE_SECONDS,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
