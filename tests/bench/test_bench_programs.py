@@ -222,9 +222,15 @@ def test_paced_drafts_are_measured_beside_none_and_beside_unchained_ones(tmp_pat
     result = run_bench(
         tmp_path,
         "paced-speculation",
-        *("--stage-cores", two_cores(), "--output-tokens", "48", "--rounds", "1", "--seconds-per-step", "0.01"),
+        *("--stages", "3,4", "--cores", two_cores(), "--output-tokens", "48", "--rounds", "1"),
+        *("--seconds-per-step", "0.01"),
     )
-    assert [sorted(one["tokens_per_second"]) for one in result.rounds] == [["drafts", "plain"], ["drafts", "no chains"]]
+    assert [(one["case"], sorted(one["tokens_per_second"])) for one in result.rounds] == [
+        (f"paced, P = {stages}, {case}", ["drafts", other])
+        for stages in (3, 4)
+        for case, other in (("with drafts", "plain"), ("chains", "no chains"))
+    ]
+    assert len(result.targets) == 2, "only four stages have floors"
     for one in result.rounds:
         assert all(rate > 0 for rate in one["tokens_per_second"].values())
         assert one["equal_answers"] == one["answers"] == 1

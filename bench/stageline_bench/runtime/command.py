@@ -214,7 +214,8 @@ def speculation_peers(
 
 @bench.command("paced-speculation")
 @common
-@click.option("--stage-cores", callback=_cores, default="0,1,0,1", help="A core for each stage; they only wait.")
+@click.option("--stages", callback=_numbers, default="4,8", help="Pipeline lengths to measure.")
+@click.option("--cores", callback=_cores, default="0,1", help="Dealt out to the stages, which only wait.")
 @click.option("--output-tokens", type=click.IntRange(2), default=256)
 @click.option("--seconds-per-step", type=click.FloatRange(0), default=0.02)
 @click.option("--seconds-per-token", type=click.FloatRange(0), default=0.001)

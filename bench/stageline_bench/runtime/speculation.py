@@ -25,6 +25,7 @@ PROMPTS = Path(__file__).with_name("speculation_prompts.json")
 FLOORS = {"repeat": 2.0, "spelling": 2.0, "rename": 1.3, "summary": 1.2, "json": 0.97, "chat": 0.97}
 WRONG_FLOOR, FULL_FLOOR = 0.93, 0.98
 PACED_FLOOR, CHAIN_FLOOR, PACED_ACCEPTANCE = 2.5, 1.2, 0.7
+PACED_FLOOR_STAGES = 4
 FULL_REQUESTS = 16
 PLAIN, DRAFTS, WRONG, NO_CHAINS = "plain", "drafts", "wrong", "no chains"
 DRAFTING = SpeculativeConfig()
@@ -67,7 +68,8 @@ def run_speculation(
 
 def run_paced_speculation(
     *,
-    stage_cores: Sequence[int],
+    stages: Sequence[int],
+    cores: Sequence[int],
     rounds: int,
     output_tokens: int,
     seconds_per_step: float,
@@ -75,28 +77,33 @@ def run_paced_speculation(
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """One request over stages that wait instead of computing: no drafts, drafts without chains, and with them."""
+    """One request over stages that wait instead of computing: no drafts, drafts without chains, and with them.
+
+    `stages`: lengths of the pipelines that are measured, one after the other; their stages share `cores`.
+    """
     machine = this_machine()
     order = RoundOrder(prompts=((5,) * 16,), output_tokens=output_tokens)
-    cases = (
-        Case("paced, with drafts", order, (PLAIN, DRAFTS), {DRAFTS: PACED_FLOOR}),
-        Case("paced, chains", order, (NO_CHAINS, DRAFTS), {DRAFTS: CHAIN_FLOOR}),
-    )
     command = ("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(seconds_per_token))
     scripted = ("--acceptance", str(PACED_ACCEPTANCE))
-    shapes = {
-        name: replace(shape, stage_command=command, engine_options=() if name == PLAIN else (*scripted, *options))
-        for name, options in {PLAIN: (), DRAFTS: (), NO_CHAINS: ("--no-chains",)}.items()
-        for shape in (_shape(name, stage_cores, "bfloat16"),)
-    }
-    model_dir = write_paced_model(directory / "model", len(stage_cores))
-    measured = measure_cases(model_dir, shapes, cases, rounds, directory, say)
+    measured: list[dict[str, Any]] = []
+    targets: list[Target] = []
+    for length in stages:
+        cases = paced_cases(order, length)
+        stage_cores = [cores[stage % len(cores)] for stage in range(length)]
+        shapes = {
+            name: replace(shape, stage_command=command, engine_options=() if name == PLAIN else (*scripted, *options))
+            for name, options in {PLAIN: (), DRAFTS: (), NO_CHAINS: ("--no-chains",)}.items()
+            for shape in (_shape(name, stage_cores, "bfloat16"),)
+        }
+        model_dir = write_paced_model(directory / f"model-{length}", length)
+        measured += measure_cases(model_dir, shapes, cases, rounds, directory / f"stages-{length}", say)
+        targets += targets_of(cases, measured, "one request")
     return Result(
         program="paced-speculation",
         date=today(),
         machine=machine,
         parameters={
-            "stages": len(stage_cores),
+            "stages": list(stages),
             "seconds_per_step": seconds_per_step,
             "seconds_per_token": seconds_per_token,
             "output_tokens": output_tokens,
@@ -104,7 +111,16 @@ def run_paced_speculation(
             "rounds": rounds,
         },
         rounds=measured,
-        targets=targets_of(cases, measured, f"P = {len(stage_cores)}"),
+        targets=targets,
+    )
+
+
+def paced_cases(order: RoundOrder, stages: int) -> tuple[Case, ...]:
+    """Of a pipeline of `stages` stages; only one of four has floors, longer ones are there to be read."""
+    has_floors = stages == PACED_FLOOR_STAGES
+    return (
+        Case(f"paced, P = {stages}, with drafts", order, (PLAIN, DRAFTS), {DRAFTS: PACED_FLOOR} if has_floors else {}),
+        Case(f"paced, P = {stages}, chains", order, (NO_CHAINS, DRAFTS), {DRAFTS: CHAIN_FLOOR} if has_floors else {}),
     )
 
 
