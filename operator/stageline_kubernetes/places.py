@@ -1,11 +1,27 @@
-"""Where a login to a cluster is found, told without a Kubernetes library."""
+"""Where a login to a cluster is found, and which namespaces are meant, told without a Kubernetes library."""
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SERVICE_HOST_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
+NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def read_namespaces(given: Iterable[str]) -> tuple[str, ...]:
+    """The names in values of a repeated option, each of which may be several joined by commas; duplicates count once.
+
+    Raises:
+        ValueError: one can't be a namespace's name.
+    """
+    found = [name.strip() for text in given for name in text.split(",")]
+    for name in found:
+        if not NAMESPACE.fullmatch(name):
+            raise ValueError(f'"{name}" is not the name of a namespace')
+    return tuple(dict.fromkeys(found))
 
 
 def kubeconfig_files() -> str:

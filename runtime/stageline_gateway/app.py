@@ -22,9 +22,7 @@ from stageline_gateway.endpoints.pipeline_watch import PipelineWatch
 from stageline_gateway.endpoints.responses import add_responses
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.tokenizing import add_tokenize_routes
-from stageline_gateway.engine_client.engine_calls import EngineCalls
-from stageline_gateway.engine_key import EngineKey
-from stageline_gateway.fleet import build_fleet
+from stageline_gateway.fleet import build_fleets
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
@@ -38,11 +36,8 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     `app.state.cut` is an event that ends open answers with an error when it is set, `app.state.metrics` counts what the
     application can't see itself, `app.state.send_timeout_seconds` and `app.state.hosts` are for who talks with clients.
     """
-    metrics = GatewayMetrics()
-    key = EngineKey()
-    key.take(settings.engine_keys)
-    fleet = build_fleet(settings, metrics, key)
-    calls = EngineCalls(key, settings.connect_timeout_seconds, settings.call_timeout_seconds)
+    metrics = GatewayMetrics(settings.home_namespace)
+    fleets = build_fleets(settings, metrics)
     keys = None if settings.keys_path is None else KeysFile(settings.keys_path, metrics.keys_stale.set)
     bodies = BodyMemory(
         limit_bytes=settings.body_room_bytes,
@@ -54,7 +49,7 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     limits = (settings.queue_limit, settings.open_limit, settings.retry_after_seconds)
     admission = Admission(metrics, keys, *limits, bodies)
     tracing = open_tracing(settings.otlp_endpoint)
-    services = Services(settings, metrics, fleet.dispatcher, admission, asyncio.Event(), tracing)
+    services = Services(settings, metrics, fleets, fleets.served, admission, asyncio.Event(), tracing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,12 +57,11 @@ def build_app(settings: GatewaySettings) -> FastAPI:
         if keys is not None:
             watch = partial(keys.watch, settings.keys_poll_seconds)
             watches.append(asyncio.create_task(run_forever("API keys", watch)))
-        async with fleet.running():
+        async with fleets.running():
             yield
         for task in watches:
             task.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
-        await calls.aclose()
         await asyncio.to_thread(tracing.close)
 
     # FastAPI's own document would know nothing of the bodies, which this package checks.
@@ -80,8 +74,8 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     add_completions(app, services)
     add_responses(app, services)
     add_messages(app, services)
-    add_tokenize_routes(app, services, calls)
-    add_page(app, services, PipelineWatch(calls))
+    add_tokenize_routes(app, services)
+    add_page(app, services, PipelineWatch())
     add_models(app, services)
     add_probes(app, services)
     _add_document(app, keys is not None, settings.strict_fields)

@@ -15,6 +15,7 @@ from stageline_api import env, ports
 from stageline_api.engine_access import read_keys
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure_logging
+from stageline_kubernetes.places import own_namespace, read_namespaces
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -51,12 +52,30 @@ def _path(name: str, text: str, may_be_directory: bool = False) -> Callable[[_Co
     return _option(name, click.Path(dir_okay=may_be_directory, path_type=Path), None, text)
 
 
+def _read_namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return read_namespaces(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from None
+
+
 @click.command()
 @_option("host", click.STRING, "127.0.0.1", "Address to listen on.")
 @_port("port", ports.GATEWAY, "Port to listen on; 0 picks a free one and logs it.")
 @_path("endpoints", "File that lists the groups to serve; re-read whenever it is replaced.")
-@click.option("--kubernetes", is_flag=True, help="Serve the PipelineModels of a cluster's namespace instead of a file.")
-@click.option("--namespace", help="The namespace, with --kubernetes. Default: that of the gateway's own pod.")
+@click.option(
+    "--kubernetes", is_flag=True, help="Serve the PipelineModels of a cluster's namespaces instead of a file."
+)
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    callback=_read_namespaces,
+    metavar="NAME[,NAME…]",
+    envvar=env.GATEWAY_NAMESPACES,
+    show_envvar=True,
+    help="A namespace, with --kubernetes; may be repeated. Default: that of the gateway's own pod.",
+)
 @click.option(
     "--allowed-host",
     multiple=True,
@@ -108,7 +127,7 @@ def gateway(
     port: int,
     endpoints: Path | None,
     kubernetes: bool,
-    namespace: str | None,
+    namespaces: tuple[str, ...],
     allowed_host: tuple[str, ...],
     admin_host: str,
     admin_port: int | None,
@@ -124,7 +143,7 @@ def gateway(
     log_level: str,
     **manners: Any,
 ) -> None:
-    """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespace."""
+    """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespaces."""
     from stageline_gateway.app import build_app
     from stageline_gateway.server.serve import ShutdownTimes, Sockets, bind, bind_near, serve, url_of
     from stageline_gateway.server.tls import TlsFiles
@@ -136,8 +155,9 @@ def gateway(
         raise click.UsageError("--tls-certificate and --tls-key go together.")
     settings = GatewaySettings(
         endpoints_path=endpoints,
-        namespace=_namespace(endpoints, kubernetes, namespace),
-        engine_keys=_engine_keys(),
+        namespaces=(served := _served_namespaces(endpoints, kubernetes, namespaces)),
+        own_namespace=own_namespace() or "",
+        engine_keys=_engine_keys(served),
         keys_path=keys,
         hosts=_hosts(allowed_host, host, keys),
         probe_interval_seconds=probe_seconds / 2,
@@ -151,7 +171,7 @@ def gateway(
     admin = bind_near(admin_host, beside) if admin_port is None else bind(admin_host, admin_port)
     logging.getLogger(__name__).info(
         "gateway listening on %s admin on %s endpoints=%s",
-        url_of(public, "https" if tls else "http"), url_of(admin), endpoints or f"namespace {settings.namespace}",
+        url_of(public, "https" if tls else "http"), url_of(admin), endpoints or f"namespaces {','.join(served)}",
     )  # fmt: skip
     times = ShutdownTimes(withdraw_seconds, drain_seconds)
     serve(app, Sockets(public, admin, tls, connection_limit), times, access_log)
@@ -168,8 +188,11 @@ def _hosts(allowed: tuple[str, ...], host: str, keys: Path | None) -> frozenset[
     return frozenset() if keys is None and is_own else None
 
 
-def _engine_keys() -> str:
+def _engine_keys(namespaces: tuple[str, ...]) -> str:
     text = os.environ.get(env.ENGINE_KEYS, "")
+    if text and len(namespaces) > 1:
+        rule = f"of several namespaces ({', '.join(namespaces)}) each has a key of its own, in its Secret"
+        raise UserError(f"{env.ENGINE_KEYS}: leave it out: {rule}", USAGE_EXIT_CODE)
     try:
         read_keys(text)
     except ValueError as error:
@@ -177,15 +200,14 @@ def _engine_keys() -> str:
     return text
 
 
-def _namespace(endpoints: Path | None, kubernetes: bool, namespace: str | None) -> str:
+def _served_namespaces(endpoints: Path | None, kubernetes: bool, namespaces: tuple[str, ...]) -> tuple[str, ...]:
     """Whose PipelineModels are served; raises UserError when that isn't clear, or there is no way to log in."""
-    if kubernetes == (endpoints is not None) or (namespace is not None and not kubernetes):
+    if kubernetes == (endpoints is not None) or (namespaces and not kubernetes):
         message = "Give either --endpoints FILE or --kubernetes, and --namespace only with the latter."
         raise UserError(message, USAGE_EXIT_CODE)
     if not kubernetes:
-        return ""
+        return ()
     from stageline_gateway.groups.discovery_kubernetes import check_login
-    from stageline_kubernetes.places import own_namespace
 
     check_login()
-    return namespace or own_namespace() or "default"
+    return namespaces or (own_namespace() or "default",)

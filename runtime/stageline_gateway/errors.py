@@ -6,7 +6,7 @@ address inside the cluster.
 """
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, assert_never
@@ -62,6 +62,13 @@ def bad_value(param: str, message: str, code: str = "invalid_value") -> ApiError
 def model_not_found(model: str) -> ApiError:
     """404: no group of this name is known, ready or not."""
     return ApiError(404, f"The model {shown(model)} is not served here.", param="model", code="model_not_found")
+
+
+def model_ambiguous(asked: str, full_names: Sequence[str]) -> ApiError:
+    """400: a bare name that models of several namespaces have."""
+    choices = " or ".join(f"'{name}'" for name in full_names)
+    message = f"Several namespaces serve a model {shown(asked)}: ask for {choices}."
+    return ApiError(400, message, param="model", code="model_ambiguous")
 
 
 def not_supported(message: str) -> ApiError:

@@ -1,15 +1,18 @@
 """The gateway's side towards the groups: discovery feeds backends, probes check them, runs are looked over.
 
-`running` starts what keeps watch and ends it again; requests go through `dispatcher`.
+Each namespace has a fleet of its own, with its own watch, key, probes and runs: one that can't be read, or whose
+engines are sick, keeps no other from being served. `running` starts what keeps watch and ends it again; requests go
+through `dispatcher`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stageline_api.endpoints import Endpoints
+from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
@@ -18,8 +21,9 @@ from stageline_gateway.groups.probing import Prober
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.relay.dispatch import Dispatcher
 from stageline_gateway.relay.placement import RetryPolicy, Runs
+from stageline_gateway.served_models import ServedModel, ServedModels
 from stageline_gateway.settings import GatewaySettings
-from stageline_gateway.telemetry.metrics import GatewayMetrics
+from stageline_gateway.telemetry.metrics import GatewayMetrics, ModelMetrics
 
 
 class Discovery(Protocol):
@@ -37,9 +41,16 @@ class Discovery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
+    """The groups of one namespace, and what asks their engines: with that namespace's key and no other's."""
+
     dispatcher: Dispatcher
     discovery: Discovery
     prober: Prober
+    calls: EngineCalls
+
+    @property
+    def discovered(self) -> DiscoveredGroups:
+        return self.dispatcher.backends.discovered
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -52,12 +63,48 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.calls.aclose()
 
 
-def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics, key: EngineKey) -> Fleet:
-    """The fleet that `settings` describe. Call it where an event loop will run it. Engines are shown `key`."""
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """All that a gateway serves: a fleet for each namespace, none of which knows of the others."""
+
+    by_namespace: Mapping[str, Fleet]
+    """On one machine a single one, whose namespace is empty."""
+    served: ServedModels
+
+    @property
+    def why_unread(self) -> str:
+        """Why nobody can be told yet what is served; empty once one could be read, and of every other the problem."""
+        discovered = [fleet.discovered for fleet in self.by_namespace.values()]
+        if any(one.ever_read for one in discovered) and all(one.ever_read or one.problem for one in discovered):
+            return ""
+        return " ".join(one.why_unread for one in discovered if not one.ever_read)
+
+    def dispatcher_of(self, model: ServedModel) -> Dispatcher:
+        return self.by_namespace[model.namespace].dispatcher
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for fleet in self.by_namespace.values():
+                await stack.enter_async_context(fleet.running())
+            yield
+
+
+def build_fleets(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleets:
+    """The fleets that `settings` describe. Call it where an event loop will run them."""
+    namespaces = ("",) if settings.endpoints_path is not None else settings.namespaces
+    fleets = {name: _build_fleet(settings, metrics.of(name), name) for name in namespaces}
+    return Fleets(fleets, ServedModels({name: fleet.discovered for name, fleet in fleets.items()}))
+
+
+def _build_fleet(settings: GatewaySettings, metrics: ModelMetrics, namespace: str) -> Fleet:
+    key = EngineKey()
+    key.take(settings.engine_keys)
     path = settings.endpoints_path
-    source = f"namespace {settings.namespace}" if path is None else f"endpoints file {path}"
+    source = f"namespace {namespace}" if path is None else f"endpoints file {path}"
     discovered = DiscoveredGroups(source, on_problem=metrics.endpoints_stale.set)
     backends = Backends(discovered)
     period_seconds = settings.probe_interval_seconds + settings.probe_timeout_seconds
@@ -89,15 +136,16 @@ def build_fleet(settings: GatewaySettings, metrics: GatewayMetrics, key: EngineK
     dispatcher = Dispatcher(backends, EngineClient(timeouts, key), runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
     prober = Prober(backends, *intervals, runs.heard_since, look_over, key)
-    discovery = _discovery(settings, discovered, key)
+    discovery = _discovery(settings, namespace, discovered, key)
     metrics.discovery_age.set_function(discovery.age_seconds)
-    return Fleet(dispatcher, discovery, prober)
+    calls = EngineCalls(key, settings.connect_timeout_seconds, settings.call_timeout_seconds)
+    return Fleet(dispatcher, discovery, prober, calls)
 
 
-def _discovery(settings: GatewaySettings, discovered: DiscoveredGroups, key: EngineKey) -> Discovery:
+def _discovery(settings: GatewaySettings, namespace: str, discovered: DiscoveredGroups, key: EngineKey) -> Discovery:
     if settings.endpoints_path is not None:
         return EndpointsFile(settings.endpoints_path, discovered, settings.poll_seconds)
     # Imported only where it is used: on one machine no Kubernetes client is needed.
     from stageline_gateway.groups.discovery_kubernetes import KubernetesDiscovery
 
-    return KubernetesDiscovery(settings.namespace, discovered, settings.relist_seconds, key)
+    return KubernetesDiscovery(namespace, discovered, settings.relist_seconds, key)

@@ -10,10 +10,14 @@ class GatewaySettings:
 
     endpoints_path: Path | None
     """The endpoints file (`stageline_api.endpoints`); it may appear later than the gateway. None: a cluster's pods."""
-    namespace: str = "default"
+    namespaces: tuple[str, ...] = ("default",)
     """Whose PipelineModels are served, in a cluster."""
+    own_namespace: str = ""
+    """Of this gateway's pod, where it has one."""
     engine_keys: str = field(default="", repr=False)
-    """What engines ask for, a key a line (`engine_access`); in a cluster the namespace's Secret takes its place."""
+    """What engines ask for, a key a line (`engine_access`); in a cluster the namespace's Secret takes its place. Of one
+    namespace's engines: those of several are never shown the same key.
+    """
     relist_seconds: int = 30
     """How often pods and PipelineModels are listed anew, in a cluster; between they are watched."""
     poll_seconds: float = 0.25
@@ -63,3 +67,10 @@ class GatewaySettings:
     """Of the bodies of all open requests together (`admission.request_body`)."""
     retry_after_seconds: float = 2.0
     """What `Retry-After` says when no group is ready and the engine gave no better figure."""
+
+    @property
+    def home_namespace(self) -> str:
+        """What requests for no served model are counted under: the namespace that is served, where it is only one."""
+        if self.endpoints_path is not None:
+            return ""
+        return self.namespaces[0] if len(self.namespaces) == 1 else self.own_namespace

@@ -29,9 +29,12 @@ from stageline_operator.controller.client.rbac import lease_rules, node_rules, w
 from stageline_operator.planner.types import Setting
 from stageline_vllm.versions import SUPPORTED_RANGE
 
+PICKER: dict[str, Any] = {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "namespaced": {"operator": {"namespaces": ["team-a", "team-b"], "watchNodes": False}},
+    "gateway of several": {"gateway": {"namespaces": ["team-a", "team-b"]}},
+    "pooled": {"gateway": {"inferencePool": {"enabled": True, "endpointPickerRef": PICKER}}},
     "gateway only": {"operator": {"enabled": False}, "crds": {"install": False}},
     "operator only": {"gateway": {"enabled": False}},
     "monitored": {"monitoring": {"monitors": "always", "rules": "always", "labels": {"release": "prometheus"}}},
@@ -133,18 +136,22 @@ def test_a_models_network_policies_let_the_charts_pods_in() -> None:
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
-        ({}, "stageline-system=http://stageline-gateway.stageline-system.svc:80/v1"),
+        ({}, ["stageline-system=http://stageline-gateway.stageline-system.svc:80/v1"]),
         (
             {"gateway": {"namespace": "m", "tls": {"secretName": "t"}, "service": {"port": 443}}},
-            "m=https://stageline-gateway.stageline-system.svc:443/v1",
+            ["m=https://stageline-gateway.stageline-system.svc:443/v1"],
         ),
-        ({"gateway": {"enabled": False}}, None),
+        (
+            {"gateway": {"namespaces": ["a", "b"]}},
+            [f"{each}=http://stageline-gateway.stageline-system.svc:80/v1" for each in ("a", "b")],
+        ),
+        ({"gateway": {"enabled": False}}, []),
     ],
-    ids=["default", "tls", "no-gateway"],
+    ids=["default", "tls", "several", "no-gateway"],
 )
-def test_the_operator_knows_where_the_gateway_serves_its_models(values: dict[str, Any], shown: str | None) -> None:
-    options = dict(each.split("=", 1) for each in container(rendered_objects(values), "operator")["args"])
-    assert options.get("--gateway-url") == shown
+def test_the_operator_knows_where_the_gateway_serves_its_models(values: dict[str, Any], shown: list[str]) -> None:
+    options = [each.split("=", 1) for each in container(rendered_objects(values), "operator")["args"]]
+    assert [value for name, value in options if name == "--gateway-url"] == shown
 
 
 def test_one_value_names_the_collector_for_the_gateway_and_for_engines() -> None:
@@ -208,6 +215,59 @@ def test_the_gateway_may_only_read_its_namespace() -> None:
     assert [rule["resources"] for rule in role["rules"]] == [["pods"], ["secrets"], ["pipelinemodels"]]
     (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
     assert (secrets["resourceNames"], secrets["verbs"]) == ([KEYS_SECRET], ["get"])
+
+
+def test_a_gateway_of_several_namespaces_has_a_role_in_each_and_none_besides() -> None:
+    objects = rendered_objects({"gateway": {"namespaces": ["team-a", "team-b"]}})
+    name = "stageline-system-stageline-gateway"
+    roles = {
+        each["metadata"]["namespace"]: each for each in of_kind(objects, "Role") if each["metadata"]["name"] == name
+    }
+    bindings = [each for each in of_kind(objects, "RoleBinding") if each["metadata"]["name"] == name]
+    (alone,) = (each for each in of_kind(rendered_objects(), "Role") if each["metadata"]["name"] == name)
+    assert {where: role["rules"] for where, role in roles.items()} == dict.fromkeys(
+        ("team-a", "team-b"), alone["rules"]
+    )
+    assert [each["metadata"]["namespace"] for each in bindings] == ["team-a", "team-b"]
+    for each in bindings:
+        account = {"kind": "ServiceAccount", "name": "stageline-gateway", "namespace": "stageline-system"}
+        assert (each["subjects"], each["roleRef"]["name"]) == ([account], name)
+    assert not [each for each in of_kind(objects, "ClusterRoleBinding") if "gateway" in each["metadata"]["name"]]
+    assert "--namespace=team-a,team-b" in container(objects, "gateway")["args"]
+
+
+@pytest.mark.parametrize("picker", [{}, PICKER], ids=["without a picker", "with one"])
+def test_an_inference_pool_is_of_what_answers_clients(picker: dict[str, Any]) -> None:
+    objects = rendered_objects({"gateway": {"inferencePool": {"enabled": True, "endpointPickerRef": picker}}})
+    pool = found(objects, "InferencePool", "stageline-gateway")
+    deployment = found(objects, "Deployment", "stageline-gateway")
+    assert pool["metadata"]["namespace"] == deployment["metadata"]["namespace"], "it selects none of another namespace"
+    assert pool["spec"]["selector"] == deployment["spec"]["selector"]
+    listening = {each["name"]: each["containerPort"] for each in container(objects, "gateway")["ports"]}
+    assert pool["spec"]["targetPorts"] == [{"number": listening["http"]}]
+    assert pool["spec"].get("endpointPickerRef", {}) == picker
+    assert set(pool["spec"]) <= {"selector", "targetPorts", "endpointPickerRef"}, "what version 1.0 of the API has"
+
+
+@pytest.mark.parametrize(
+    ("gateway", "words"),
+    [
+        ({"inferencePool": {"enabled": True}, "tls": {"secretName": "t"}}, "gateway.tls.secretName must be empty"),
+        ({"namespaces": ["a"], "namespace": "b"}, 'gateway.namespace: "b" is given beside gateway.namespaces'),
+    ],
+)
+def test_values_that_exclude_each_other_are_refused_by_name(gateway: dict[str, Any], words: str) -> None:
+    with pytest.raises(helm_python.HelmError) as refusal:
+        rendered_objects({"gateway": gateway})
+    assert words in str(refusal.value)
+
+
+def test_no_pool_is_made_unasked_or_without_a_gateway() -> None:
+    assert of_kind(rendered_objects(), "InferencePool") == []
+    assert (
+        of_kind(rendered_objects({"gateway": {"enabled": False, "inferencePool": {"enabled": True}}}), "InferencePool")
+        == []
+    )
 
 
 def test_who_may_scrape_is_told_to_the_operator_for_models_too() -> None:
@@ -356,6 +416,11 @@ def test_the_notes_say_what_to_do_next(tmp_path: Path) -> None:
     assert "localhost/" in notes, "what podman and buildah call an image"
     other = rendered_files({"operator": {"namespaces": ["team-a"]}})[NOTES]
     assert "no\noperator of this release works" in other
+    several = {"operator": {"namespaces": ["a"]}, "gateway": {"namespaces": ["a", "b", "c"]}}
+    assert "the operator serves a, and the gateway serves b, c too, where no" in rendered_files(several)[NOTES]
+    assert (
+        "operator of this release" not in rendered_files(several | {"operator": {"namespaces": ["c", "b", "a"]}})[NOTES]
+    )
 
 
 def test_the_notes_say_when_alerts_may_not_be_loaded() -> None:
@@ -390,3 +455,7 @@ def test_targets_get_the_labels_that_boards_and_rules_rely_on() -> None:
     assert relabelled(operator) == {"job": "stageline-operator", **release}
     (gateway,) = services["stageline-gateway"]
     assert relabelled(gateway) == {"job": "stageline-gateway", "namespace": "models"}
+    assert gateway["honorLabels"] is True, "its metrics name the models' namespaces too"
+    several = rendered_objects(VARIANTS["monitored"] | {"gateway": {"namespaces": ["a", "b"]}})
+    (gateway,) = found(several, "ServiceMonitor", "stageline-gateway")["spec"]["endpoints"]
+    assert relabelled(gateway) == {"job": "stageline-gateway", "namespace": NAMESPACE}, "where no model is meant"

@@ -151,6 +151,13 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
         yield name
 
 
+@pytest.fixture
+def other_namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One more."""
+    with new_namespace(cluster, request.node.name) as name:
+        yield name
+
+
 @pytest.fixture(scope="module")
 def shared_namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace that the tests of one file share."""

@@ -67,7 +67,7 @@ async def run_with(engine: ScriptedEvents, deliver: Deliver) -> None:
     groups = DiscoveredGroups("a test")
     groups.accept(Endpoints(groups=(GroupEndpoint(model=MODEL, group=0, incarnation=1, url="http://e", ready=True),)))
     backends = Backends(groups)
-    dispatcher = Dispatcher(backends, engine, Runs(backends), GatewayMetrics(), RetryPolicy())
+    dispatcher = Dispatcher(backends, engine, Runs(backends), GatewayMetrics().of(""), RetryPolicy())
     request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"), sampling=SamplingParams(max_tokens=DELTAS))
     await dispatcher.run_choices(GenerateJob(MODEL, request), NUM_CHOICES, deliver)
 

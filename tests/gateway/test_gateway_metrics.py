@@ -11,17 +11,18 @@ from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason
 from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x"}
+NAMESPACE = "here"
 
 
 def value(registry: CollectorRegistry, name: str) -> float | None:
     """One sample of the model's."""
-    return registry.get_sample_value(name, {"model_name": MODEL})
+    return registry.get_sample_value(name, {"namespace": NAMESPACE, "model_name": MODEL})
 
 
 def test_the_meter_computes_each_latency_from_its_definition() -> None:
     times = iter([1.25, 1.5, 2.0, 4.0, 4.25])
     metrics = GatewayMetrics()
-    meter = RequestMeter(metrics, MODEL, clock=lambda: next(times), arrived=1.0)
+    meter = RequestMeter(metrics.of(NAMESPACE), MODEL, clock=lambda: next(times), arrived=1.0)
     meter.see(Admitted(prompt_tokens=7))
     meter.see(Delta(text="", token_ids=()))
     meter.see(Delta(text="a", token_ids=(1,)))
@@ -42,7 +43,7 @@ def test_the_meter_computes_each_latency_from_its_definition() -> None:
 def test_a_request_is_given_up_by_who_leaves_before_its_first_token() -> None:
     metrics = GatewayMetrics()
     for tokens in ((), (1,)):
-        meter = RequestMeter(metrics, MODEL, clock=lambda: 4.5, arrived=1.0)
+        meter = RequestMeter(metrics.of(NAMESPACE), MODEL, clock=lambda: 4.5, arrived=1.0)
         meter.see(Admitted(prompt_tokens=1))
         meter.see(Delta(text="a", token_ids=tokens))
         meter.client_left()
@@ -52,7 +53,7 @@ def test_a_request_is_given_up_by_who_leaves_before_its_first_token() -> None:
 
 def test_one_token_has_no_time_per_output_token() -> None:
     metrics = GatewayMetrics()
-    meter = RequestMeter(metrics, MODEL)
+    meter = RequestMeter(metrics.of(NAMESPACE), MODEL)
     meter.see(Admitted(prompt_tokens=1))
     meter.see(Delta(text="a", token_ids=(1,)))
     meter.see(Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1))

@@ -126,7 +126,7 @@ def test_a_name_is_scaled_to_zero_when_every_model_that_serves_it_is() -> None:
 @pytest.fixture
 def watching(api: FakeKubeApi) -> Iterator[RunningGateway]:  # noqa: ARG001 - it must be there first
     """A gateway that watches it; the engine's port is not the contract's, so nothing is ever asked there."""
-    settings = GatewaySettings(None, namespace="here", relist_seconds=1, probe_interval_seconds=60, hold_seconds=0)
+    settings = GatewaySettings(None, namespaces=("here",), relist_seconds=1, probe_interval_seconds=60, hold_seconds=0)
     with running_gateway(settings) as gateway:
         yield gateway
 
@@ -152,12 +152,15 @@ def test_pods_come_go_and_change(api: FakeKubeApi, watching: RunningGateway) -> 
     [listed] = watching.http.get("/v1/models").json()["data"]
     assert [(one["ready"], one["draining"]) for one in listed["groups"]] == [(False, True), (True, False)]
     assert watching.http.post("/v1/completions", json=BODY | {"model": "other"}).status_code == 404
+    assert watching.http.get("/v1/models/here/tiny").json()["id"] == "tiny", "its full name is known here too"
     assert "labelSelector=stageline.dev/stage%3D0" in next(asked for asked in api.requests if asked.startswith(PODS))
 
 
 def test_a_request_to_a_suspended_model_is_told_so_at_once(api: FakeKubeApi) -> None:
     """Requests wait for a group that may come; here none will until a person acts, however long they would wait."""
-    settings = GatewaySettings(None, namespace="here", relist_seconds=1, probe_interval_seconds=60, hold_seconds=10_000)
+    settings = GatewaySettings(
+        None, namespaces=("here",), relist_seconds=1, probe_interval_seconds=60, hold_seconds=10_000
+    )
     with running_gateway(settings) as gateway:
         api.put(MODELS, suspended())
         eventually(lambda: gateway.http.get("/v1/models").json()["data"], "the model never came")
@@ -192,12 +195,12 @@ def test_an_api_server_that_fails_empties_nothing(api: FakeKubeApi, watching: Ru
     shows(watching, ("tiny", 0, 1))
     api.fails = True
     api.expire()
-    eventually(lambda: watching.sample(STALE) == 1, "the metric never said so")
+    eventually(lambda: watching.sample(STALE, namespace="here") == 1, "the metric never said so")
     shows(watching, ("tiny", 0, 1))
-    eventually(lambda: watching.sample(AGE) > 1.5, "its age does not grow")
+    eventually(lambda: watching.sample(AGE, namespace="here") > 1.5, "its age does not grow")
     api.fails = False
-    eventually(lambda: watching.sample(AGE) < 1, "news are not noticed")
-    eventually(lambda: watching.sample(STALE) == 0, "it never recovered")
+    eventually(lambda: watching.sample(AGE, namespace="here") < 1, "news are not noticed")
+    eventually(lambda: watching.sample(STALE, namespace="here") == 0, "it never recovered")
 
 
 def test_an_event_that_makes_no_sense_ends_no_watch(api: FakeKubeApi, watching: RunningGateway) -> None:
@@ -205,11 +208,11 @@ def test_an_event_that_makes_no_sense_ends_no_watch(api: FakeKubeApi, watching: 
     api.put(PODS, pod("a", 0, 1))
     shows(watching, ("tiny", 0, 1))
     api.put(PODS, pod("odd", 1, 1) | {"status": "a string"})
-    eventually(lambda: watching.sample(STALE) == 1, "nobody said that it can't be read")
+    eventually(lambda: watching.sample(STALE, namespace="here") == 1, "nobody said that it can't be read")
     api.delete(PODS, "odd")
     api.put(PODS, pod("c", 2, 1))
     shows(watching, ("tiny", 0, 1), ("tiny", 2, 1))
-    assert watching.sample(STALE) == 0
+    assert watching.sample(STALE, namespace="here") == 0
 
 
 def test_probes_go_on_after_a_failure_that_nobody_thought_of(

@@ -54,7 +54,7 @@ def test_a_gateway_tells_each_request_by_both_its_names_once_it_is_asked_for_det
     def is_idle(admin_url: str) -> bool:
         """A request's line is written while it is in flight still, and after the client has its answer."""
         page = httpx.get(f"{admin_url}/metrics", trust_env=False, timeout=60).text
-        return f'{IN_FLIGHT.name}{{model_name="{MODEL}"}} 0.0' in page
+        return f'{IN_FLIGHT.name}{{model_name="{MODEL}",namespace=""}} 0.0' in page
 
     with gateway(tmp_path, engine.url) as (process, url, admin_url, log):
         ask(url, "before")

@@ -9,8 +9,9 @@ import pytest
 
 from cluster.readable_kube_api import readable_kube_api
 from processes.free_ports import free_port
+from stageline_api import env
 from stageline_cli.main import run
-from stageline_cli.on_call.sources.cluster_source import served_namespace
+from stageline_cli.on_call.sources.cluster_source import served_namespaces
 
 WITHOUT_KUBERNETES = """
 import sys
@@ -103,8 +104,18 @@ def test_a_machine_without_a_kubernetes_client_can_ask_itself_and_is_told_how_to
 
 
 @pytest.mark.parametrize(
-    ("arguments", "namespace"), [(["--kubernetes", "--namespace=models"], "models"), (["--kubernetes"], "system")]
+    ("arguments", "variable", "namespaces"),
+    [
+        (["--kubernetes", "--namespace=models"], "", {"models"}),
+        (["--kubernetes", "--namespace=a,b", "--namespace=c"], "d", {"a", "b", "c"}),
+        (["--kubernetes"], "a b,c", {"a", "b", "c"}),
+        (["--kubernetes"], "", {"system"}),
+    ],
 )
-def test_a_gateway_serves_the_namespace_of_its_arguments(arguments: list[str], namespace: str) -> None:
-    pod = {"metadata": {"namespace": "system"}, "spec": {"containers": [{"name": "gateway", "args": arguments}]}}
-    assert served_namespace(pod) == namespace
+def test_a_gateway_serves_the_namespaces_of_its_arguments(
+    arguments: list[str], variable: str, namespaces: set[str]
+) -> None:
+    variables = [{"name": env.GATEWAY_NAMESPACES, "value": variable}, {"name": "POD_IP", "valueFrom": {}}]
+    container = {"name": "gateway", "args": arguments, "env": variables}
+    pod = {"metadata": {"namespace": "system"}, "spec": {"containers": [container]}}
+    assert served_namespaces(pod) == namespaces

@@ -69,8 +69,9 @@ def engine() -> tuple[Step, Callable[[], object]]:
 def gateway() -> tuple[Step, Callable[[], object]]:
     """The gateway's loop: one message with a token for each row, as its client gets it."""
     metrics = GatewayMetrics()
-    metrics.show_groups({"model": [True, True]}, {"model": 0})
-    meter = RequestMeter(metrics, "model", arrived=time.monotonic())
+    of_models = metrics.of("ns")
+    of_models.show_groups({"model": [True, True]}, {"model": 0})
+    meter = RequestMeter(of_models, "model", arrived=time.monotonic())
     meter.see(Admitted(prompt_tokens=100))
     token = Delta(text="a", token_ids=(1,))
 
@@ -78,7 +79,7 @@ def gateway() -> tuple[Step, Callable[[], object]]:
         for _ in plan.rows:
             meter.see(token)
 
-    done = RequestMeter(metrics, "model", arrived=time.monotonic())
+    done = RequestMeter(of_models, "model", arrived=time.monotonic())
     done.see(Admitted(prompt_tokens=1))
     done.see(token)
     done.see(Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1))

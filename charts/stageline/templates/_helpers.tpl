@@ -72,8 +72,20 @@ default
 {{- end -}}
 {{- end -}}
 
-{{- define "stageline.gatewayNamespace" -}}
-{{- default .Release.Namespace .Values.gateway.namespace -}}
+{{/* Namespaces whose models the gateway serves, as a JSON list; `gateway.namespace` is an older value for one. */}}
+{{- define "stageline.gatewayNamespaces" -}}
+{{- $gateway := .Values.gateway -}}
+{{- if and $gateway.namespace $gateway.namespaces -}}
+{{- fail (printf "gateway.namespace: %q is given beside gateway.namespaces: name all of them there" $gateway.namespace) -}}
+{{- end -}}
+{{- $gateway.namespaces | default (list (default .Release.Namespace $gateway.namespace)) | uniq | toJson -}}
+{{- end -}}
+
+{{/* What the gateway's metrics that are of no model are labelled with: the namespace that it serves, its own where it
+serves several. */}}
+{{- define "stageline.gatewayHome" -}}
+{{- $namespaces := include "stageline.gatewayNamespaces" . | fromJsonArray -}}
+{{- ternary (first $namespaces) .Release.Namespace (eq (len $namespaces) 1) -}}
 {{- end -}}
 
 {{/* Whether objects of another project's CRD are rendered. Arguments: root, wish (auto, always, never), kind. */}}

@@ -19,10 +19,10 @@ import click
 
 from stageline_api import env, ports
 from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure_logging
+from stageline_kubernetes.places import NAMESPACE, read_namespaces
 from stageline_operator.controller.settings import LeaseName, OperatorSettings
 from stageline_operator.planner.types import ANY_PROMETHEUS
 
-_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 _TRACING_NAME = re.compile(r"OTEL_[A-Z0-9_]+")
 _ANYTHING = re.compile(r".*", re.DOTALL)
@@ -30,12 +30,10 @@ _PEER_FIELDS = frozenset({"podSelector", "namespaceSelector", "ipBlock"})
 
 
 def _namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """`a,b` and repeated options alike; duplicates count once."""
-    found = [name.strip() for text in given for name in text.split(",")]
-    for name in found:
-        if not _NAMESPACE.fullmatch(name):
-            raise click.BadParameter(f'"{name}" is not the name of a namespace', param=option)
-    return tuple(dict.fromkeys(found))
+    try:
+        return read_namespaces(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from None
 
 
 def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable[..., dict[str, str]]:
@@ -93,7 +91,7 @@ def _peers(_: click.Context, option: click.Parameter, given: str | None) -> tupl
     "--gateway-url",
     "gateway_urls",
     multiple=True,
-    callback=_pairs(_NAMESPACE, _URL, "NAMESPACE=URL, as in models=http://gateway:8080/v1"),
+    callback=_pairs(NAMESPACE, _URL, "NAMESPACE=URL, as in models=http://gateway:8080/v1"),
     metavar="NAMESPACE=URL",
     help="Base URL at which a gateway serves the models of a namespace, for their status.url. May be repeated.",
 )

@@ -18,6 +18,7 @@ from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
 from stageline_gateway.engine_client.generation import StreamEvent
 from stageline_gateway.errors import ApiError, bad_value
+from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 
 
@@ -33,7 +34,7 @@ class Admission:
     retry_after_seconds: float = 2.0
     bodies: BodyMemory = field(default_factory=BodyMemory)
     now_seconds: Callable[[], float] = time.monotonic
-    waiting: Counter[str] = field(default_factory=Counter)
+    waiting: Counter[ServedModel] = field(default_factory=Counter)
     open: int = 0
     closed_because: str = ""
     """Why nothing is let in any more; empty while it is."""
@@ -79,7 +80,7 @@ class Admission:
         """Why new requests don't belong here; empty while they do."""
         return self.closed_because or self.leaving_because
 
-    def permit(self, caller: Caller, model: str, body: HeldBody, places: int = 1) -> "Permit":
+    def permit(self, caller: Caller, model: ServedModel, body: HeldBody, places: int = 1) -> "Permit":
         """What lets one request of `caller` in, whose body `body` counts; the permit gives that back too.
 
         `places` is how many choices it asks for; raises ApiError 400 when so many could never come in together.
@@ -98,12 +99,12 @@ class Admission:
         allowances = self.use_of(caller).allowances()
         return {name: value for allowance in allowances for name, value in allowance.headers().items()}
 
-    def check(self, caller: Caller, use: KeyUse, model: str, places: int) -> None:
+    def check(self, caller: Caller, use: KeyUse, model: ServedModel, places: int) -> None:
         """Raise ApiError 429 or 503 when one more request of `model` with so many choices has no room."""
         try:
             self._check_caller(use, places, has_paid=True)
             if self.waiting[model] + places > self.queue_limit:
-                message = f"{self.waiting[model]} requests wait for model '{model}', and {_no_more(places)}."
+                message = f"{self.waiting[model]} requests wait for model '{model.name}', and {_no_more(places)}."
                 raise self._full(message, "queue_full")
         except ApiError as error:
             raise self._counted(caller, error) from None
@@ -171,7 +172,7 @@ class Permit:
 
     admission: Admission
     caller: Caller
-    model: str
+    model: ServedModel
     body: HeldBody
     places: int = 1
     _use: KeyUse = field(init=False)
@@ -239,4 +240,4 @@ class Permit:
         waiting = self.admission.waiting
         waiting[self.model] += len(choices) - len(self._waiting)
         self._waiting = choices
-        self.admission.metrics.queued.labels(self.model).set(waiting[self.model])
+        self.admission.metrics.of(self.model.namespace).queued.labels(self.model.name).set(waiting[self.model])

@@ -6,7 +6,7 @@ is random, so that a plain digest of it tells nothing. No message made here hold
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Self
 
@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from stageline_api.engine_http import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from stageline_gateway.errors import ApiError
+from stageline_gateway.served_models import ServedModel
 
 SHORTEST_KEY_CHARACTERS: Final = 16
 _AUTHENTICATE: Final = {"www-authenticate": 'Bearer realm="stageline"'}
@@ -47,7 +48,7 @@ class KeyEntry(Limits):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     key: Annotated[str, Field(min_length=SHORTEST_KEY_CHARACTERS, max_length=1024)] | None = Field(None, repr=False)
     models: tuple[str, ...] | None = None
-    """Served names it may use; None is all of them."""
+    """Models it may use: served names, `namespace/name`, or `namespace/*` for all of a namespace. None is all."""
     priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] = 0
     """Lower runs first."""
 
@@ -76,14 +77,32 @@ class Caller:
     models: frozenset[str] | None = None
     priority: int = 0
 
-    def may_use(self, model: str) -> bool:
-        return self.models is None or model in self.models
+    def may_use(self, model: ServedModel, is_only_one: bool) -> bool:
+        """Whether its list has the model. A bare name counts where the model is the only one that has it."""
+        listed = self.models
+        if listed is None or model.full_name in listed or f"{model.namespace}/*" in listed:
+            return True
+        return is_only_one and model.name in listed
 
-    def check_model(self, model: str) -> None:
-        """Raise ApiError 403 for a model of others, whether or not it exists."""
-        if not self.may_use(model):
-            message = "This API key may not use the model asked for; GET /v1/models lists those it may."
-            raise ApiError(403, message, "permission_error", param="model", code="model_not_allowed")
+    def check_name(self, asked: str, names: Collection[str]) -> None:
+        """Raise ApiError 403 for a name of others, whether or not it means anything.
+
+        `names` are the bare names of the models that it means, none of which this caller may use.
+        """
+        if self.models is None:
+            return
+        if any(name in self.models for name in names):
+            raise _not_allowed(
+                "This API key lists the model by a name that several namespaces have; its entry must say which one, "
+                "as namespace/name."
+            )
+        is_listed = asked in self.models or f"{asked.partition('/')[0]}/*" in self.models
+        if names or not is_listed:
+            raise _not_allowed("This API key may not use the model asked for; GET /v1/models lists those it may.")
+
+
+def _not_allowed(message: str) -> ApiError:
+    return ApiError(403, message, "permission_error", param="model", code="model_not_allowed")
 
 
 ANYONE: Final = Caller()

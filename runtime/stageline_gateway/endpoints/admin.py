@@ -13,11 +13,13 @@ from stageline_gateway.endpoints.json_answers import JsonAnswer, add_error_forms
 from stageline_gateway.endpoints.models import describe_model, why_unready
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.errors import ApiError
+from stageline_gateway.fleet import Fleets
+from stageline_gateway.served_models import ServedModel
 
 
 def build_admin(services: Services) -> FastAPI:
     app = FastAPI(title="Stageline gateway, admin", openapi_url=None, dependencies=[Depends(_check_caller)])
-    backends = services.dispatcher.backends
+    fleets = services.fleets
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -25,7 +27,7 @@ def build_admin(services: Services) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        reason = services.admission.unwelcoming_because or why_unready(backends)
+        reason = services.admission.unwelcoming_because or why_unready(fleets)
         body = {"status": "not ready", "message": reason} if reason else {"status": "ready"}
         return JsonAnswer(body, status_code=503 if reason else 200)
 
@@ -33,9 +35,10 @@ def build_admin(services: Services) -> FastAPI:
     async def accepting() -> Response:
         """Whether clients belong here, for a cluster's probes: what is served was read once, and nothing drains.
 
-        Says nothing about models: while none is ready, requests wait here or get the reason, so they must get in.
+        Of several namespaces one that can't be read keeps no client from the others. Says nothing about models: while
+        none is ready, requests wait here or get the reason, so they must get in.
         """
-        unread = "" if backends.discovered.ever_read else backends.discovered.why_unread
+        unread = fleets.why_unread
         reason = services.admission.unwelcoming_because or unread
         return JsonAnswer({"accepting": not reason, "message": reason}, status_code=503 if reason else 200)
 
@@ -66,16 +69,22 @@ async def _check_caller(request: Request) -> None:
 
 
 def _status(services: Services) -> dict[str, object]:
-    admission, backends = services.admission, services.dispatcher.backends
-    bodies, discovered = admission.bodies, backends.discovered
+    admission, fleets = services.admission, services.fleets
+    bodies, discovered = admission.bodies, [fleet.discovered for fleet in fleets.by_namespace.values()]
+    served, listed = fleets.served, list(fleets.served.listed())
+    problems = [*(one.problem for one in discovered), admission.keys.problem if admission.keys else ""]
     return {
         "draining": bool(admission.unwelcoming_because),
         "open_requests": admission.open,
         "tasks": len(asyncio.all_tasks()),
         "bodies": {"bytes": bodies.held_bytes, "most_bytes": bodies.most_held_bytes, "being_read": bodies.num_reading},
-        "queued_requests": {model: count for model, count in admission.waiting.items() if count},
+        "queued_requests": {served.id_of(model): count for model, count in admission.waiting.items() if count},
         "keys": None if admission.keys is None else len(admission.keys.ring.callers),
-        "problems": [one for one in (discovered.problem, admission.keys.problem if admission.keys else "") if one],
-        "resume_window_seconds": {name: discovered.resume_window_seconds(name) for name in discovered.models()},
-        "models": [describe_model(backends, name) for name in discovered.models()],
+        "problems": [one for one in problems if one],
+        "resume_window_seconds": {served.id_of(model): _resume_window(fleets, model) for model in listed},
+        "models": [describe_model(fleets, model) for model in listed],
     }
+
+
+def _resume_window(fleets: Fleets, model: ServedModel) -> float:
+    return fleets.by_namespace[model.namespace].discovered.resume_window_seconds(model.name)

@@ -27,7 +27,8 @@ from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
-from stageline_gateway.relay.dispatch import Deliver, GenerateJob
+from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
+from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
@@ -57,7 +58,8 @@ def system_fingerprint(model: str) -> str:
 async def complete(services: Services, prepare: Prepare, request: Request, refuse: Refuse = error_answer) -> Response:
     """Answer one request, or `refuse` it with an error that is counted by its status."""
     arrived = time.monotonic()
-    model, strict = "", services.settings.strict_fields
+    model: ServedModel | None = None
+    strict = services.settings.strict_fields
     context = RequestContext.of(request.headers)
     span, caller = RequestSpan(), None
     try:
@@ -69,25 +71,27 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
             fields = await body.read_object(request)
             checked = await off_the_loop(body.size_bytes, lambda: prepare(fields, strict))
             prepared = _with_context(checked, context, caller)
-            caller.check_model(prepared.asked.model)
-            services.dispatcher.check_model(prepared.asked.model)
-            model, choices = prepared.asked.model, prepared.asked.num_choices
-            prepared = _with_adapter(prepared, services.dispatcher.backends.discovered.adapter_of(model))
+            model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
+            choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
+            prepared = _with_adapter(prepared, dispatcher.backends.discovered.adapter_of(model.name))
             body.copy(prepared.asked.n - 1 + prepared.asked.num_echoes + 2 * bool(prepared.dialect))
             permit = services.admission.permit(caller, model, body, places=choices)
-            meter = RequestMeter(services.metrics, model, arrived=arrived, choices=choices, trace_id=span.trace_id)
-            return _answer(services, prepared, meter, permit, request.headers.get(SESSION_HEADER, ""), span, refuse)
+            metrics = services.metrics.of(model.namespace)
+            meter = RequestMeter(metrics, model.name, arrived=arrived, choices=choices, trace_id=span.trace_id)
+            return _answer(
+                services, dispatcher, prepared, meter, permit, request.headers.get(SESSION_HEADER, ""), span, refuse
+            )
     except ApiError as error:
         failure = error
     except ClientDisconnect:
         span.end(CLIENT_GONE_CODE)
-        services.metrics.requests.labels(model, str(CLIENT_GONE_CODE)).inc()
+        services.metrics.refused(CLIENT_GONE_CODE, model)
         return Response(status_code=CLIENT_GONE_CODE)
     except Exception as error:  # a bug; handled here it is counted, and the connection can be used again
         logger.exception("a bug in the gateway: %s", type(error).__name__)
         failure = gateway_failed()
     span.end(failure.status)
-    services.metrics.requests.labels(model, str(failure.status)).inc()
+    services.metrics.refused(failure.status, model)
     names = {"x-request-id": context.request_id or f"req-{uuid.uuid4().hex}"}
     return refuse(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
 
@@ -107,6 +111,7 @@ def _with_adapter(prepared: Prepared, adapter: str | None) -> Prepared:
 
 def _answer(
     services: Services,
+    dispatcher: Dispatcher,
     prepared: Prepared,
     meter: RequestMeter,
     permit: Permit,
@@ -115,18 +120,18 @@ def _answer(
     refuse: Refuse,
 ) -> Answer:
     asked, generate = prepared.asked, prepared.generate
-    job = GenerateJob(asked.model, generate, session, span, prepared.prompts)
+    job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts)
 
     async def run(deliver: Deliver) -> None:
         try:
-            await services.dispatcher.run_choices(job, asked.num_choices, deliver)
+            await dispatcher.run_choices(job, asked.num_choices, deliver)
         except ApiError as error:
             raise prepared.in_its_words(error) from None
 
     exchange = Exchange(
         run=run,
         shapes=[prepared.shape_of(choice) for choice in range(asked.num_choices)],
-        stamp=Stamp(generate.request_id, int(time.time()), asked.model, system_fingerprint(asked.model)),
+        stamp=Stamp(generate.request_id, int(time.time()), asked.model, system_fingerprint(permit.model.full_name)),
         meter=meter,
         permit=permit,
         cut=services.cut,

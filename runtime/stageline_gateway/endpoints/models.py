@@ -13,25 +13,26 @@ from starlette.responses import Response
 
 from stageline_gateway.endpoints.json_answers import JsonAnswer
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.errors import model_not_found
+from stageline_gateway.fleet import Fleets
 from stageline_gateway.groups.backends import Backends
 from stageline_gateway.groups.routing import why_not_ready
+from stageline_gateway.served_models import ServedModel
 
 
 def add_models(app: FastAPI, services: Services) -> None:
-    backends = services.dispatcher.backends
+    fleets = services.fleets
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        allowed = filter(services.admission.caller_asking(request.headers).may_use, backends.discovered.models())
-        return JsonAnswer({"object": "list", "data": [describe_model(backends, name) for name in allowed]})
+        caller = services.admission.caller_asking(request.headers)
+        allowed = fleets.served.opened_to(caller, list(fleets.served.listed()))
+        return JsonAnswer({"object": "list", "data": [describe_model(fleets, model) for model in allowed]})
 
     @app.get("/v1/models/{model:path}")
     async def model(request: Request, model: str) -> Response:
-        services.admission.caller_asking(request.headers).check_model(model)
-        if model not in backends.discovered.models():
-            raise model_not_found(model)
-        return JsonAnswer(describe_model(backends, model))
+        caller = services.admission.caller_asking(request.headers)
+        served = services.served.asked_by(caller, model, services.settings.retry_after_seconds)
+        return JsonAnswer(describe_model(fleets, served))
 
 
 def add_probes(app: FastAPI, services: Services) -> None:
@@ -58,7 +59,7 @@ def add_probes(app: FastAPI, services: Services) -> None:
 
 
 def _is_unready(services: Services) -> bool:
-    return bool(services.admission.unwelcoming_because or why_unready(services.dispatcher.backends))
+    return bool(services.admission.unwelcoming_because or why_unready(services.fleets))
 
 
 @cache
@@ -67,16 +68,20 @@ def stageline_version() -> str:
     return version("stageline")
 
 
-def describe_model(backends: Backends, model: str) -> dict[str, Any]:
-    groups = backends.groups_of(model)
+def describe_model(fleets: Fleets, model: ServedModel) -> dict[str, Any]:
+    """OpenAI's form of a model, with where it is and how its groups are."""
+    backends = fleets.dispatcher_of(model).backends
+    groups = backends.groups_of(model.name)
     ready = any(group.ready for group in groups)
+    where = {"namespace": model.namespace, "full_name": model.full_name} if model.namespace else {}
     return {
-        "id": model,
+        "id": fleets.served.id_of(model),
         "object": "model",
-        "created": backends.discovered.first_seen[model],
+        "created": backends.discovered.first_seen[model.name],
         "owned_by": "stageline",
+        **where,
         "ready": ready,
-        "message": "" if ready else why_not_ready(model, groups),
+        "message": "" if ready else why_not_ready(model.name, groups),
         "groups": [
             group.model_dump(include={"group", "incarnation", "revision", "ready", "draining", "message"})
             for group in groups
@@ -84,8 +89,13 @@ def describe_model(backends: Backends, model: str) -> dict[str, Any]:
     }
 
 
-def why_unready(backends: Backends) -> str:
+def why_unready(fleets: Fleets) -> str:
     """Why no request at all could be served; empty when one could."""
+    reasons = [_why_unready(fleet.dispatcher.backends) for fleet in fleets.by_namespace.values()]
+    return " ".join(reasons) if all(reasons) else ""
+
+
+def _why_unready(backends: Backends) -> str:
     discovered = backends.discovered
     if any(group.ready for model in discovered.models() for group in backends.groups_of(model)):
         return ""

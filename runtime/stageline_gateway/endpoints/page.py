@@ -52,16 +52,16 @@ def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
 async def _pipeline(services: Services, watch: PipelineWatch, request: Request) -> Response:
     caller = services.admission.caller_asking(request.headers)
     model = request.query_params.get("model", "")
-    caller.check_model(model)
-    services.dispatcher.check_model(model)
+    served = services.served.asked_by(caller, model, services.settings.retry_after_seconds)
+    fleet = services.fleets.by_namespace[served.namespace]
     window_seconds = _window(request.query_params.get("window_seconds"))
     wanted = request.query_params.get("group")
-    groups = services.dispatcher.backends.discovered.groups_of(model)
+    groups = fleet.discovered.groups_of(served.name)
     group = next((one for one in groups if wanted is None or str(one.group) == wanted), None)
     if group is None:
         raise bad_value("group", f"'group' = {shown(wanted)} is no group of this model.")
     try:
-        drawn = await watch.picture(group, window_seconds)
+        drawn = await watch.picture(fleet.calls, group, window_seconds)
     except NoPictureError as error:
         raise not_ready(str(error), services.settings.retry_after_seconds) from None
     except ApiError as error:  # an engine that is gone is not the client's fault, nor this gateway's

@@ -152,13 +152,12 @@ class _Watch:
 
 
 class PipelineWatch:
-    def __init__(self, calls: EngineCalls, clock: Callable[[], float] = time.monotonic) -> None:
-        self._calls = calls
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._watches: dict[str, _Watch] = {}
 
-    async def picture(self, group: GroupEndpoint, window_seconds: float) -> dict[str, Any]:
-        """The last `window_seconds` of `group`.
+    async def picture(self, calls: EngineCalls, group: GroupEndpoint, window_seconds: float) -> dict[str, Any]:
+        """The last `window_seconds` of `group`, asked by `calls`.
 
         Raises:
             ApiError: its engine or a stage does not answer.
@@ -167,7 +166,7 @@ class PipelineWatch:
         watch = self._watch(identity(group))
         async with watch.lock:
             if self._clock() - watch.read_at >= REREAD_SECONDS:
-                await self._read(group, watch)
+                await self._read(calls, group, watch)
                 watch.read_at = self._clock()
         marks = [
             StageMarks(stage, (*kept.marks, *kept.open_marks), kept.now_nanoseconds, watch.offsets[stage])
@@ -184,19 +183,19 @@ class PipelineWatch:
         watch.looked_at = now
         return watch
 
-    async def _read(self, group: GroupEndpoint, watch: _Watch) -> None:
-        stages = await self._calls.get(f"{group.url}/stages", GroupStages)
+    async def _read(self, calls: EngineCalls, group: GroupEndpoint, watch: _Watch) -> None:
+        stages = await calls.get(f"{group.url}/stages", GroupStages)
         if stages.incarnation != group.incarnation or len(stages.stages) < stages.stage_count:
             raise NoPictureError("The group's stages are not all connected.")
-        watch.offsets = _offsets(stages, await self._calls.get(f"{group.url}/clock", GroupClocks))
+        watch.offsets = _offsets(stages, await calls.get(f"{group.url}/clock", GroupClocks))
         kept = [watch.stages.setdefault(endpoint.stage, _Stage()) for endpoint in stages.stages]
-        reading = (self._read_stage(endpoint, one) for endpoint, one in zip(stages.stages, kept, strict=True))
+        reading = (self._read_stage(calls, endpoint, one) for endpoint, one in zip(stages.stages, kept, strict=True))
         await asyncio.gather(*reading)
 
-    async def _read_stage(self, endpoint: StageEndpoint, kept: _Stage) -> None:
+    async def _read_stage(self, calls: EngineCalls, endpoint: StageEndpoint, kept: _Stage) -> None:
         for _ in range(MAX_PAGES):
             url = f"{endpoint.health_url}/timeline?since_seq={kept.since_seq}"
-            page = await self._calls.get(url, TimelinePage, is_engine=False)
+            page = await calls.get(url, TimelinePage, is_engine=False)
             kept.take(page)
             if not page.more:
                 return

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from stageline_gateway.admission.admission import Admission
-from stageline_gateway.relay.dispatch import Dispatcher
+from stageline_gateway.fleet import Fleets
+from stageline_gateway.served_models import ServedModels
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import Tracing
@@ -16,7 +17,9 @@ class Services:
 
     settings: GatewaySettings
     metrics: GatewayMetrics
-    dispatcher: Dispatcher
+    fleets: Fleets
+    served: ServedModels
+    """All that any of the fleets serves."""
     admission: Admission
     cut: asyncio.Event
     """Set when open answers must end now, with an error."""

@@ -23,6 +23,7 @@ from stageline_gateway.openai_api.chat_types import Messages, Strict, Tools, che
 from stageline_gateway.openai_api.request_types import TokenId
 from stageline_gateway.openai_api.translate import chat_prompt
 from stageline_gateway.openai_api.validation import checked
+from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
 MAX_TOKENS = 1024 * 1024
@@ -90,19 +91,18 @@ async def detokenize(
 Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 
 
-def add_tokenize_routes(app: FastAPI, services: Services, calls: EngineCalls) -> None:
+def add_tokenize_routes(app: FastAPI, services: Services) -> None:
     @app.post("/tokenize")
     async def answer_tokenize(request: Request) -> Response:
-        return await _answer(services, calls, request, parse_tokenize, tokenize)
+        return await _answer(services, request, parse_tokenize, tokenize)
 
     @app.post("/detokenize")
     async def answer_detokenize(request: Request) -> Response:
-        return await _answer(services, calls, request, parse_detokenize, detokenize)
+        return await _answer(services, request, parse_detokenize, detokenize)
 
 
 async def _answer(
     services: Services,
-    calls: EngineCalls,
     request: Request,
     parse: Callable[[Mapping[str, Any]], Body],
     ask: Callable[[EngineCalls, str, Body, Mapping[str, str]], Awaitable[dict[str, Any]]],
@@ -118,11 +118,11 @@ async def _answer(
         with services.admission.body_of(caller) as held:
             fields = await held.read_object(request)
             body = await off_the_loop(held.size_bytes, lambda: parse(fields))
-            caller.check_model(body.model)
-            services.dispatcher.check_model(body.model)
-            permit = services.admission.permit(caller, body.model, held)
+            model = services.served.asked_by(caller, body.model, services.settings.retry_after_seconds)
+            permit = services.admission.permit(caller, model, held)
+        calls = services.fleets.by_namespace[model.namespace].calls
         with permit:
-            answer = await _ask(services, body.model, lambda url: ask(calls, url, body, mine | span.trace.headers()))
+            answer = await _ask(services, model, lambda url: ask(calls, url, body, mine | span.trace.headers()))
         status = 200
         return JsonAnswer(answer, headers=mine)
     except ClientDisconnect:
@@ -134,10 +134,12 @@ async def _answer(
         span.end(status)
 
 
-async def _ask(services: Services, model: str, ask: Callable[[str], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    backends = services.dispatcher.backends
-    group = choose(backends.candidates(model), backends.ledger.loads)
+async def _ask(
+    services: Services, model: ServedModel, ask: Callable[[str], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    backends = services.fleets.dispatcher_of(model).backends
+    group = choose(backends.candidates(model.name), backends.ledger.loads)
     if group is None:
-        message = why_not_ready(model, backends.groups_of(model))
+        message = why_not_ready(model.name, backends.groups_of(model.name))
         raise not_ready(message, services.settings.retry_after_seconds)
     return await ask(group.url)

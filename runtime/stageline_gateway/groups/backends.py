@@ -63,17 +63,22 @@ class DiscoveredGroups:
         self.problem = problem
         self.on_problem(True)
 
-    def accept(self, endpoints: Endpoints) -> None:
-        if self.problem or endpoints != self.current or not self.ever_read:
+    def accept(self, endpoints: Endpoints, problem: str = "") -> None:
+        """Put a version in force. `problem` says what of it is older than it should be."""
+        if (self.problem and not problem) or endpoints != self.current or not self.ever_read:
             ready = sum(group.ready for group in endpoints.groups)
             logger.info("%s read: groups=%d ready=%d", self.source, len(endpoints.groups), ready)
         now = self.clock()
         # Both versions: a model that leaves zero with this one was there until now.
         at_zero = dict.fromkeys((*self.current.scaled_to_zero, *endpoints.scaled_to_zero), now)
-        self.current, self.ever_read, self.problem = endpoints, True, ""
+        self.current, self.ever_read = endpoints, True
         self._at_zero = {name: at for name, at in {**self._at_zero, **at_zero}.items() if name in endpoints.models}
         self.first_seen = {name: self.first_seen.get(name, int(time.time())) for name in self.models()}
-        self.on_problem(False)
+        if problem:
+            self.fail(problem)
+        else:
+            self.problem = ""
+            self.on_problem(False)
         self.on_change(endpoints)
 
     def is_suspended(self, model: str) -> bool:

@@ -1,12 +1,12 @@
-"""Which groups exist, in a cluster: pods and PipelineModels of one namespace, listed again and again, and watched.
+"""Which groups exist, in a cluster: pods and PipelineModels of a namespace, listed again and again, and watched.
 
 Each watch lasts `relist_seconds` at most; then everything is listed anew and replaces what was known, so an event that
 never came can't leave a ghost for longer (its engine's failing probe takes it out of use long before). While the API
 server can't be reached the last version stays in force.
 
-The gateway's service account needs, in its namespace: `get`, `list` and `watch` of `pods` (core), and of
-`pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads nothing
-else and writes nothing.
+The gateway's service account needs, in each namespace that it serves: `get`, `list` and `watch` of `pods` (core), and
+of `pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads nothing
+else and writes nothing. A namespace that it may not read is asked again and again, since a Role may come any time.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ MODELS: Final = ApiResource(pipeline_model.KIND, pipeline_model.GROUP, pipeline_
 REQUEST_SECONDS: Final = 15.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
+_FORBIDDEN: Final = 403
 KEY_SECONDS: Final = 1.0
 """Between two looks for the engines' keys while none is known."""
 
@@ -45,6 +46,10 @@ def check_login() -> None:
     asyncio.run(load_configuration())
 
 
+class UnreadableObjectsError(Exception):
+    """Pods and PipelineModels could be had, and one of them makes no sense."""
+
+
 @dataclass(slots=True)
 class _Kind:
     """One kind of object, and what is known of it by uid; None before the first list."""
@@ -54,6 +59,8 @@ class _Kind:
     objects: dict[str, Mapping[str, Any]] | None = None
     heard_at: float = field(default_factory=time.monotonic)
     """When the API server last listed these, or told of one."""
+    problem: str = ""
+    """Why they can't be had now."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one watch event."""
@@ -105,8 +112,8 @@ class KubernetesDiscovery:
                 await self._list_and_watch(api, kind)
                 pause_seconds = FIRST_PAUSE_SECONDS
             except Exception as error:  # also what login helpers raise: nothing that comes from outside may end this
-                reason = f"{type(error).__name__}: {error}"[:300]
-                self.discovered.fail(f"{self.discovered.source} can't be read: {reason}")
+                kind.problem = "" if isinstance(error, UnreadableObjectsError) else _reason(error)
+                self.discovered.fail(self._problem() or f"{self.discovered.source} can't be read: {error}")
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
@@ -125,7 +132,12 @@ class KubernetesDiscovery:
             if problem not in ("", said):
                 logger.warning("Secret %s of namespace %s can't be used: %s", KEYS_SECRET, self.namespace, problem)
             said = problem
-            await asyncio.sleep(self.relist_seconds if self.key.authorization else KEY_SECONDS)
+            unknown_seconds = LONGEST_PAUSE_SECONDS if problem else KEY_SECONDS
+            await asyncio.sleep(self.relist_seconds if self.key.authorization else unknown_seconds)
+
+    def _problem(self) -> str:
+        reasons = "; ".join(kind.problem for kind in self._kinds if kind.problem)
+        return f"{self.discovered.source} can't be read: {reasons}" if reasons else ""
 
     async def _list_and_watch(self, api: KubeApi, kind: _Kind) -> None:
         listing = await api.list(kind.resource, self.namespace, kind.selector)
@@ -139,7 +151,18 @@ class KubernetesDiscovery:
                 self._publish(kind)
 
     def _publish(self, heard: _Kind) -> None:
-        heard.heard_at = time.monotonic()
+        heard.heard_at, heard.problem = time.monotonic(), ""
         pods, models = (kind.objects for kind in self._kinds)
         if pods is not None and models is not None:
-            self.discovered.accept(endpoints_of(pods.values(), models.values()))
+            try:
+                endpoints = endpoints_of(pods.values(), models.values())
+            except Exception as error:  # of any kind: nothing checks what somebody writes into a status
+                raise UnreadableObjectsError(f"{type(error).__name__}: {error}"[:300]) from error
+            self.discovered.accept(endpoints, self._problem())
+
+
+def _reason(error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, ApiError) and error.status == _FORBIDDEN:
+        return f"this gateway's Role there is missing or allows too little ({reason})"
+    return reason

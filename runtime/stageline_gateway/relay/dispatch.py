@@ -30,14 +30,13 @@ from stageline_gateway.errors import (
     ApiError,
     answer_broken,
     answer_failed,
-    model_not_found,
     not_ready,
     refused_by_engine,
 )
 from stageline_gateway.groups.backends import Backends
 from stageline_gateway.groups.routing import Wish, expected_tokens, identity
 from stageline_gateway.relay.placement import Progress, RetryPolicy, Runs, Search
-from stageline_gateway.telemetry.metrics import GatewayMetrics
+from stageline_gateway.telemetry.metrics import ModelMetrics
 from stageline_gateway.telemetry.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
@@ -135,18 +134,8 @@ class Dispatcher:
     backends: Backends
     engine: EngineClient
     runs: Runs
-    metrics: GatewayMetrics
+    metrics: ModelMetrics
     retry: RetryPolicy
-
-    def check_model(self, model: str) -> None:
-        """Raise ApiError 404 for a model that isn't served, 503 while it isn't known yet what is served."""
-        discovered = self.backends.discovered
-        if model in discovered.first_seen:
-            return
-        if not discovered.ever_read:
-            message = "The gateway has not learned yet which models are served."
-            raise not_ready(message, self.retry.retry_after_seconds)
-        raise model_not_found(model)
 
     async def run_choices(self, job: GenerateJob, count: int, deliver: Deliver) -> None:
         """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all."""

@@ -1,7 +1,8 @@
 """Names, help texts and labels of the gateway's metrics: the one place boards and rules take them from.
 
 Request metrics keep vLLM's base names and meaning under the prefix `stageline_`. All durations are read from the
-monotonic clock. Only names of models that are served become values of `model_name`.
+monotonic clock. Only names of models that are served become values of `model_name`; `namespace` is that of their
+PipelineModels, and empty on one machine, where the scrape says it.
 """
 
 from typing import Final
@@ -9,7 +10,8 @@ from typing import Final
 from stageline_api.telemetry import metric_buckets as buckets
 from stageline_api.telemetry.metric_spec import MetricSpec
 
-_MODEL: Final = ("model_name",)
+NAMESPACE: Final = "namespace"
+_MODEL: Final = (NAMESPACE, "model_name")
 
 TIME_TO_FIRST_TOKEN: Final = MetricSpec(
     "stageline_time_to_first_token_seconds",
@@ -120,12 +122,14 @@ ENDPOINTS_STALE: Final = MetricSpec(
     "stageline_gateway_endpoints_stale",
     "1 while what discovery reads (endpoints file, Kubernetes API) is unavailable and an older version is in "
     "force, else 0.",
+    (NAMESPACE,),
 )
 DISCOVERY_AGE: Final = MetricSpec(
     "stageline_gateway_discovery_age_seconds",
     "Time since what discovery reads was last seen to be as it is: the endpoints file looked at, or in a cluster the "
     "older of the last lists or events of pods and of PipelineModels. In a cluster it stays below the relist "
     "interval.",
+    (NAMESPACE,),
 )
 BUILD_INFO: Final = MetricSpec("stageline_gateway_build_info", "Always 1; the version is a label.", ("version",))
 

@@ -1,6 +1,8 @@
 """The gateway's metrics, each registered from its line in `metric_names`, on a registry of their own.
 
-Only names of models that are served become label values: a client can't grow the number of series.
+Only names of models that are served become label values: a client can't grow the number of series. What is counted of
+models is registered once and handed out by namespace, so that nobody counts without saying whose: every one of these
+metrics has the labels `namespace` and `model_name` first.
 """
 
 import time
@@ -8,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
-from typing import Final
+from typing import Final, Generic, Self, TypeVar
 
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_api.telemetry.metric_registry import MetricRegistry
+from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
 from stageline_gateway.engine_client.generation import LossKind, StreamEvent
+from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry import metric_names as names
 
 
@@ -32,50 +37,90 @@ class _Expiry(Collector):
 
 RESUME_OUTCOMES: Final = ("resumed", "moved", "expired", "refused", "exhausted")
 
+OneKind = TypeVar("OneKind", Counter, Gauge, Histogram)
 
-class GatewayMetrics:
-    def __init__(self) -> None:
-        self.registry = registry = MetricRegistry()
-        self.time_to_first_token = registry.histogram(names.TIME_TO_FIRST_TOKEN)
-        self.time_per_output_token = registry.histogram(names.TIME_PER_OUTPUT_TOKEN)
-        self.inter_token_latency = registry.histogram(names.INTER_TOKEN_LATENCY)
-        self.queue_time = registry.histogram(names.QUEUE_TIME)
-        self.e2e_request_latency = registry.histogram(names.E2E_REQUEST_LATENCY)
-        self.requests = registry.counter(names.REQUESTS)
-        self.abandoned_after = registry.histogram(names.ABANDONED_AFTER)
-        self.prompt_tokens = registry.counter(names.PROMPT_TOKENS)
-        self.generation_tokens = registry.counter(names.GENERATION_TOKENS)
-        self.broken_answers = registry.counter(names.BROKEN_ANSWERS)
-        self.slow_readers = registry.counter(names.SLOW_READERS)
-        self.key_tokens = registry.counter(names.KEY_TOKENS)
-        self.queued = registry.gauge(names.QUEUED)
-        self.body_bytes = registry.gauge(names.BODY_BYTES)
-        self.in_flight = registry.gauge(names.IN_FLIGHT)
-        self.refusals = registry.counter(names.REFUSALS)
-        self.engine_losses = registry.counter(names.ENGINE_LOSSES)
-        self.resumes = registry.counter(names.RESUMES)
-        self._circuits_open = registry.gauge(names.CIRCUITS_OPEN)
-        self._groups = registry.gauge(names.GROUPS)
-        # What is not in use (keys, TLS) is not stale: its gauge stays 0.
-        self.keys_stale = registry.gauge(names.KEYS_STALE)
-        self.endpoints_stale = registry.gauge(names.ENDPOINTS_STALE)
-        self.discovery_age = registry.gauge(names.DISCOVERY_AGE)
-        self._tls_stale = registry.gauge(names.TLS_STALE)
-        self._tls_expiry = _Expiry()
-        registry.add(self._tls_expiry)
-        registry.gauge(names.BUILD_INFO).labels(version("stageline")).set(1)
+
+@dataclass(frozen=True, slots=True)
+class ModelCollectors:
+    """The collectors of all namespaces, by name."""
+
+    counters: Mapping[str, Counter]
+    gauges: Mapping[str, Gauge]
+    histograms: Mapping[str, Histogram]
+
+    @classmethod
+    def registered(cls, registry: MetricRegistry) -> Self:
+        """All metrics that have the label `namespace`, on `registry`."""
+        specs = [spec for spec in names.ALL_METRICS if names.NAMESPACE in spec.labels]
+        return cls(
+            {spec.name: registry.counter(spec) for spec in specs if spec.kind is MetricKind.COUNTER},
+            {spec.name: registry.gauge(spec) for spec in specs if spec.kind is MetricKind.GAUGE},
+            {spec.name: registry.histogram(spec) for spec in specs if spec.kind is MetricKind.HISTOGRAM},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OfNamespace(Generic[OneKind]):
+    """One metric of models, whose `namespace` is given."""
+
+    collector: OneKind
+    namespace: str
+
+    def labels(self, model: str, *others: str) -> OneKind:
+        return self.collector.labels(self.namespace, model, *others)
+
+    def remove(self, model: str, *others: str) -> None:
+        self.collector.remove(self.namespace, model, *others)
+
+
+class ModelMetrics:
+    """What is counted of the models of one namespace, by their names there."""
+
+    def __init__(self, collectors: ModelCollectors, namespace: str) -> None:
+        def counter(spec: MetricSpec) -> OfNamespace[Counter]:
+            return OfNamespace(collectors.counters[spec.name], namespace)
+
+        def gauge(spec: MetricSpec) -> OfNamespace[Gauge]:
+            return OfNamespace(collectors.gauges[spec.name], namespace)
+
+        def histogram(spec: MetricSpec) -> OfNamespace[Histogram]:
+            return OfNamespace(collectors.histograms[spec.name], namespace)
+
+        self.time_to_first_token = histogram(names.TIME_TO_FIRST_TOKEN)
+        self.time_per_output_token = histogram(names.TIME_PER_OUTPUT_TOKEN)
+        self.inter_token_latency = histogram(names.INTER_TOKEN_LATENCY)
+        self.queue_time = histogram(names.QUEUE_TIME)
+        self.e2e_request_latency = histogram(names.E2E_REQUEST_LATENCY)
+        self.requests = counter(names.REQUESTS)
+        self.abandoned_after = histogram(names.ABANDONED_AFTER)
+        self.prompt_tokens = counter(names.PROMPT_TOKENS)
+        self.generation_tokens = counter(names.GENERATION_TOKENS)
+        self.broken_answers = counter(names.BROKEN_ANSWERS)
+        self.slow_readers = counter(names.SLOW_READERS)
+        self.queued = gauge(names.QUEUED)
+        self.in_flight = gauge(names.IN_FLIGHT)
+        self.engine_losses = counter(names.ENGINE_LOSSES)
+        self.resumes = counter(names.RESUMES)
+        self.endpoints_stale = collectors.gauges[names.ENDPOINTS_STALE.name].labels(namespace)
+        self.discovery_age = collectors.gauges[names.DISCOVERY_AGE.name].labels(namespace)
+        self._circuits_open = gauge(names.CIRCUITS_OPEN)
+        self._groups = gauge(names.GROUPS)
         self._begun: set[str] = set()
+        self._shown: set[str] = set()
 
     def show_groups(self, readiness: Mapping[str, Sequence[bool]], circuits_open: Mapping[str, int]) -> None:
-        self._groups.clear()
-        self._circuits_open.clear()
+        """Show these models, both by name, and no others."""
+        for model in self._shown - readiness.keys():
+            self._groups.remove(model, "true")
+            self._groups.remove(model, "false")
+            self._circuits_open.remove(model)
+        self._shown = set(readiness)
         for model in readiness.keys() - self._begun:
             self._begin(model)
         for model, ready in readiness.items():
             self._groups.labels(model, "true").set(ready.count(True))
             self._groups.labels(model, "false").set(ready.count(False))
-        for model, count in circuits_open.items():
-            self._circuits_open.labels(model).set(count)
+            self._circuits_open.labels(model).set(circuits_open[model])
 
     def _begin(self, model: str) -> None:
         """Let a model's rare counters begin at 0: one that began at 1 would hide its first event from every rate."""
@@ -89,6 +134,36 @@ class GatewayMetrics:
         for outcome in RESUME_OUTCOMES:
             self.resumes.labels(model, outcome)
 
+
+class GatewayMetrics:
+    """`home` is the namespace that requests for no served model are counted under."""
+
+    def __init__(self, home: str = "") -> None:
+        self._home = home
+        self.registry = registry = MetricRegistry()
+        self._collectors = ModelCollectors.registered(registry)
+        self._of: dict[str, ModelMetrics] = {}
+        self.key_tokens = registry.counter(names.KEY_TOKENS)
+        self.body_bytes = registry.gauge(names.BODY_BYTES)
+        self.refusals = registry.counter(names.REFUSALS)
+        # What is not in use (keys, TLS) is not stale: its gauge stays 0.
+        self.keys_stale = registry.gauge(names.KEYS_STALE)
+        self._tls_stale = registry.gauge(names.TLS_STALE)
+        self._tls_expiry = _Expiry()
+        registry.add(self._tls_expiry)
+        registry.gauge(names.BUILD_INFO).labels(version("stageline")).set(1)
+
+    def of(self, namespace: str) -> ModelMetrics:
+        """Those of the models of a namespace: always the same for the same one."""
+        if namespace not in self._of:
+            self._of[namespace] = ModelMetrics(self._collectors, namespace)
+        return self._of[namespace]
+
+    def refused(self, status: int, model: ServedModel | None) -> None:
+        """Count a request that was answered with `status` before it was any model's, or for `model`."""
+        namespace, name = (self._home, "") if model is None else (model.namespace, model.name)
+        self._collectors.counters[names.REQUESTS.name].labels(namespace, name, str(status)).inc()
+
     def certificate_read(self, expires_at: datetime | None) -> None:
         self._tls_expiry.at = expires_at
         self._tls_stale.set(0)
@@ -101,7 +176,7 @@ class GatewayMetrics:
 class RequestMeter:
     """Times one request from its arrival. Of several choices the first one's tokens are timed, and all are counted."""
 
-    metrics: GatewayMetrics
+    metrics: ModelMetrics
     model: str
     clock: Callable[[], float] = time.monotonic
     arrived: float = 0.0

@@ -28,7 +28,7 @@ class ScriptedFleet:
                     alive |= self._run_group(name, index, group, seconds)
         self._pods = {name: pod for name, pod in self._pods.items() if name in alive}
         for target in self._gateways:
-            serve_clients(target, moment, len(self._gateways), seconds, at_seconds)
+            serve_clients(target, moment, NAMESPACE, len(self._gateways), seconds, at_seconds)
         for index, target in enumerate(self._operators):
             look_after(target, moment, NAMESPACE, seconds, leads=index == 0)
         for target in (*self._pods.values(), *self._gateways, *self._operators):

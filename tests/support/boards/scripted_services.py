@@ -11,19 +11,22 @@ STARTUP_SHARES = {"schedule": 0.02, "pull": 0.08, "prepare": 0.3, "start": 0.6}
 RESOURCES = ("pipelinemodels", "pods", "services", "configmaps", "nodes")
 
 
-def serve_clients(target: ScrapedTarget, moment: Moment, replicas: int, seconds: float, now: float) -> None:
+def serve_clients(
+    target: ScrapedTarget, moment: Moment, namespace: str, replicas: int, seconds: float, now: float
+) -> None:
     """One gateway of several, which share the requests evenly; each sees the groups that have pods."""
     for name, model in moment.items():
-        its = {"model_name": name}
+        its = {"namespace": namespace, "model_name": name}
         _answer(target, model.clients, its, seconds / replicas)
         target.show(gateway.QUEUED, model.clients.queued / replicas, **its)
         target.show(gateway.IN_FLIGHT, model.clients.in_flight / replicas, **its)
         target.show(gateway.GROUPS, model.ready, ready="true", **its)
         target.show(gateway.GROUPS, model.up - model.ready, ready="false", **its)
         target.show(gateway.CIRCUITS_OPEN, 0, **its)
-    for stale in (gateway.KEYS_STALE, gateway.TLS_STALE, gateway.ENDPOINTS_STALE):
+    for stale in (gateway.KEYS_STALE, gateway.TLS_STALE):
         target.show(stale, 0)
-    target.show(gateway.DISCOVERY_AGE, 12)
+    target.show(gateway.ENDPOINTS_STALE, 0, namespace=namespace)
+    target.show(gateway.DISCOVERY_AGE, 12, namespace=namespace)
     target.show(gateway.TLS_EXPIRY, now + 60 * 86400)
     target.show(gateway.BUILD_INFO, 1, version="0.1.0")
 

@@ -168,6 +168,25 @@ PRESENCE: Final = (
         step="2m",
         evaluated_every="2m",
     ),
+    Scenario(
+        "one gateway of two namespaces serves one of them no more, and later neither",
+        {
+            series(
+                "up", job="stageline-gateway", instance="a:8081", namespace="system", pod="gateway-0"
+            ): "1x100 stale _x99",
+            series("stageline_gateway_endpoints_stale", namespace="team-a", pod="gateway-0"): "0x100 stale _x99",
+            series("stageline_gateway_endpoints_stale", namespace="team-b", pod="gateway-0"): "0x20 stale _x179",
+            series("stageline_operator_gateway_expected", namespace="team-a", pod="operator-0"): "1x200",
+            series("stageline_operator_gateway_expected", namespace="team-b", pod="operator-0"): "1x200",
+            series("stageline_operator_leader", pod="operator-0"): "1x200",
+        },
+        {
+            "4m": (),
+            "20m": (Firing("StagelineGatewayDown", {"namespace": "team-b"}),),
+            "40m": tuple(Firing("StagelineGatewayDown", {"namespace": name}) for name in ("team-a", "team-b")),
+        },
+        spares=("StagelineTargetDown",),
+    ),
 )
 
 ALL_WINDOWS: Final = ("1h", "6h", "1d", "3d")

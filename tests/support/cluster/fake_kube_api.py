@@ -21,6 +21,8 @@ from stageline_operator.controller.client.resources import RESOURCES, Resource
 PODS = "/api/v1/namespaces/here/pods"
 SECRETS = "/api/v1/namespaces/here/secrets"
 MODELS = "/apis/stageline.dev/v1alpha1/namespaces/here/pipelinemodels"
+ELSEWHERE = {path: path.replace("/here/", "/there/") for path in (PODS, SECRETS, MODELS)}
+"""The same paths of another namespace."""
 _DISCOVERED = (
     *RESOURCES,
     Resource("Namespace", "", "v1", "namespaces", (), namespaced=False),
@@ -33,6 +35,10 @@ LONGEST_WATCH_SECONDS = 300.0
 """Where the watcher sets no end."""
 
 
+def _no_objects() -> dict[str, dict[str, dict[str, Any]]]:
+    return {path: {} for here, there in ELSEWHERE.items() for path in (here, there)}
+
+
 @dataclass
 class FakeKubeApi:
     """Objects by path and name; every change gets the next version."""
@@ -41,7 +47,9 @@ class FakeKubeApi:
     fails: bool = False
     refuses_watches: bool = False
     """As of somebody whose role allows lists only."""
-    objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {PODS: {}, MODELS: {}, SECRETS: {}})
+    forbidden: set[str] = field(default_factory=set)
+    """Beginnings of paths that nobody here may read."""
+    objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=_no_objects)
     requests: list[str] = field(default_factory=list)
     """Path and query of each, in order."""
     _version: int = 1
@@ -167,7 +175,7 @@ def fake_kube_api() -> Iterator[FakeKubeApi]:
             api.requests.append(self.path)
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            refused = api.refuses_watches and "watch" in query
+            refused = (api.refuses_watches and "watch" in query) or parts.path.startswith(tuple(api.forbidden))
             status, one = api.named(parts.path) or (200, None)
             self.send_response(500 if api.fails else 403 if refused else status)
             self.send_header("Content-Type", "application/json")

@@ -82,17 +82,15 @@ class RunningGateway:
         return sorted((m["id"], g["group"], g["incarnation"]) for m in models for g in m["groups"])
 
     def samples(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """All samples on /metrics, by name and sorted labels."""
+        """All samples on /metrics, by name and sorted labels; one without a value is none, as Prometheus has it."""
         families = text_string_to_metric_families(self.admin.get("/metrics").text)
         return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in families
-            for sample in family.samples
+            (sample.name, _set_labels(sample.labels)): sample.value for family in families for sample in family.samples
         }
 
     def sample(self, name: str, **labels: str) -> float:
         """One sample's value, 0 when it doesn't exist yet."""
-        return self.samples().get((name, tuple(sorted(labels.items()))), 0.0)
+        return self.samples().get((name, _set_labels(labels)), 0.0)
 
     def settle(self) -> None:
         """Wait until no answer is in flight. A client has its last byte before the gateway has counted its request."""
@@ -100,6 +98,10 @@ class RunningGateway:
 
     def _in_flight(self) -> float:
         return sum(value for (name, _), value in self.samples().items() if name == IN_FLIGHT)
+
+
+def _set_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, value) for name, value in labels.items() if value))
 
 
 def _patient(settings: GatewaySettings) -> GatewaySettings:

@@ -1,4 +1,4 @@
-"""`stageline gateway` outside the cluster, serving one namespace of it with the rights that it documents."""
+"""`stageline gateway` outside the cluster, serving namespaces of it with the rights that it documents."""
 
 import os
 import subprocess
@@ -48,12 +48,13 @@ def gateway_permissions(namespace: str) -> list[dict[str, Any]]:
 
 
 class GatewayProcess:
-    """A gateway of one namespace."""
+    """A gateway of one namespace, or of those that it `serves`: with what rights its account there has already."""
 
-    def __init__(self, cluster: Cluster, namespace: str, directory: Path) -> None:
-        cluster.apply(*gateway_permissions(namespace))
+    def __init__(self, cluster: Cluster, namespace: str, directory: Path, serves: str = "") -> None:
+        if not serves:
+            cluster.apply(*gateway_permissions(namespace))
         self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT, directory)
-        self._namespace = namespace
+        self._served = serves or namespace
         self._log_file = directory / "gateway.log"
         self._port, self._admin_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,7 +67,7 @@ class GatewayProcess:
     def start(self) -> None:
         """Start it and wait until it answers at all."""
         wrapper = (sys.executable, "-I", "-S", child_exec.__file__, str(os.getpid()))
-        options = ["--kubernetes", "--namespace", self._namespace, "--port", str(self._port)]
+        options = ["--kubernetes", "--namespace", self._served, "--port", str(self._port)]
         options += ["--admin-port", str(self._admin_port), "--hold-seconds", str(HOLD_SECONDS)]
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -77,6 +78,10 @@ class GatewayProcess:
                 env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
             )
         wait_until("the gateway answers", self._answers, _START_SECONDS, self.log_end)
+
+    def ask_admin(self, path: str) -> httpx.Response:
+        """What its admin port answers."""
+        return httpx.get(f"http://127.0.0.1:{self._admin_port}{path}", timeout=_ANSWER_SECONDS, trust_env=False)
 
     def serves(self) -> bool:
         """Whether some group is ready for it."""
@@ -91,7 +96,7 @@ class GatewayProcess:
 
     def figure(self, name: str, **labels: str) -> float:
         """One of its metrics, over all series that have these labels."""
-        page = httpx.get(f"http://127.0.0.1:{self._admin_port}/metrics", timeout=_ANSWER_SECONDS, trust_env=False).text
+        page = self.ask_admin("/metrics").text
         samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
         return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
@@ -114,9 +119,9 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(cluster: Cluster, namespace: str, directory: Path) -> Iterator[GatewayProcess]:
+def running_gateway(cluster: Cluster, namespace: str, directory: Path, serves: str = "") -> Iterator[GatewayProcess]:
     """A gateway for the length of the block."""
-    gateway = GatewayProcess(cluster, namespace, directory)
+    gateway = GatewayProcess(cluster, namespace, directory, serves)
     try:
         gateway.start()
         yield gateway

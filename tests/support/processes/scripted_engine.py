@@ -103,6 +103,9 @@ class ScriptedEngine:
     left_early: list[str] = field(default_factory=list)
     """Request ids whose client closed the connection before the script's end."""
     url: str = ""
+    address: str = "127.0.0.1"
+    port: int = 0
+    """A free one, where it is 0."""
     served_name: str = "tiny"
     group: int | None = None
     incarnation: int | None = None
@@ -127,7 +130,7 @@ class ScriptedEngine:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen on a free loopback port."""
+        """Listen on a loopback port."""
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
@@ -149,8 +152,9 @@ class ScriptedEngine:
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024))
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, self.address, self.port, backlog=1024))
+        self.port = server.sockets[0].getsockname()[1]
+        self.url = f"http://{self.address}:{self.port}"
         started.set()
         self._loop.run_forever()
         self._loop.run_until_complete(_end(server))

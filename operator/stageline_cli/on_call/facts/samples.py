@@ -34,6 +34,16 @@ class Samples:
             sums[key] = sums.get(key, 0.0) + sample.value
         return sums
 
+    def of_namespace(self, namespace: str) -> "Samples":
+        """Those about this namespace, and those that name none: a gateway on one machine names none."""
+        mine = ("", namespace)
+        return Samples(
+            {
+                name: tuple(sample for sample in samples if sample.labels.get("namespace", "") in mine)
+                for name, samples in self.by_name.items()
+            }
+        )
+
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
         """Cumulative counts of a histogram by upper bound, the last one infinite."""
         return {float(bound): count for bound, count in self.by_label(f"{name}_bucket", "le", **labels).items()}

@@ -183,7 +183,8 @@ def _engine(before: PodReading, after: PodReading, seconds: float) -> EngineFact
 
 def _traffic(model: ModelObjects, earlier: Reading, later: Reading) -> TrafficFacts | None:
     pairs = [
-        (earlier.gateways.get(one.url, Samples()), later.gateways.get(one.url, Samples())) for one in model.gateways
+        tuple(reading.gateways.get(one.url, Samples()).of_namespace(model.namespace) for reading in (earlier, later))
+        for one in model.gateways
     ]
     told_twice = [(before, after) for before, after in pairs if before.by_name and after.by_name]
     seconds = later.gateways_at_seconds - earlier.gateways_at_seconds

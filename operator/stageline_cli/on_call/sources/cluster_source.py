@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 
-from stageline_api import labels, ports
+from stageline_api import env, labels, ports
 from stageline_api.errors import UserError
 from stageline_cli.on_call.sources.cluster_pieces import cluster_pieces
 from stageline_cli.on_call.sources.pod_proxy import PodProxy
@@ -126,17 +126,19 @@ def _serving(gateways: Sequence[Manifest], namespace: str) -> tuple[Endpoint, ..
     found = []
     for pod in gateways:
         address = pod.get("status", {}).get("podIP", "")
-        if address and pod["status"].get("phase") == "Running" and served_namespace(pod) == namespace:
+        if address and pod["status"].get("phase") == "Running" and namespace in served_namespaces(pod):
             host = f"[{address}]" if ":" in address else address
             found.append(Endpoint(pod["metadata"]["name"], f"http://{host}:{ports.GATEWAY_ADMIN}"))
     return tuple(found)
 
 
-def served_namespace(gateway: Manifest) -> str:
-    """Whose models a gateway's pod serves: what its arguments say, else its own."""
+def served_namespaces(gateway: Manifest) -> frozenset[str]:
+    """Whose models a gateway's pod serves: what its arguments say, else its environment, else its own."""
+    named: list[str] = []
     for container in gateway["spec"]["containers"]:
-        for word in (*container.get("command", []), *container.get("args", [])):
-            option, _, value = str(word).partition("=")
-            if option == "--namespace" and value:
-                return value
-    return str(gateway["metadata"]["namespace"])
+        words = [str(word).partition("=") for word in (*container.get("command", []), *container.get("args", []))]
+        given = [value for option, _, value in words if option == "--namespace"]
+        variables = {one["name"]: one.get("value") or "" for one in container.get("env", [])}
+        named += given or [variables.get(env.GATEWAY_NAMESPACES, "")]
+    found = frozenset(name for text in named for name in text.replace(",", " ").split())
+    return found or frozenset({str(gateway["metadata"]["namespace"])})
