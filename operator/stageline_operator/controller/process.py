@@ -33,7 +33,7 @@ from stageline_operator.controller.view.stage_layers import StageLayers
 from stageline_operator.controller.view.watch_source import WatchSource
 from stageline_operator.planner.types import PodHost, Setting, VllmImages, component_peers
 
-_STUCK_SECONDS: Final = 120.0
+STUCK_SECONDS: Final = 120.0
 _LAST_PASSES_SECONDS: Final = 8.0
 
 _log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class OperatorProcess:
 
     def _unhealthy(self) -> str:
         longest = self._longest_pass_seconds()
-        return f"a pass has been running for {longest:.0f} s" if longest > _STUCK_SECONDS else ""
+        return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
 
     def _longest_pass_seconds(self) -> float:
         return 0.0 if self._workers is None else self._workers.longest_pass_seconds()

@@ -51,7 +51,9 @@ _ENDING_LOOK_SECONDS: Final = 10.0
 MISSING_SCHEDULER: Final = "placement.gang names a scheduler whose PodGroup ({}) this cluster doesn't have"
 _PODS_AT_ONCE: Final = 16
 _PODS_A_PASS: Final = 128
-"""A pass must end soon, also with admission webhooks that are slow: whoever hangs is restarted."""
+_MAKING_SECONDS: Final = 20.0
+"""After which a pass begins to make no more pods: it must end soon, also where admission webhooks take 30 s over each,
+since whoever hangs is restarted."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,8 @@ class Reconciler:
         """
         refused_groups: set[str] = set()
         left, at_once = list(pods), 1
-        while left and len(pods) - len(left) < _PODS_A_PASS:
+        end_at = time.monotonic() + _MAKING_SECONDS
+        while left and len(pods) - len(left) < _PODS_A_PASS and time.monotonic() < end_at:
             batch, left = left[:at_once], left[at_once:]
             made = await asyncio.gather(*(self._make_pod(key, uid, each) for each in batch), return_exceptions=True)
             for failed in (each for each in made if isinstance(each, BaseException)):
