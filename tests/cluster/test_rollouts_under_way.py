@@ -79,6 +79,30 @@ def test_a_rollout_that_gets_nowhere_says_so_and_nothing_is_undone(
     assert model.condition("Progressing")["reason"] == "AsExpected"
 
 
+def test_a_revision_that_finds_no_node_keeps_no_group_of_the_good_one_from_coming_back(
+    model: ModelInCluster, kubelet: InstantKubelet
+) -> None:
+    """Its group waits for a place; what fails meanwhile does not queue behind it."""
+    old, template = revisions(model)[0], model.manifest["spec"]["template"]
+    model.apply(template=template | {"nodeSelector": {"example.com/no": "such-node"}})
+
+    def new_one_waits(status: dict[str, Any]) -> bool:
+        new = [group for group in status["groups"] if group["revision"] != old]
+        return len(new) == 1 and {row["reason"] for row in new[0].get("stages", [])} == {"Unschedulable"}
+
+    status = model.until("the new group finds no node", new_one_waits, SOON_SECONDS)
+    lost = next(group for group in status["groups"] if group["revision"] == old)
+    kubelet.end_container(model.pod(1, group=lost["index"]), 66, "out of device memory")
+    status = model.until_incarnation(lost["incarnation"], group=lost["index"])
+    back = next(group for group in status["groups"] if group["index"] == lost["index"])
+    assert back["revision"] == old, "as it was"
+    status = model.until("three serve", lambda status: status["readyReplicas"] == 3, SOON_SECONDS)
+    assert sorted(group["revision"] == old for group in status["groups"]) == [False, True, True, True]
+    model.apply(template=template)
+    model.until_ready(groups=3)
+    assert revisions(model) == [old] * 3
+
+
 def test_the_old_spec_applied_again_keeps_every_group_that_still_has_it(
     model: ModelInCluster, kubelet: InstantKubelet
 ) -> None:

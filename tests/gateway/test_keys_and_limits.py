@@ -177,6 +177,9 @@ def test_changed_keys_count_at_once(gateway: RunningGateway, keys_path: Path) ->
         ('keys: [{name: a, key: "sk-secret-0123456789"}, {name: b, key: "sk-secret-0123456789"}]', "same as 'a'"),
         ('keys: [{name: a, key: "sk-secret-0123456789", rpm: 4}]', "keys.0.rpm: "),
         ('keys: [{name: a, key: "sk-secret-0123456789", concurrency: 0}]', "keys.0.concurrency: "),
+        ('keys: [{name: a, key: "sk-secret-0123456789", models: ["team-*/tiny"]}]', "keys.0.models.0: "),
+        ('keys: [{name: a, key: "sk-secret-0123456789", models: [tiny, "*"]}]', "'*' must be a model's name"),
+        ('keys: [{name: a, key: "sk-secret-0123456789", models: [""]}]', "or 'namespace/*'"),
     ],
 )  # fmt: skip
 def test_bad_keys_keep_the_old_ones_and_show(

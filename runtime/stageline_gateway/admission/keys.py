@@ -6,19 +6,21 @@ is random, so that a plain digest of it tells nothing. No message made here hold
 
 import hashlib
 import hmac
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from stageline_api.engine_http import HIGHEST_PRIORITY, LOWEST_PRIORITY
-from stageline_gateway.errors import ApiError
+from stageline_gateway.errors import ApiError, shown
 from stageline_gateway.served_models import ServedModel
 
 SHORTEST_KEY_CHARACTERS: Final = 16
+_MODEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/\*|[^\s*]+")
 _AUTHENTICATE: Final = {"www-authenticate": 'Bearer realm="stageline"'}
 
 
@@ -40,6 +42,12 @@ class Limits(_Entry):
     """Requests being answered at once; each choice of `n` counts."""
 
 
+def _model(text: str) -> str:
+    if not _MODEL.fullmatch(text):
+        raise ValueError(f"{shown(text)} must be a model's name, 'namespace/name', or 'namespace/*'")
+    return text
+
+
 class KeyEntry(Limits):
     """One key of a keys file: its digest, or the key itself."""
 
@@ -47,7 +55,7 @@ class KeyEntry(Limits):
     """Stands for the key in metrics and logs."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     key: Annotated[str, Field(min_length=SHORTEST_KEY_CHARACTERS, max_length=1024)] | None = Field(None, repr=False)
-    models: tuple[str, ...] | None = None
+    models: tuple[Annotated[str, AfterValidator(_model)], ...] | None = None
     """Models it may use: served names, `namespace/name`, or `namespace/*` for all of a namespace. None is all."""
     priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] = 0
     """Lower runs first."""

@@ -230,8 +230,8 @@ class Dispatcher:
     def _judge_loss(self, error: EngineLostError, group: GroupEndpoint, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when it has lost too many."""
         logger.warning(
-            "engine lost served=%s kind=%s tokens=%d: %s",
-            group.model, error.kind, len(progress.token_ids), error.message,
+            "engine lost served=%s of %s kind=%s tokens=%d: %s",
+            group.model, self.backends.discovered.source, error.kind, len(progress.token_ids), error.message,
             extra={
                 "group": group.group,
                 "incarnation": group.incarnation,
