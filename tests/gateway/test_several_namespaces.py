@@ -1,8 +1,10 @@
 """One gateway of several namespaces: which model a name means, whose key goes where, and what one of them can't do to
 the others."""
 
+import asyncio
 import base64
 import json
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,11 +17,15 @@ from click.testing import CliRunner
 
 from cluster.fake_kube_api import ELSEWHERE, MODELS, PODS, SECRETS, FakeKubeApi
 from processes.gateway_harness import RunningGateway, eventually, running_gateway
+from processes.scripted_core_server import until
 from processes.scripted_engine import Drop, Hold, Say, ScriptedEngine, answer
 from stageline_api import env, labels, ports
 from stageline_api.engine_access import KEYS_ENTRY, KEYS_SECRET
 from stageline_api.engine_http import Admitted, Delta
 from stageline_gateway.command import gateway as gateway_command
+from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.groups.backends import DiscoveredGroups
+from stageline_gateway.groups.discovery_kubernetes import KubernetesDiscovery
 from stageline_gateway.served_models import ServedModel, ServedModels
 from stageline_gateway.settings import GatewaySettings
 
@@ -250,6 +256,30 @@ def test_a_namespace_that_may_not_be_read_is_named_and_keeps_no_other_from_being
         assert two.ask("there/tiny") == (200, "from there")
         two.until(lambda: gateway.sample(STALE, namespace="there") == 0)
         assert two.ask("elsewhere")[0] == 404
+
+
+def test_a_namespace_whose_role_is_taken_away_is_known_for_a_while_and_then_forgotten(api: FakeKubeApi) -> None:
+    """A refusal may be a moment's. One that lasts must not keep a name from being another namespace's alone."""
+
+    async def run() -> None:
+        found = DiscoveredGroups("namespace here")
+        discovery = KubernetesDiscovery("here", found, 1, EngineKey(), forget_seconds=math.inf)
+        watch = asyncio.create_task(discovery.run())
+        api.put(MODELS, {"metadata": {"name": "tiny"}, "spec": {"model": {"source": "file:///m"}}})
+        await until(lambda: found.models() == ("tiny",), "it is found")
+        api.forbidden |= {PODS, MODELS}
+        api.expire()
+        await until(lambda: len(found.problem.split("403")) == 3, "both are refused")
+        assert found.models() == ("tiny",), "what was read last stays in force"
+        discovery.forget_seconds = 0.0
+        await until(lambda: found.models() == (), "it is forgotten")
+        assert "403" in found.problem, "and that it may not be read is still said"
+        api.forbidden.clear()
+        await until(lambda: (found.models(), found.problem) == (("tiny",), ""), "it is read again")
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_nobody_is_sent_here_before_any_namespace_could_be_read(

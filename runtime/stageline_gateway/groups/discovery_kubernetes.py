@@ -2,7 +2,8 @@
 
 Each watch lasts `relist_seconds` at most; then everything is listed anew and replaces what was known, so an event that
 never came can't leave a ghost for longer (its engine's failing probe takes it out of use long before). While the API
-server can't be reached the last version stays in force.
+server can't be reached the last version stays in force. Where it answers that this gateway may not read, that is
+forgotten after `FORGET_SECONDS`: the Role was taken away, or went with its namespace, whose names shall be free.
 
 The gateway's service account needs, in each namespace that it serves: `get`, `list` and `watch` of `pods` (core), and
 of `pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads nothing
@@ -35,6 +36,7 @@ REQUEST_SECONDS: Final = 15.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 _FORBIDDEN: Final = 403
+FORGET_SECONDS: Final = 300.0
 KEY_SECONDS: Final = 1.0
 """Between two looks for the engines' keys while none is known."""
 
@@ -61,6 +63,8 @@ class _Kind:
     """When the API server last listed these, or told of one."""
     problem: str = ""
     """Why they can't be had now."""
+    forbidden_since: float | None = None
+    """When the API server began to refuse them without a break."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one watch event."""
@@ -85,6 +89,7 @@ class KubernetesDiscovery:
     discovered: DiscoveredGroups
     relist_seconds: int
     key: EngineKey
+    forget_seconds: float = FORGET_SECONDS
     _kinds: tuple[_Kind, _Kind] = field(default_factory=lambda: (_Kind(PODS, STAGE_0_SELECTOR), _Kind(MODELS)))
 
     def age_seconds(self) -> float:
@@ -114,6 +119,7 @@ class KubernetesDiscovery:
             except Exception as error:  # also what login helpers raise: nothing that comes from outside may end this
                 kind.problem = "" if isinstance(error, UnreadableObjectsError) else _reason(error)
                 self.discovered.fail(self._problem() or f"{self.discovered.source} can't be read: {error}")
+                self._note_refusal(kind, _is_forbidden(error))
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
@@ -121,6 +127,7 @@ class KubernetesDiscovery:
         """The operator makes the Secret before a namespace's first pod, so until then there is none."""
         said = ""
         while True:
+            is_forbidden = False
             try:
                 secret = await api.get(SECRETS, self.namespace, KEYS_SECRET)
                 entry = (secret.get("data") or {}).get(KEYS_ENTRY, "")
@@ -129,10 +136,11 @@ class KubernetesDiscovery:
             except Exception as error:  # as above; what it says must not be the Secret's content
                 is_absent = isinstance(error, ApiError) and error.is_not_found
                 problem = "" if is_absent else f"{type(error).__name__}: {error}"[:300]
+                is_forbidden = _is_forbidden(error)
             if problem not in ("", said):
                 logger.warning("Secret %s of namespace %s can't be used: %s", KEYS_SECRET, self.namespace, problem)
             said = problem
-            unknown_seconds = LONGEST_PAUSE_SECONDS if problem else KEY_SECONDS
+            unknown_seconds = LONGEST_PAUSE_SECONDS if is_forbidden else KEY_SECONDS
             await asyncio.sleep(self.relist_seconds if self.key.authorization else unknown_seconds)
 
     def _problem(self) -> str:
@@ -151,7 +159,17 @@ class KubernetesDiscovery:
                 self._publish(kind)
 
     def _publish(self, heard: _Kind) -> None:
-        heard.heard_at, heard.problem = time.monotonic(), ""
+        heard.heard_at, heard.problem, heard.forbidden_since = time.monotonic(), "", None
+        self._tell()
+
+    def _note_refusal(self, kind: _Kind, is_forbidden: bool) -> None:
+        now = time.monotonic()
+        kind.forbidden_since = (kind.forbidden_since or now) if is_forbidden else None
+        if kind.objects and is_forbidden and now - (kind.forbidden_since or now) >= self.forget_seconds:
+            kind.objects = {}
+            self._tell()
+
+    def _tell(self) -> None:
         pods, models = (kind.objects for kind in self._kinds)
         if pods is not None and models is not None:
             try:
@@ -161,8 +179,12 @@ class KubernetesDiscovery:
             self.discovered.accept(endpoints, self._problem())
 
 
+def _is_forbidden(error: Exception) -> bool:
+    return isinstance(error, ApiError) and error.status == _FORBIDDEN
+
+
 def _reason(error: Exception) -> str:
     reason = f"{type(error).__name__}: {error}"[:300]
-    if isinstance(error, ApiError) and error.status == _FORBIDDEN:
+    if _is_forbidden(error):
         return f"this gateway's Role there is missing or allows too little ({reason})"
     return reason
