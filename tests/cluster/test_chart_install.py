@@ -23,6 +23,7 @@ from cluster.under_test import Cluster, own_cluster, uses_foreign_cluster
 from processes.repository_files import ROOT
 
 MODELS: Final = "models"
+SECOND: Final = "more-models"
 KEY: Final = "sk-chart-0123456789abcdef"
 VALUES: Final = node_values(MODELS)
 EVERYTHING: Final[dict[str, Any]] = {
@@ -97,13 +98,13 @@ def model(cluster: Cluster, own_nodes: SimulatedNodes, smollm2_dir: Path) -> Mod
     return found
 
 
-def ask(cluster: Cluster, key: str | None = KEY) -> httpx.Response:
+def ask(cluster: Cluster, key: str | None = KEY, model: str = "smollm2") -> httpx.Response:
     """A question through the gateway's pod, which is where its Service would lead."""
     selector = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/instance": RELEASE}
     (pod,) = [p for p in cluster.api.list("Pod", NAMESPACE, selector) if "deletionTimestamp" not in p["metadata"]]
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = {"model": "smollm2", "messages": [question], "temperature": 0, "max_tokens": 16}
+    body = {"model": model, "messages": [question], "temperature": 0, "max_tokens": 16}
     url = f"http://{pod['status']['podIP']}:8080/v1/chat/completions"
     with httpx.Client(trust_env=False, timeout=120) as client:
         return client.post(url, json=body, headers=headers)
@@ -224,6 +225,47 @@ def test_monitors_appear_where_the_cluster_knows_them(cluster: Cluster, helm: he
     helm.upgrade(CHART, RELEASE, VALUES)
     listed = cluster.kubectl_ok("get", "servicemonitors,podmonitors", "-n", NAMESPACE, "-o", "name").split()
     assert len(listed) == 3, listed
+
+
+def test_upgrades_give_the_gateway_a_second_namespace_and_take_it_away_again(
+    cluster: Cluster, own_nodes: SimulatedNodes, helm: helm_python.Config, model: ModelInCluster
+) -> None:
+    """There is a model of the same name in the other one; that it has no group is no matter."""
+    before, namesake = model.pod_uids(), {"metadata": {"name": model.name, "namespace": SECOND}}
+    spec = {name: value for name, value in model.manifest["spec"].items() if name != "autoscaling"} | {"replicas": 0}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SECOND}},
+        model.manifest | namesake | {"spec": spec},
+    )
+    gateway = {name: value for name, value in VALUES["gateway"].items() if name != "namespace"}
+    helm.upgrade(CHART, RELEASE, VALUES | {"gateway": gateway | {"namespaces": [MODELS, SECOND]}})
+    until_available(cluster, own_nodes)
+
+    def shown() -> str:
+        return everything(cluster, own_nodes)
+
+    def refused() -> str:
+        said = ask(cluster)
+        return said.text if said.status_code == 400 else ""
+
+    words = wait_until("both are known", refused, AVAILABLE_SECONDS, shown)
+    assert f"'{MODELS}/smollm2' or '{SECOND}/smollm2'" in words
+    assert ask(cluster, model=f"{MODELS}/smollm2").is_success
+    url = f"http://{RELEASE}-gateway.{NAMESPACE}.svc:80/v1"
+
+    def url_there() -> str:
+        return str(((cluster.api.get("PipelineModel", model.name, SECOND) or {}).get("status") or {}).get("url"))
+
+    wait_until("the other's status says where", lambda: url_there() == url, AVAILABLE_SECONDS, shown)
+    roles = ("get", "roles,rolebindings", "-n", SECOND, "-o", "name")
+    assert len(cluster.kubectl_ok(*roles).split()) == 2
+
+    helm.upgrade(CHART, RELEASE, VALUES)
+    until_available(cluster, own_nodes)
+    wait_until("the name is one model's again", lambda: ask(cluster).is_success, AVAILABLE_SECONDS, shown)
+    assert cluster.kubectl_ok(*roles).split() == []
+    assert model.pod_uids() == before
+    cluster.kubectl_ok("delete", "namespace", SECOND, "--wait=false")
 
 
 def test_an_operator_of_some_namespaces_needs_no_right_outside_them(
