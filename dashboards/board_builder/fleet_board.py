@@ -49,7 +49,7 @@ def fleet_board() -> Dashboard:
         (
             datasource(),
             cluster_choice(groups),
-            choice("namespace", "Namespace", "Namespaces that have a gateway.", groups, "namespace", (CLUSTER,)),
+            choice("namespace", "Namespace", "Namespaces that gateways serve.", groups, "namespace", (CLUSTER,)),
             choice("model_name", "Model name", "Names that clients ask for.", groups, "model_name", (NAMESPACE,)),
             hidden("pipeline_model", "PipelineModels of these names.", operator.MODEL_INFO.name, "model", MODEL),
         ),

@@ -35,7 +35,7 @@ def gateway_board() -> Dashboard:
         (
             datasource(),
             cluster_choice(groups),
-            choice("namespace", "Namespace", "Namespaces of gateways.", groups, "namespace", (CLUSTER,)),
+            choice("namespace", "Namespace", "Namespaces that gateways serve.", groups, "namespace", (CLUSTER,)),
             choice("model_name", "Model name", "Names that clients ask for.", groups, "model_name", MODEL[:1]),
         ),
         (reformed_groups(*MODEL), firing_alerts()),

@@ -109,6 +109,19 @@ def test_a_model_s_traffic_counts_its_own_answers_over_all_gateways() -> None:
     assert found.output_token is None
 
 
+@pytest.mark.parametrize(("namespace", "tokens"), [("here", 100), ("there", 7)])
+def test_of_a_gateway_of_several_namespaces_a_model_counts_its_own_and_not_its_namesakes(
+    namespace: str, tokens: int
+) -> None:
+    name = gateway.GENERATION_TOKENS.name
+    page = parse_samples(
+        f'{name}{{model_name="tiny",namespace="here"}} 100\n{name}{{model_name="tiny",namespace="there"}} 7\n'
+    )
+    assert page.of_namespace(namespace).total(name, model_name="tiny") == tokens
+    alone = parse_samples(f'{name}{{model_name="tiny",namespace=""}} 5\n')
+    assert alone.of_namespace(namespace).total(name, model_name="tiny") == 5, "on one machine none is named"
+
+
 def test_a_gateway_that_began_anew_says_nothing() -> None:
     assert traffic_facts([(gateway_page(10, 0, 100, 5, 5), gateway_page(1, 0, 10, 1, 0))], 2.0, "tiny") is None
 
