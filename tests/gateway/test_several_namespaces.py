@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.fake_kube_api import ELSEWHERE, MODELS, PODS, SECRETS, FakeKubeApi
 from processes.gateway_harness import RunningGateway, eventually, running_gateway
@@ -154,6 +156,24 @@ def test_a_name_means_the_same_whatever_came_first(asked: str, meant: list[str])
         for model in models.listed():
             assert models.meant_by(models.id_of(model)) == (model,), "an id means its model and no other"
             assert models.meant_by(model.full_name) == (model,)
+
+
+SEGMENTS = st.lists(st.sampled_from(["a", "b", "x"]), min_size=1, max_size=3).map("/".join)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sets(SEGMENTS), min_size=1), SEGMENTS)
+def test_every_model_has_an_id_of_its_own_and_no_name_means_what_is_not_called_so(
+    names: dict[str, set[str]], asked: str
+) -> None:
+    models = served(**{namespace: tuple(sorted(found)) for namespace, found in names.items()})
+    listed = list(models.listed())
+    ids = [models.id_of(model) for model in listed]
+    assert len(set(ids)) == len(ids), ids
+    for model, its_id in zip(listed, ids, strict=True):
+        assert models.meant_by(its_id) == models.meant_by(model.full_name) == (model,)
+    for model in models.meant_by(asked):
+        assert asked in (model.name, model.full_name)
+    assert bool(models.meant_by(asked)) == any(asked in (model.name, model.full_name) for model in listed)
 
 
 def test_on_one_machine_a_name_with_a_slash_is_only_a_name() -> None:

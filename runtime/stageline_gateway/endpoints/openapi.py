@@ -207,7 +207,7 @@ def _paths() -> dict[str, Any]:
         "/v1/completions": _post("Continue a text", "CompletionRequest", whole),
         "/v1/embeddings": no_embeddings,
         "/v1/models": _get("What is served", _object(object=text, data={"type": "array"}), _ANY),
-        "/v1/models/{model}": _get("One model", model, (*_ANY, 403, 404), _parameter("model", "path", text)),
+        "/v1/models/{model}": _get("One model", model, _ON_MODEL, _parameter("model", "path", text)),
         "/tokenize": _post("A prompt's token ids", "TokenizeBody", tokens),
         "/detokenize": _post("Token ids as text", "DetokenizeBody", _object(prompt=text)),
         "/pipeline": _get("What stages did lately", _object("stages", model=text), _ON_MODEL, *of_model),
