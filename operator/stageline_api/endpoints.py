@@ -18,10 +18,12 @@ class GroupEndpoint(BaseModel):
     group: int
     incarnation: int
     url: str
-    """Base URL of the group's engine, `http://<address>:8000`."""
+    """Base URL of the group's engine, `http://<address>:8000`, or `https` with a `tls_name`."""
     ready: bool
     revision: str = ""
     """Hash of the template its pods were made from: groups of one revision answer alike."""
+    tls_name: str = ""
+    """The DNS name that its engine's certificate must be for; empty: it speaks plain HTTP."""
     draining: bool = False
     """It takes no new request and will end; answers that run on it may go on until then."""
     adapters: tuple[str, ...] = ()

@@ -57,6 +57,17 @@ class SpeculativeConfig(BaseModel):
     """Canonical source URL of the model that drafts; None looks drafts up."""
 
 
+class TlsConfig(BaseModel):
+    """Mutual TLS between the pods of the model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    directory: str
+    """Where `tls.crt`, `tls.key` and `ca.crt` lie."""
+    name: str
+    """The DNS name that every certificate must be for."""
+
+
 class RuntimeConfig(BaseModel):
     """Everything the engine and the stages of one group need, besides the contract's environment."""
 
@@ -101,4 +112,6 @@ class RuntimeConfig(BaseModel):
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""
     network_interface: str | None = None
+    tls: TlsConfig | None = None
+    """None: what crosses between pods is in clear."""
     timeouts: Timeouts = Timeouts()

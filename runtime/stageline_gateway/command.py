@@ -95,6 +95,7 @@ def _read_namespaces(_: click.Context, option: click.Parameter, given: tuple[str
 @_count("connection-limit", 8192, "Clients' connections that may be open at once.")
 @_path("tls-certificate", "PEM certificate (chain) to serve HTTPS with; re-read when changed.")
 @_path("tls-key", "Its PEM key.")
+@_path("engine-authority", "PEM certificates of who signs those of engines that talk by TLS; re-read when changed.")
 @_seconds("withdraw-seconds", 0.0, "How long requests are still taken after SIGTERM, while /accepting says no already.")
 @_seconds("drain-seconds", 30.0, "How long open answers may take to finish then.")
 @_seconds("idle-timeout-seconds", 120.0, "Longest silence of an engine before a request's first token.", 0.01)

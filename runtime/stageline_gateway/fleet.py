@@ -15,6 +15,7 @@ from stageline_api.endpoints import Endpoints
 from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_trust import EngineTrust
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.discovery_file import EndpointsFile
 from stageline_gateway.groups.probing import Prober
@@ -56,6 +57,8 @@ class Fleet:
     async def running(self) -> AsyncIterator[None]:
         self.discovery.refresh()
         watches = {"what is served": self.discovery.run, "engines": self.prober.run}
+        if self.prober.trust.is_given:
+            watches["authorities of engines"] = self.prober.trust.watch
         tasks = [asyncio.create_task(run_forever(name, watch)) for name, watch in watches.items()]
         try:
             yield
@@ -103,6 +106,7 @@ def build_fleets(settings: GatewaySettings, metrics: GatewayMetrics) -> Fleets:
 def _build_fleet(settings: GatewaySettings, metrics: ModelMetrics, namespace: str) -> Fleet:
     key = EngineKey()
     key.take(settings.engine_keys)
+    trust = EngineTrust(settings.engine_authority)
     path = settings.endpoints_path
     source = f"namespace {namespace}" if path is None else f"endpoints file {path}"
     discovered = DiscoveredGroups(source, on_problem=metrics.endpoints_stale.set)
@@ -133,12 +137,12 @@ def _build_fleet(settings: GatewaySettings, metrics: ModelMetrics, namespace: st
         most_losses=settings.most_losses,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    dispatcher = Dispatcher(backends, EngineClient(timeouts, key), runs, metrics, retry)
+    dispatcher = Dispatcher(backends, EngineClient(timeouts, key, trust), runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
-    prober = Prober(backends, *intervals, runs.heard_since, look_over, key)
+    prober = Prober(backends, *intervals, runs.heard_since, look_over, key, trust)
     discovery = _discovery(settings, namespace, discovered, key)
     metrics.discovery_age.set_function(discovery.age_seconds)
-    calls = EngineCalls(key, settings.connect_timeout_seconds, settings.call_timeout_seconds)
+    calls = EngineCalls(key, trust, settings.connect_timeout_seconds, settings.call_timeout_seconds)
     return Fleet(dispatcher, discovery, prober, calls)
 
 

@@ -18,6 +18,8 @@ class GatewaySettings:
     """What engines ask for, a key a line (`engine_access`); in a cluster the namespace's Secret takes its place. Of one
     namespace's engines: those of several are never shown the same key.
     """
+    engine_authority: Path | None = None
+    """Authorities of the certificates that engines of models with `spec.network.tls` show."""
     relist_seconds: int = 30
     """How often pods and PipelineModels are listed anew, in a cluster; between they are watched."""
     poll_seconds: float = 0.25

@@ -12,6 +12,8 @@ from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_api.telemetry.logs import configure_logging, identify, log_settings
 from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.tls.certificates import PodIdentity, TlsError
+from stageline_runtime.tls.served import ServedCertificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,30 @@ def read_engine_keys(pod_ip: str, environ: Mapping[str, str] = os.environ) -> tu
     if not keys and not engine_access.is_loopback(pod_ip):
         raise _bad(f"{env.ENGINE_KEYS} is not set: without keys an engine answers on loopback alone, not on {pod_ip}")
     return keys
+
+
+def read_identity(config: RuntimeConfig) -> PodIdentity | None:
+    """The model's certificate, as it is mounted now; None without `spec.network.tls`.
+
+    Raises:
+        RuntimeFailure: class RendezvousTimeout: the Secret may be mended while the group is made again.
+    """
+    if config.tls is None:
+        return None
+    try:
+        return PodIdentity(config.tls)
+    except TlsError as error:
+        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, f"spec.network.tls: {error}", operation="tls") from error
+
+
+def read_served(config: RuntimeConfig) -> ServedCertificate | None:
+    """What the engine shows its callers; None without `spec.network.tls`. Raises as `read_identity` does."""
+    if config.tls is None:
+        return None
+    try:
+        return ServedCertificate(config.tls)
+    except TlsError as error:
+        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, f"spec.network.tls: {error}", operation="tls") from error
 
 
 def read_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:

@@ -133,7 +133,7 @@ SPEC_CASES = {
     ),
     "snake-case": ("engine: {max_num_seqs: 9}", 'spec.engine.max_num_seqs: unknown field; did you mean "maxNumSeqs"?'),
     "unknown": ("network: {mtu: 9}",
-                "spec.network.mtu: unknown field; the fields here are interface, rdmaResource, env"),
+                "spec.network.mtu: unknown field; the fields here are interface, rdmaResource, tls, env"),
     "unknown-in-list": (
         "stages: [{layer: 0-3}]",
         'spec.stages[0].layer: unknown field; did you mean "layers"?',
@@ -346,6 +346,29 @@ SPEC_CASES = {
     "rdma": (
         "network: {rdmaResource: hca}",
         'spec.network.rdmaResource: "hca" is not allowed: must be the name of an extended resource, such as rdma/hca',
+    ),
+    "TLS without a Secret": (
+        "network: {tls: {}}",
+        "spec.network.tls.secretName: is required",
+    ),
+    "TLS with a name that no Secret has": (
+        "network: {tls: {secretName: Certs}}",
+        'spec.network.tls.secretName: "Certs" is not allowed: '
+        'must be the name of a Kubernetes object: lower-case letters, digits, "." and "-"',
+    ),
+    "TLS between nodes of vLLM": (
+        "engine: {name: vllm}\n  network: {tls: {secretName: certs}}",
+        "spec.network.tls: is for engine.name stageline only: what nodes of vLLM say to each other has no TLS",
+    ),
+    "TLS on another interface": (
+        "network: {interface: eth1, tls: {secretName: certs}}",
+        'spec.network.interface: "eth1" is not allowed: '
+        "is not taken with network.tls, whose connections go by the pods' own addresses: leave it out",
+    ),
+    "TLS over RDMA": (
+        "network: {rdmaResource: rdma/hca, tls: {secretName: certs}}",
+        'spec.network.rdmaResource: "rdma/hca" is not allowed: '
+        "is not taken with network.tls: RDMA has no TLS, so it would stay unused",
     ),
     "interface": (
         "network: {interface: 'a b'}",

@@ -343,6 +343,19 @@ def test_keys_and_tls_come_from_secrets() -> None:
     assert found(objects, "Service", "stageline-gateway")["spec"]["ports"][0]["name"] == "https"
 
 
+@pytest.mark.parametrize("kind", ["secret", "configMap"])
+def test_the_authority_of_engines_is_mounted_without_any_key(kind: str) -> None:
+    objects = rendered_objects({"gateway": {"engineAuthority": {f"{kind}Name": "authority"}}})
+    gateway = container(objects, "gateway")
+    mounts = {mount["name"]: mount for mount in gateway["volumeMounts"]}
+    assert mounts["engine-authority"]["readOnly"] is True
+    assert f"--engine-authority={mounts['engine-authority']['mountPath']}/ca.crt" in gateway["args"]
+    pod = found(objects, "Deployment", "stageline-gateway")["spec"]["template"]["spec"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "engine-authority"]
+    assert volume[kind]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "a Secret may hold the authority's key too"
+    assert "--engine-authority" not in str(container(rendered_objects(), "gateway")["args"])
+
+
 def test_one_replica_has_no_disruption_budget_that_would_block_a_drain() -> None:
     assert len(of_kind(rendered_objects(), "PodDisruptionBudget")) == 2
     single = {"operator": {"replicas": 1}, "gateway": {"replicas": 1}}

@@ -49,6 +49,7 @@ class ScriptedEvents(EngineClient):
         url: str,  # noqa: ARG002 - the client's signature
         request: GenerateRequest,
         on_open: Callable[[Any], None] = lambda _: None,  # noqa: ARG002 - the client's signature
+        tls_name: str = "",  # noqa: ARG002 - the client's signature
     ) -> AsyncGenerator[EngineEvent, None]:
         self.opened += 1
         try:

@@ -55,6 +55,16 @@ def test_a_ready_pod_is_a_ready_group() -> None:
     assert endpoints_of([pod()], [model(served_name=None)]).groups[0].model == "m"
 
 
+def test_a_pod_that_names_a_certificate_is_asked_by_https_alone() -> None:
+    """Of the pod, not of the model: while the model's template changes there are groups of both kinds."""
+    secure = pod(ip="10.1.2.3", annotations={labels.TLS_NAME: "m-stages.lab.svc"})
+    found = endpoints_of([secure, pod("m-1-1-0", 1, ip="10.1.2.4", annotations=None)], [model()]).groups
+    assert [(one.url, one.tls_name) for one in found] == [
+        ("https://10.1.2.3:8000", "m-stages.lab.svc"),
+        ("http://10.1.2.4:8000", ""),
+    ]
+
+
 def test_adapters_of_a_model_are_names_of_its_groups() -> None:
     served = model()
     served["spec"]["engine"] = {"name": "vllm", "loraAdapters": [{"name": "pirate", "path": "/a"}]}

@@ -12,7 +12,7 @@ from stageline_api import env, labels, ports
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_local.node.pod_fields import UnsupportedPodFieldError, check_pod
-from stageline_local.session.local_overrides import THIS_MACHINE
+from stageline_local.session.local_overrides import THIS_MACHINE, without_tls
 from stageline_operator.planner.objects import (
     GroupIncarnation,
     build_access_policies,
@@ -30,6 +30,7 @@ from stageline_operator.planner.objects import (
 from stageline_operator.planner.objects.identity import bus_secret_name
 from stageline_operator.planner.types import PodHost, Setting, VllmImages
 
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LIFE = GroupIncarnation(group=1, incarnation=7)
 IMAGE = "stageline:test"
 SCRAPER = {
@@ -314,6 +315,39 @@ def test_the_network_gives_stages_an_interface_a_device_and_the_right_to_pin_mem
     assert stage["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert "NCCL_DEBUG" not in environment(engine)
     assert engine["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+TLS: dict[str, Any] = {"tls": {"secretName": "tiny-tls"}}
+
+
+def test_with_tls_the_pods_that_connect_have_the_certificate_and_say_its_name() -> None:
+    model = pipeline_model(network=TLS)
+    config = build_config(model)
+    assert config.tls is not None
+    assert config.tls.name == f"tiny-stages.{model.namespace}.svc"
+    for number in range(2):
+        pod = stage_pod(model, number)
+        assert {"name": "stageline-tls", "secret": {"secretName": "tiny-tls"}} in pod["spec"]["volumes"]
+        assert pod["metadata"]["annotations"] == {labels.TLS_NAME: config.tls.name}
+        stage = container(pod, "stage")
+        connecting = [stage] + ([container(pod, "engine")] if number == 0 else [])
+        mount = {"name": "stageline-tls", "mountPath": config.tls.directory, "readOnly": True}
+        assert all(mount in each["volumeMounts"] for each in connecting)
+        assert mount not in container(pod, "prepare")["volumeMounts"]
+        assert {"name": "rendezvous", "containerPort": 29500, "protocol": "TCP"} in stage["ports"]
+        assert "tiny-tls" not in str([each["env"] for each in connecting]), "keys belong in no environment"
+    engine = container(stage_pod(model, 0), "engine")
+    assert {engine[probe]["httpGet"]["port"] for probe in PROBES} == {8002}, "probes know no certificates"
+
+
+def test_without_tls_nothing_of_it_is_there_and_groups_are_replaced_for_it() -> None:
+    bare, secure = pipeline_model(), pipeline_model(network=TLS)
+    pod = stage_pod(bare, 0)
+    assert "tls" not in str(pod)
+    assert {container(pod, "engine")[probe]["httpGet"]["port"] for probe in PROBES} == {8000}
+    assert build_config(bare).tls is None
+    assert revision_of(secure) != revision_of(bare)
+    assert without_tls(secure) == bare, "one machine's pods talk over loopback"
 
 
 def gpu_model(**spec: Any) -> PipelineModel:

@@ -25,6 +25,7 @@ from stageline_api.resource.speculative import ON_DEVICES
 from stageline_api.resource.stage_pods import STAGE_POD_RULES, stage_pod_problems
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
+from stageline_api.resource.tls import TLS_RULES, tls_problems
 from stageline_api.runtime_config import LayerRange
 
 LONGEST_NAME: Final = 40
@@ -175,7 +176,9 @@ class PipelineModelSpec(SpecBase):
         default=TimeoutsSpec(), description="How long each phase may take before it counts as failed."
     )
 
-    model_config = ConfigDict(json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES))
+    model_config = ConfigDict(
+        json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES, *TLS_RULES)
+    )
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "PipelineModelSpec":
@@ -260,6 +263,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)
     problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.network, spec.stages)
     problems += gang_problems(spec.placement.gang, spec.template)
+    problems += tls_problems(spec.network, spec.engine, spec.parallelism)
     if spec.engine.speculative is not None and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from stageline_api.resource.base import SpecBase, check_pattern
 from stageline_api.resource.gang import GangSpec
 from stageline_api.resource.pod import EnvVars
+from stageline_api.resource.tls import TlsSpec
 
 INTERFACE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,15}$"
 TOPOLOGY_KEY_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -79,6 +80,13 @@ class NetworkSpec(SpecBase):
         description=(
             "Extended resource of an RDMA device, such as `rdma/hca`: each stage gets one, and the IPC_LOCK "
             "capability, which restricted pod security forbids. Default: none."
+        ),
+    )
+    tls: TlsSpec | None = Field(
+        default=None,
+        description=(
+            "Mutual TLS between the model's pods: plans, tokens and hidden states never cross the network in clear. "
+            "Tensors then go by TCP, between GPUs too. Default: what crosses between pods is in clear."
         ),
     )
     env: EnvVars = Field(

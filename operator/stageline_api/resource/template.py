@@ -19,7 +19,9 @@ from stageline_api.resource.pod import EnvVars, ImagePullSecret, ResourcesSpec, 
 from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels, RawObject
 
 VOLUME_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-RESERVED_VOLUMES: Final = frozenset({"config", "cache", "tmp", "shm", "source", "stageline", "stageline-draft"})
+RESERVED_VOLUMES: Final = frozenset(
+    {"config", "cache", "tmp", "shm", "source", "stageline", "stageline-draft", "stageline-tls"}
+)
 RESERVED_PATHS: Final = (
     "/etc/stageline",
     "/var/cache/stageline",

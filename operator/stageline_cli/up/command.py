@@ -32,6 +32,7 @@ from stageline_local.session.local_overrides import (
     with_cache,
     with_local_engine,
     without_gang,
+    without_tls,
 )
 from stageline_local.session.session import SessionOptions
 
@@ -95,7 +96,7 @@ def up(
     refuse_no_groups(model)
     if detach:
         return start_detached(model, file, options, cache, state_dir, timeout_seconds)
-    model = without_gang(with_local_engine(with_cache(model, cache or default_cache_dir())))
+    model = without_tls(without_gang(with_local_engine(with_cache(model, cache or default_cache_dir()))))
     return _serve(model, options, UpOptions(once, max_tokens, timeout_seconds), plain)
 
 

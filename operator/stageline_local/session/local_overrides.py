@@ -38,6 +38,11 @@ def without_gang(model: PipelineModel) -> PipelineModel:
     return model if model.spec.placement.gang is None else _without(model, "placement", "gang")
 
 
+def without_tls(model: PipelineModel) -> PipelineModel:
+    """The model without TLS between its pods: all of them are on loopback, which no network sees."""
+    return model if model.spec.network.tls is None else _without(model, "network", "tls")
+
+
 def _without(model: PipelineModel, part: str, field: str) -> PipelineModel:
     manifest = model.to_manifest()
     del manifest["spec"][part][field]

@@ -184,10 +184,11 @@ class PipelineWatch:
         return watch
 
     async def _read(self, calls: EngineCalls, group: GroupEndpoint, watch: _Watch) -> None:
-        stages = await calls.get(f"{group.url}/stages", GroupStages)
+        stages = await calls.get(f"{group.url}/stages", GroupStages, tls_name=group.tls_name)
         if stages.incarnation != group.incarnation or len(stages.stages) < stages.stage_count:
             raise NoPictureError("The group's stages are not all connected.")
-        watch.offsets = _offsets(stages, await calls.get(f"{group.url}/clock", GroupClocks))
+        clocks = await calls.get(f"{group.url}/clock", GroupClocks, tls_name=group.tls_name)
+        watch.offsets = _offsets(stages, clocks)
         kept = [watch.stages.setdefault(endpoint.stage, _Stage()) for endpoint in stages.stages]
         reading = (self._read_stage(calls, endpoint, one) for endpoint, one in zip(stages.stages, kept, strict=True))
         await asyncio.gather(*reading)

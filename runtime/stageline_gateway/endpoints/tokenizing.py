@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
 from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE
@@ -64,14 +65,17 @@ def parse_detokenize(fields: Mapping[str, Any]) -> DetokenizeBody:
     return checked(DetokenizeBody, dict(fields))
 
 
-async def tokenize(calls: EngineCalls, engine_url: str, body: TokenizeBody, names: Mapping[str, str]) -> dict[str, Any]:
+async def tokenize(
+    calls: EngineCalls, group: GroupEndpoint, body: TokenizeBody, names: Mapping[str, str]
+) -> dict[str, Any]:
     if body.messages is None:
         asked = TokenizeRequest(prompt=TextPrompt(text=body.prompt or ""))
     else:
         prompt = chat_prompt(body.messages, body.tools, guided=True)
         asked = TokenizeRequest(prompt=prompt.model_copy(update={"add_generation_prompt": body.add_generation_prompt}))
     options = {"add_special_tokens": body.add_special_tokens, "with_texts": body.return_token_strs}
-    done = await calls.post(f"{engine_url}/v1/tokenize", asked.model_copy(update=options), Tokenized, names)
+    url, question = f"{group.url}/v1/tokenize", asked.model_copy(update=options)
+    done = await calls.post(url, question, Tokenized, names, group.tls_name)
     return {
         "count": len(done.token_ids),
         "max_model_len": done.max_model_len,
@@ -81,10 +85,10 @@ async def tokenize(calls: EngineCalls, engine_url: str, body: TokenizeBody, name
 
 
 async def detokenize(
-    calls: EngineCalls, engine_url: str, body: DetokenizeBody, names: Mapping[str, str]
+    calls: EngineCalls, group: GroupEndpoint, body: DetokenizeBody, names: Mapping[str, str]
 ) -> dict[str, Any]:
     asked = DetokenizeRequest(token_ids=tuple(body.tokens))
-    done = await calls.post(f"{engine_url}/v1/detokenize", asked, Detokenized, names)
+    done = await calls.post(f"{group.url}/v1/detokenize", asked, Detokenized, names, group.tls_name)
     return {"prompt": done.text}
 
 
@@ -105,7 +109,7 @@ async def _answer(
     services: Services,
     request: Request,
     parse: Callable[[Mapping[str, Any]], Body],
-    ask: Callable[[EngineCalls, str, Body, Mapping[str, str]], Awaitable[dict[str, Any]]],
+    ask: Callable[[EngineCalls, GroupEndpoint, Body, Mapping[str, str]], Awaitable[dict[str, Any]]],
 ) -> Response:
     """Takes a place, and has limits, a span and the client's names, like a completion."""
     context = RequestContext.of(request.headers)
@@ -122,7 +126,7 @@ async def _answer(
             permit = services.admission.permit(caller, model, held)
         calls = services.fleets.by_namespace[model.namespace].calls
         with permit:
-            answer = await _ask(services, model, lambda url: ask(calls, url, body, mine | span.trace.headers()))
+            answer = await _ask(services, model, lambda group: ask(calls, group, body, mine | span.trace.headers()))
         status = 200
         return JsonAnswer(answer, headers=mine)
     except ClientDisconnect:
@@ -135,11 +139,11 @@ async def _answer(
 
 
 async def _ask(
-    services: Services, model: ServedModel, ask: Callable[[str], Awaitable[dict[str, Any]]]
+    services: Services, model: ServedModel, ask: Callable[[GroupEndpoint], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
     backends = services.fleets.dispatcher_of(model).backends
     group = choose(backends.candidates(model.name), backends.ledger.loads)
     if group is None:
         message = why_not_ready(model.name, backends.groups_of(model.name))
         raise not_ready(message, services.settings.retry_after_seconds)
-    return await ask(group.url)
+    return await ask(group)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from stageline_api.engine_http import EngineError
 from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_trust import EngineTrust, by_name
 from stageline_gateway.errors import answer_broken, refused_by_engine
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
@@ -18,9 +19,12 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class EngineCalls:
     """Asks over connections that are kept open; raises ApiError. Never goes through a proxy from the environment."""
 
-    def __init__(self, key: EngineKey, connect_timeout_seconds: float, timeout_seconds: float) -> None:
+    def __init__(
+        self, key: EngineKey, trust: EngineTrust, connect_timeout_seconds: float, timeout_seconds: float
+    ) -> None:
         self._key = key
         self._http = httpx.AsyncClient(
+            verify=trust.context,
             timeout=httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
             limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=30),
             trust_env=False,
@@ -29,14 +33,20 @@ class EngineCalls:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def get(self, url: str, answer: type[Answer], *, is_engine: bool = True) -> Answer:
-        """A stage is asked without the engine's key."""
+    async def get(self, url: str, answer: type[Answer], *, is_engine: bool = True, tls_name: str = "") -> Answer:
+        """A stage is asked without the engine's key. By HTTPS, the certificate must be for `tls_name`."""
         headers = self._key.headers if is_engine else {}
-        return await self._ask(httpx.Request("GET", url, headers=headers), answer)
+        extensions = by_name(tls_name)
+        return await self._ask(httpx.Request("GET", url, headers=headers, extensions=extensions), answer)
 
-    async def post(self, url: str, body: BaseModel, answer: type[Answer], names: Mapping[str, str]) -> Answer:
+    async def post(
+        self, url: str, body: BaseModel, answer: type[Answer], names: Mapping[str, str], tls_name: str = ""
+    ) -> Answer:
         headers = {"content-type": "application/json", **names, **self._key.headers}
-        return await self._ask(httpx.Request("POST", url, content=body.model_dump_json(), headers=headers), answer)
+        content, extensions = body.model_dump_json(), by_name(tls_name)
+        return await self._ask(
+            httpx.Request("POST", url, content=content, headers=headers, extensions=extensions), answer
+        )
 
     async def _ask(self, request: httpx.Request, answer: type[Answer]) -> Answer:
         try:

@@ -28,6 +28,7 @@ from stageline_api.engine_http import (
 )
 from stageline_gateway.engine_client.engine_connection import ConnectionBrokenError, EngineConnection, SilentEngineError
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
+from stageline_gateway.engine_trust import EngineTrust
 
 GENERATE_PATH: Final = "/v1/generate"
 HTTP_OK: Final = 200
@@ -126,20 +127,23 @@ class EngineTimeouts:
 class EngineClient:
     """Opens connections to engines. Never goes through a proxy from the environment."""
 
-    def __init__(self, timeouts: EngineTimeouts, key: EngineKey) -> None:
+    def __init__(self, timeouts: EngineTimeouts, key: EngineKey, trust: EngineTrust | None = None) -> None:
         self._timeouts = timeouts
         self._key = key
+        self._trust = trust or EngineTrust()
 
     async def events(
         self,
         url: str,
         request: GenerateRequest,
         on_open: Callable[[EngineConnection], None] = lambda _: None,
+        tls_name: str = "",
     ) -> AsyncGenerator[EngineEvent, None]:
-        """The events of `request` on the engine at `url`; raises the three errors."""
+        """The events of `request` on the engine at `url`, whose certificate must be for `tls_name` if that is given.
+        Raises the three errors."""
         limit_seconds = self._timeouts.idle_seconds
         order = _Order()
-        connection, host = await self._open(url)
+        connection, host = await self._open(url, tls_name)
         try:
             on_open(connection)
             connection.post(host, GENERATE_PATH, request.model_dump_json().encode(), self._key.authorization)
@@ -159,14 +163,20 @@ class EngineClient:
         if not order.finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 
-    async def _open(self, url: str) -> tuple[EngineConnection, str]:
+    async def _open(self, url: str, tls_name: str) -> tuple[EngineConnection, str]:
         try:
             parts = urlsplit(url)
-            if parts.scheme != "http" or not parts.hostname:
+            if parts.scheme != ("https" if tls_name else "http") or not parts.hostname:
                 raise ValueError(url)
             loop = asyncio.get_running_loop()
             async with asyncio.timeout(self._timeouts.connect_seconds):
-                _, connection = await loop.create_connection(EngineConnection, parts.hostname, parts.port or 80)
+                _, connection = await loop.create_connection(
+                    EngineConnection,
+                    parts.hostname,
+                    parts.port or 80,
+                    ssl=self._trust.context if tls_name else None,
+                    server_hostname=tls_name or None,
+                )
         except (OSError, ValueError):  # TimeoutError is an OSError
             raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
         return connection, parts.netloc

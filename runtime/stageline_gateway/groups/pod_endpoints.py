@@ -95,12 +95,16 @@ def _group(pod: Manifest, model: str, adapters: tuple[str, ...]) -> GroupEndpoin
     own, status = _labels(pod), pod.get("status") or {}
     address = status.get("podIP", "")
     draining = "deletionTimestamp" in pod["metadata"]
+    # Of the pod, not of the model: groups of two revisions may differ.
+    tls_name = (pod["metadata"].get("annotations") or {}).get(labels.TLS_NAME, "")
+    scheme = "https" if tls_name else "http"
     ready = bool(address) and not draining and _condition(status, "Ready").get("status") == "True"
     return GroupEndpoint(
         model=model,
         group=int(own[labels.GROUP]),
         incarnation=int(own[labels.INCARNATION]),
-        url=f"http://{f'[{address}]' if ':' in address else address}:{ports.ENGINE_HTTP}" if address else "",
+        url=f"{scheme}://{f'[{address}]' if ':' in address else address}:{ports.ENGINE_HTTP}" if address else "",
+        tls_name=tls_name,
         ready=ready,
         revision=own.get(labels.REVISION, ""),
         draining=draining and bool(address),

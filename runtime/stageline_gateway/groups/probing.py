@@ -22,12 +22,14 @@ from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HeldPrefixes
 from stageline_api.health import EngineStatus, Phase
 from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_trust import NO_AUTHORITY, EngineTrust, by_name
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.routing import EngineAccount, identity
 
 READY_PATH: Final = "/readyz"
 PREFIXES_PATH: Final = "/v1/prefixes"
 UNREACHABLE: Final = "its engine can't be reached"
+NOT_TRUSTED: Final = "its engine's certificate is not accepted: is its authority in --engine-authority?"
 ANOTHER_MODEL: Final = "its address belongs to another model's engine by now"
 ANOTHER_GROUP: Final = "its address belongs to the engine of another group or incarnation by now"
 NOT_THERE: Final = frozenset({UNREACHABLE, ANOTHER_MODEL, ANOTHER_GROUP})
@@ -57,12 +59,16 @@ class Prober:
     """Whether a group, by identity, has sent anything since a moment of the loop's clock."""
     on_round: Callable[[], None] = lambda: None
     key: EngineKey = field(default_factory=EngineKey)
+    trust: EngineTrust = field(default_factory=EngineTrust)
     """Shown where more is asked than whether requests are taken."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+        # Within a probe's own limit: httpx closes what it gives up by itself, not what is cancelled in a TLS handshake.
+        timeout = httpx.Timeout(None, connect=0.9 * self.timeout_seconds)
+        secure = self.trust.context
+        async with httpx.AsyncClient(verify=secure, timeout=timeout, limits=limits, trust_env=False) as client:
             try:
                 while True:
                     self._follow(client)
@@ -96,7 +102,10 @@ class Prober:
         while True:
             asked_at = loop.time()
             is_alone = len(self.backends.discovered.groups_of(group.model)) < 2
-            found = await _ask(client, group, self.timeout_seconds, is_alone, self.key.headers)
+            if group.tls_name and not self.trust.is_given:
+                found = Finding(NO_AUTHORITY)
+            else:
+                found = await _ask(client, group, self.timeout_seconds, is_alone, self.key.headers)
             if self._take(group, found, asked_at):
                 self.on_round()
             await asyncio.sleep(max(0.0, asked_at + self.interval_seconds - loop.time()))
@@ -136,13 +145,13 @@ async def _ask(
 ) -> Finding:
     try:
         async with asyncio.timeout(timeout_seconds):
-            answer = await client.get(group.url + READY_PATH)
+            answer = await client.get(group.url + READY_PATH, extensions=by_name(group.tls_name))
             status = EngineStatus.model_validate_json(answer.content)
             held = frozenset() if is_alone or not status.tells_prefixes else await _held(client, group, headers)
     except (TimeoutError, httpx.TimeoutException):  # connecting too: a busy machine is slow at that as well
         return Finding(SILENT)
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return Finding(UNREACHABLE)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Finding(NOT_TRUSTED if "CERTIFICATE_VERIFY_FAILED" in str(error) else UNREACHABLE)
     except ValidationError:
         return Finding("what answers at its address is not an engine")
     if status.served_name != group.model:
@@ -156,7 +165,7 @@ async def _ask(
 
 
 async def _held(client: httpx.AsyncClient, group: GroupEndpoint, headers: Mapping[str, str]) -> frozenset[str]:
-    answer = await client.get(group.url + PREFIXES_PATH, headers=headers)
+    answer = await client.get(group.url + PREFIXES_PATH, headers=headers, extensions=by_name(group.tls_name))
     return frozenset(HeldPrefixes.model_validate_json(answer.content).keys)
 
 

@@ -203,7 +203,7 @@ class Dispatcher:
             self.backends.trial(key),
             span.run(group, progress.runs, request) as traced,
         ):
-            async with aclosing(self.engine.events(group.url, traced, run.opened)) as events:
+            async with aclosing(self.engine.events(group.url, traced, run.opened, group.tls_name)) as events:
                 async for event in events:
                     if isinstance(event, Delta):
                         self.backends.answered(key)

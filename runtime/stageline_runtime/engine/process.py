@@ -10,7 +10,7 @@ from stageline_api.engine_http import ModelInfo, SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
-from stageline_runtime.contract import PodContract, read_engine_keys
+from stageline_runtime.contract import PodContract, read_engine_keys, read_served
 from stageline_runtime.engine.core_life import CoreLife
 from stageline_runtime.engine.draft_model import read_draft_model
 from stageline_runtime.engine.edge.http_server import serving
@@ -31,6 +31,7 @@ from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.standing_heap import settle_heap
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
+from stageline_runtime.tls.served import ServedCertificate
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +55,13 @@ class EngineProcess:
         self._computing = computing
         self._tracing: TracedRequests | None = None
         self._keys: tuple[str, ...] = ()
+        self._served: ServedCertificate | None = None
 
     async def run(self) -> ExitCode:
         """Serve until drained (0) or until something fails (the code of its class)."""
         try:
             self._keys = read_engine_keys(self._contract.pod_ip)
+            self._served = read_served(self._contract.config)
             model_dir, model = self._read_model()
             prompts = self._read_prompts(model_dir, model)
             draft = read_draft_model(self._contract.config, model_dir)
@@ -114,7 +117,8 @@ class EngineProcess:
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
         core.weights = lambda: group.weights
-        async with serving(app, state_app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS):
+        tls = None if self._served is None else self._served.context
+        async with serving(app, state_app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS, tls=tls):
             for each in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")
             try:
@@ -197,6 +201,8 @@ class EngineProcess:
             probe.ask(range(self._contract.stage_count), group.ping)
             if self._tracing is not None:
                 self._tracing.tick()
+            if self._served is not None:
+                self._served.look()
 
     def _read_model(self) -> tuple[Path, ModelConfig]:
         config = self._contract.config

@@ -2,7 +2,8 @@
 
 A plain socket rather than a message queue because the end of a peer must be seen at once: a killed process closes its
 socket, and that is how a lost peer ends the group without waiting for a timeout. Frames are bounded; a frame that is
-too long or malformed is a protocol error, never a guess.
+too long or malformed is a protocol error, never a guess. With `spec.network.tls` the same frames cross in a TLS
+channel, whose handshake counts as part of a stranger's time.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown, ToEngine, ToStage
+from stageline_runtime.plan_bus.messages import GroupFailed, Refused, Shutdown, ToEngine, ToStage
+from stageline_runtime.tls.certificates import PodIdentity, TlsError
+from stageline_runtime.tls.channel import TlsChannel
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
@@ -30,6 +33,10 @@ Message = TypeVar("Message")
 
 class BusClosedError(Exception):
     """The other side closed the connection or broke off."""
+
+
+class BusRefusedError(BusClosedError):
+    """TLS ended the connection: one end doesn't take the other for one of the model's."""
 
 
 class BusProtocolError(Exception):
@@ -52,11 +59,6 @@ class FrameReader(Generic[Message]):
         self._buffer = bytearray()
         self.most_bytes = most_bytes
         """The longest frame that is taken."""
-
-    @property
-    def incomplete(self) -> bytes:
-        """What has come of the next message."""
-        return bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
         """Messages completed by `data`, in order.
@@ -88,12 +90,17 @@ class FrameReader(Generic[Message]):
 class StageBus:
     """The stage's end: blocking; used by one thread only, but for `send` and what says otherwise."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, channel: TlsChannel | None = None) -> None:
+        """`channel` is open already; None sends in clear."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setblocking(False)
         self._connection = connection
+        self._channel = channel
         self._sending = threading.RLock()  # a signal may come while its own thread sends
+        self._is_sending = False
+        self._unsent: deque[bytes] = deque()
+        self._reading = threading.Lock()
         self._reader: FrameReader[ToStage] = FrameReader(ToStage)
         self._received: deque[ToStage] = deque()
         self._poll = select.poll()
@@ -102,32 +109,56 @@ class StageBus:
         """Descriptors that wake once; owned."""
 
     @classmethod
-    def connect(cls, host: str, port: int, timeout_seconds: float) -> "StageBus":
-        """Connect to the engine, trying again until it listens.
+    def connect(cls, host: str, port: int, timeout_seconds: float, identity: PodIdentity | None = None) -> "StageBus":
+        """Connect to the engine, trying again until it listens; with an `identity`, by TLS.
 
         Raises:
             TimeoutError: nobody answered in time; the message holds the last reason.
+            TlsError: who answered isn't the model's engine, or doesn't take this stage for one of the model's.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
             try:
-                return cls(socket.create_connection((host, port), timeout=2.0))
+                connection = socket.create_connection((host, port), timeout=2.0)
+                break
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"no engine at {host}:{port} within {timeout_seconds:g} s: {error}") from error
                 time.sleep(0.1)
+        if identity is None:
+            return cls(connection)
+        try:
+            return cls(connection, _open_channel(connection, identity, deadline))
+        except BaseException:
+            connection.close()
+            raise
 
     def send(self, message: ToEngine) -> None:
-        """Send one message, from any thread; blocks while the socket's buffer is full."""
-        data = memoryview(encode_frame(message))
+        """Send one message, from any thread; blocks while the socket's buffer is full.
+
+        A signal's handler that comes within another send of its own thread leaves its message to that one.
+        """
+        self._unsent.append(encode_frame(message))
         with self._sending:
-            while data:
+            while self._unsent and not self._is_sending:
+                self._is_sending = True
                 try:
-                    data = data[self._connection.send(data) :]
-                except BlockingIOError:
-                    select.select([], [self._connection], [])
-                except OSError as error:
-                    raise BusClosedError(str(error)) from error
+                    self._write(self._unsent.popleft())
+                finally:
+                    self._is_sending = False
+
+    def _write(self, frame: bytes) -> None:
+        if self._channel is not None:
+            self._channel.seal(frame)
+            frame = self._channel.outgoing()
+        data = memoryview(frame)
+        while data:
+            try:
+                data = data[self._connection.send(data) :]
+            except BlockingIOError:
+                select.select([], [self._connection], [])
+            except OSError as error:
+                raise BusClosedError(str(error)) from error
 
     def receive(self, timeout_seconds: float | None) -> ToStage | None:
         """The next message, or None when none came in time (0 only looks; None waits without end), or something else
@@ -149,15 +180,22 @@ class StageBus:
         return self._received.popleft() if self._received else None
 
     def _read(self) -> None:
-        try:
-            data = self._connection.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise BusClosedError(str(error)) from error
-        if not data:
-            raise BusClosedError("the engine closed the plan bus")
-        self._received.extend(self._reader.feed(data))
+        """Take all that lies on the wire to where `receive` finds it; waits for nothing, from any thread."""
+        with self._reading:
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise BusClosedError(str(error)) from error
+            if not data:
+                raise BusClosedError("the engine closed the plan bus")
+            if self._channel is not None:
+                try:
+                    data = self._channel.opened(data)
+                except TlsError as error:
+                    raise BusRefusedError(f"the engine ended the plan bus: {error}") from error
+            self._received.extend(self._reader.feed(data))
 
     def wake_once(self, descriptor: int) -> None:
         """`receive` returns, once, as soon as this can be read. The bus closes it: after that, or with itself."""
@@ -171,16 +209,13 @@ class StageBus:
         return any(event & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
     def unread_end(self) -> GroupFailed | Shutdown | None:
-        """The group's end that came while the reading thread was busy; safe to ask from any thread, takes nothing away.
+        """The group's end that came while the reading thread was busy; safe to ask from any thread.
 
-        What is on the wire is looked at first: a message that is read meanwhile is found where it goes to.
+        What is on the wire goes to where `receive` finds it, and none of it is taken away.
         """
-        unread: list[ToStage] = []
-        with contextlib.suppress(OSError, BusProtocolError):
-            data = self._connection.recv(_READ_BYTES, socket.MSG_PEEK)
-            unread = FrameReader[ToStage](ToStage).feed(self._reader.incomplete + data)
-        unread = [*self._received, *unread]
-        return next((message for message in unread if isinstance(message, GroupFailed | Shutdown)), None)
+        with contextlib.suppress(BusClosedError, BusProtocolError):
+            self._read()
+        return next((message for message in tuple(self._received) if isinstance(message, GroupFailed | Shutdown)), None)
 
     def close(self) -> None:
         self._connection.close()
@@ -200,7 +235,10 @@ class EngineBusConnection(asyncio.Protocol):
         on_lost: Callable[["EngineBusConnection", str], None],
         on_made: Callable[["EngineBusConnection"], None] = lambda _connection: None,
         most_bytes: int = MAX_FRAME_BYTES,
+        channel: TlsChannel | None = None,
     ) -> None:
+        """`channel` is this connection's alone; None sends and takes what is in clear."""
+        self._channel = channel
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_made = on_made
@@ -208,10 +246,15 @@ class EngineBusConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.stage: int | None = None
         """Set once the handshake has told which stage this is."""
+        self.address = ""
+        """Where the other end connected from."""
+        self.fault = ""
+        """What the other end did that ended the connection; empty while it did nothing."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -222,24 +265,75 @@ class EngineBusConnection(asyncio.Protocol):
         self._reader.most_bytes = MAX_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came; a malformed frame ends the connection."""
+        """asyncio: bytes came; a malformed frame ends the connection, and so does what TLS refuses."""
         try:
-            messages = self._reader.feed(data)
-        except BusProtocolError as error:
+            messages = self._reader.feed(self._opened(data))
+        except (BusProtocolError, TlsError) as error:
+            self.fault = str(error)
             self.close()
-            self._on_lost(self, str(error))
+            self._on_lost(self, self.fault)
             return
         for message in messages:
             self._on_message(self, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_lost(self, str(exc) if exc else "closed the plan bus")
+        """asyncio: the connection is over; told here, unless a fault has ended it."""
+        if not self.fault:
+            self._on_lost(self, str(exc) if exc else "closed the plan bus")
 
     def send_frame(self, frame: bytes) -> None:
         """Queue an encoded frame; asyncio writes it at once when the socket takes it."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        if self._channel is None:
+            self._write(frame)
+            return
+        self._channel.seal(frame)
+        self._write(self._channel.outgoing())
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def _opened(self, data: bytes) -> bytes:
+        if self._channel is None:
+            return data
+        try:
+            return self._channel.opened(data)
+        except TlsError as error:
+            self._channel.refuse(encode_frame(Refused(str(error))))
+            raise
+        finally:
+            self._write(self._channel.outgoing())
+
+    def _write(self, data: bytes) -> None:
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+def _open_channel(connection: socket.socket, identity: PodIdentity, deadline: float) -> TlsChannel:
+    """Shake hands on a connected socket, which `deadline` (monotonic) bounds.
+
+    Raises:
+        TlsError: the other end isn't the model's engine, or hung up.
+        TimeoutError: it said nothing in time.
+    """
+    channel = TlsChannel(identity, is_server=False)
+    channel.begin()
+    try:
+        while True:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            connection.sendall(channel.outgoing())
+            if channel.is_open:
+                return channel
+            data = connection.recv(_READ_BYTES)
+            if not data:
+                raise TlsError("it hung up within the handshake")
+            if channel.opened(data):
+                raise TlsError("it speaks before it is heard")
+    except TimeoutError as error:
+        raise TimeoutError("the engine did not finish the TLS handshake in time") from error
+    except TlsError:
+        with contextlib.suppress(OSError):
+            connection.sendall(channel.outgoing())
+        raise
+    except OSError as error:
+        raise TlsError(f"it broke off: {error}") from error

@@ -34,6 +34,13 @@ def is_proof(proof: str, token: str, nonce: str, *, stage: int, incarnation: int
     return hmac.compare_digest(proof.encode(), wanted.encode())
 
 
+def link_proof(token: str, life: str, *, sender: int, receiver: int) -> str:
+    """What shows, inside a TLS connection between two stages, that one end is `sender` and takes the other for
+    `receiver`, both of the incarnation that `life` names."""
+    said = f"stageline link\0{life}\0{sender}\0{receiver}"
+    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
+
+
 def store_name(token: str, group: str) -> str:
     """Under what the stages of `group` find each other in their store: nobody without the token can guess it."""
     return hmac.new(token.encode(), b"stageline store\0" + group.encode(), hashlib.sha256).hexdigest()

@@ -18,11 +18,12 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 
 class TransportKind(enum.StrEnum):
-    """How tensors cross between the group's stages. `STAGED`: gloo, over pinned memory where a stage has a device."""
+    """How tensors cross between the group's stages. `STAGED`: as on the CPU, over pinned memory where a stage has a
+    device. With TLS, which gloo has not, the connections of the first two are a ring of the runtime's own."""
 
     GLOO = "gloo"
     STAGED = "staged"
@@ -212,6 +213,8 @@ class Welcome(Message, frozen=True):
     """Where the model lies that drafts; empty for a stage that drafts nothing."""
     layer_counts: tuple[int, ...] = ()
     """Number of layers of every stage in order, for engines whose nodes each need to know the whole cut."""
+    next_address: str = ""
+    """With TLS: the address of the stage that this one sends to, the first one's for the last."""
 
 
 class CacheSized(Message, frozen=True):

@@ -12,8 +12,8 @@ from stageline_api import ports
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_runtime.contract import PodContract
-from stageline_runtime.plan_bus.bus import StageBus
+from stageline_runtime.contract import PodContract, read_identity
+from stageline_runtime.plan_bus.bus import BusRefusedError, StageBus
 from stageline_runtime.plan_bus.challenge import proof_of
 from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,
@@ -37,6 +37,7 @@ from stageline_runtime.stage.group_end import group_failure
 from stageline_runtime.stage.telemetry.health import health_url
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.tls.certificates import TlsError
 
 if TYPE_CHECKING:  # it knows torch, and supervisors of other engines shake hands too
     from stageline_runtime.accelerator.protocol import Accelerator
@@ -49,11 +50,16 @@ def connect(contract: PodContract, progress: StageProgress) -> StageBus:
     """The plan bus to the group's engine.
 
     Raises:
-        RuntimeFailure: class RendezvousTimeout, when no engine answers in time.
+        RuntimeFailure: class RendezvousTimeout; no engine answers in time, or TLS doesn't come about.
     """
-    progress.enter(Phase.CONNECTING, f"to the engine at {contract.master_addr}:{ports.PLAN_BUS}")
+    place = f"{contract.master_addr}:{ports.PLAN_BUS}"
+    progress.enter(Phase.CONNECTING, f"to the engine at {place}")
+    identity, limit_seconds = read_identity(contract.config), contract.config.timeouts.rendezvous_seconds
     try:
-        return StageBus.connect(contract.master_addr, ports.PLAN_BUS, contract.config.timeouts.rendezvous_seconds)
+        return StageBus.connect(contract.master_addr, ports.PLAN_BUS, limit_seconds, identity)
+    except TlsError as error:
+        detail = f"no TLS with the engine at {place}: {error}"
+        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="tls") from error
     except TimeoutError as error:
         raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, str(error), operation="connect") from error
 
@@ -92,9 +98,15 @@ def _weights_of(contract: PodContract) -> str:
 
 
 def _await_challenge(bus: StageBus, contract: PodContract) -> str:
-    message = bus.receive(contract.config.timeouts.rendezvous_seconds)
+    try:
+        message = bus.receive(contract.config.timeouts.rendezvous_seconds)
+    except BusRefusedError as error:  # in TLS 1.3 the engine judges once this end is done
+        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, str(error), operation="tls") from error
     if isinstance(message, Challenge):
         return message.nonce
+    if isinstance(message, Refused):
+        detail = f"the engine refuses this stage: {message.detail}"
+        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="tls")
     detail = f"what listens at {contract.master_addr}:{ports.PLAN_BUS} did not greet this stage as an engine does"
     raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="handshake")
 

@@ -274,4 +274,10 @@ class StageLoader:
             # Not a cohort's slots: last chunks of other cohorts' prompts are sampled in the same plan.
             max_rows=welcome.num_cohorts * welcome.slots_per_cohort,
         )
-        return join(self._contract, welcome.transport, sizes, accelerator=self._accelerator)
+        return join(
+            self._contract,
+            welcome.transport,
+            sizes,
+            accelerator=self._accelerator,
+            next_address=welcome.next_address,
+        )

@@ -19,15 +19,29 @@ from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
 from stageline_runtime.transport.protocol import Transport, WireSizes
+from stageline_runtime.transport.secure_link import SecureGroup
+from stageline_runtime.transport.secure_ring import join_ring
 from stageline_runtime.transport.staged import StagedTransport
 
 
-def join(contract: PodContract, kind: TransportKind, sizes: WireSizes, *, accelerator: Accelerator | None) -> Transport:
-    """Meet the other stages and connect.
+def join(
+    contract: PodContract,
+    kind: TransportKind,
+    sizes: WireSizes,
+    *,
+    accelerator: Accelerator | None,
+    next_address: str = "",
+) -> Transport:
+    """Meet the other stages and connect. `next_address` is where the next stage is, and only asked for with TLS.
 
     Raises:
         RuntimeFailure: class RendezvousTimeout when not all stages came in time, PeerLost when one came and went.
     """
+    wire: Transport
+    if contract.config.tls is not None:
+        assert kind is not TransportKind.NCCL, "NCCL has no TLS"
+        wire = _join_ring(contract, sizes, next_address)
+        return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
     try:
         store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
         life = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
@@ -74,6 +88,21 @@ def _join_gloo(contract: PodContract, scope: Store, sizes: WireSizes) -> PointTo
         hidden_size=sizes.hidden_size,
         dtype=sizes.dtype,
         step_timeout_seconds=timeouts.step_seconds,
+    )
+
+
+def _join_ring(contract: PodContract, sizes: WireSizes, next_address: str) -> PointToPointTransport:
+    sender, receiver = join_ring(contract, next_address)
+    is_first, is_last = contract.stage == 0, contract.stage == contract.stage_count - 1
+    return PointToPointTransport(
+        # The first stage receives feedback and the last one sends it; all else is hidden tensors.
+        SecureGroup(None if is_last else sender, None if is_first else receiver),
+        SecureGroup(sender if is_last else None, receiver if is_first else None),
+        stage=contract.stage,
+        stage_count=contract.stage_count,
+        hidden_size=sizes.hidden_size,
+        dtype=sizes.dtype,
+        step_timeout_seconds=contract.config.timeouts.step_seconds,
     )
 
 

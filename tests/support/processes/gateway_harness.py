@@ -39,10 +39,18 @@ def eventually(condition: Callable[[], object], what: Callable[[], object] | str
         time.sleep(0.01)
 
 
-def group(url: str, index: int = 0, model: str = MODEL, ready: bool = True, message: str = "") -> GroupEndpoint:
+def group(
+    url: str, index: int = 0, model: str = MODEL, ready: bool = True, message: str = "", tls_name: str = ""
+) -> GroupEndpoint:
     """One entry of the endpoints file, with an incarnation of its own so that every version can be told apart."""
     return GroupEndpoint(
-        model=model, group=index, incarnation=next(_INCARNATIONS), url=url, ready=ready, message=message
+        model=model,
+        group=index,
+        incarnation=next(_INCARNATIONS),
+        url=url,
+        ready=ready,
+        message=message,
+        tls_name=tls_name,
     )
 
 

@@ -50,7 +50,10 @@ def gateway_permissions(namespace: str) -> list[dict[str, Any]]:
 class GatewayProcess:
     """A gateway of one namespace, or of those that it `serves`: with what rights its account there has already."""
 
-    def __init__(self, cluster: Cluster, namespace: str, directory: Path, serves: str = "") -> None:
+    def __init__(
+        self, cluster: Cluster, namespace: str, directory: Path, serves: str = "", options: tuple[str, ...] = ()
+    ) -> None:
+        self._options = options
         if not serves:
             cluster.apply(*gateway_permissions(namespace))
         self._kubeconfig = cluster.service_account_kubeconfig(namespace, ACCOUNT, directory)
@@ -68,7 +71,7 @@ class GatewayProcess:
         """Start it and wait until it answers at all."""
         wrapper = (sys.executable, "-I", "-S", child_exec.__file__, str(os.getpid()))
         options = ["--kubernetes", "--namespace", self._served, "--port", str(self._port)]
-        options += ["--admin-port", str(self._admin_port), "--hold-seconds", str(HOLD_SECONDS)]
+        options += ["--admin-port", str(self._admin_port), "--hold-seconds", str(HOLD_SECONDS), *self._options]
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [*wrapper, sys.executable, "-m", "stageline_cli.main", "gateway", *options],
@@ -119,9 +122,11 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(cluster: Cluster, namespace: str, directory: Path, serves: str = "") -> Iterator[GatewayProcess]:
+def running_gateway(
+    cluster: Cluster, namespace: str, directory: Path, serves: str = "", options: tuple[str, ...] = ()
+) -> Iterator[GatewayProcess]:
     """A gateway for the length of the block."""
-    gateway = GatewayProcess(cluster, namespace, directory, serves)
+    gateway = GatewayProcess(cluster, namespace, directory, serves, options)
     try:
         gateway.start()
         yield gateway

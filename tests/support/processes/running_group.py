@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from processes.fork_server import ForkedProcess, can_fork, fork_server
 from stageline_api import env, ports
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
-from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.runtime_config import RuntimeConfig, TlsConfig
 from stageline_local.node.addresses import AddressPool
 
 START_SECONDS = 200.0
@@ -49,16 +50,24 @@ class RunningGroup:
     """Those that make the engine."""
     is_fresh: bool = False
     """Whether each process begins with an interpreter of its own, as in a pod, and not as a fork."""
+    tls: TlsConfig | None = None
+    """Certificates of the group's processes, and of who asks its engine; None: all is in clear."""
 
     @property
     def url(self) -> str:
         """Base URL of the engine."""
-        return f"http://{self.addresses[0]}:{ports.ENGINE_HTTP}"
+        return f"{'https' if self.tls else 'http'}://{self.addresses[0]}:{ports.ENGINE_HTTP}"
+
+    @property
+    def state_url(self) -> str:
+        """Where it says how it is."""
+        return f"http://{self.addresses[0]}:{ports.ENGINE_STATE}"
 
     @property
     def endpoint(self) -> GroupEndpoint:
         """How a gateway's endpoints file lists it."""
-        return GroupEndpoint(model="tiny", group=self.index, incarnation=1, url=self.url, ready=True)
+        tls_name = self.tls.name if self.tls else ""
+        return GroupEndpoint(model="tiny", group=self.index, incarnation=1, url=self.url, ready=True, tls_name=tls_name)
 
     def log(self, name: str) -> str:
         """What a process has written."""
@@ -75,7 +84,7 @@ class RunningGroup:
             ended = [name for name, process in self.processes.items() if process.poll() is not None]
             assert not ended, "\n".join(f"{name} ended:\n{self.log(name)}" for name in ended)
             try:
-                if page(f"{self.url}/readyz").status_code == 200:
+                if page(f"{self.state_url}/readyz").status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -89,8 +98,13 @@ class RunningGroup:
         )
         tokens: list[int] = []
         with (
-            httpx.Client(timeout=120.0) as client,
-            client.stream("POST", f"{self.url}/v1/generate", content=request.model_dump_json()) as response,
+            httpx.Client(timeout=120.0, verify=self._trust()) as client,
+            client.stream(
+                "POST",
+                f"{self.url}/v1/generate",
+                content=request.model_dump_json(),
+                extensions={"sni_hostname": self.tls.name} if self.tls else {},
+            ) as response,
         ):
             assert response.status_code == 200, response.read().decode()
             for line in filter(None, response.iter_lines()):
@@ -139,7 +153,7 @@ class RunningGroup:
 
     def engine_status(self) -> dict[str, Any]:
         """What the engine says about the group; empty while it doesn't answer."""
-        return self._json(f"{self.url}/status")
+        return self._json(f"{self.state_url}/status")
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_seconds: float = END_SECONDS) -> None:
         """Poll until `condition` holds; fails with every process's state and log."""
@@ -153,6 +167,9 @@ class RunningGroup:
         return "\n".join(
             f"--- {name}: exit status {process.poll()}\n{self.log(name)}" for name, process in self.processes.items()
         )
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        return True if self.tls is None else ssl.create_default_context(cafile=Path(self.tls.directory) / "ca.crt")
 
     @staticmethod
     def _json(url: str) -> dict[str, Any]:
@@ -205,6 +222,7 @@ def running_group(
         stage_command=stage_command,
         engine_command=engine_command,
         is_fresh=is_fresh,
+        tls=config.get("tls"),
     )
     settings = RuntimeConfig(
         model_name="test",

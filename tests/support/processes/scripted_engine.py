@@ -5,6 +5,7 @@ it was asked and which requests their client left early.
 """
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -122,6 +123,8 @@ class ScriptedEngine:
     held: tuple[str, ...] | None = None
     """Names of beginnings of prompts that it says its cache holds; None: it is of a version that knows no names."""
     answers_probes: bool = True
+    tls: ssl.SSLContext | None = None
+    """Speaks HTTPS with this certificate; set before `start`."""
     probes: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -152,9 +155,10 @@ class ScriptedEngine:
 
     def _run(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, self.address, self.port, backlog=1024))
+        serving = asyncio.start_server(self._serve, self.address, self.port, backlog=1024, ssl=self.tls)
+        server = self._loop.run_until_complete(serving)
         self.port = server.sockets[0].getsockname()[1]
-        self.url = f"http://{self.address}:{self.port}"
+        self.url = f"{'https' if self.tls else 'http'}://{self.address}:{self.port}"
         started.set()
         self._loop.run_forever()
         self._loop.run_until_complete(_end(server))

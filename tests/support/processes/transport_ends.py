@@ -1,11 +1,13 @@
 """Two stages of one pipeline on loopback that meet at a real rendezvous: the contracts."""
 
-from stageline_api.runtime_config import RuntimeConfig, Timeouts
+from stageline_api.runtime_config import RuntimeConfig, Timeouts, TlsConfig
 from stageline_runtime.contract import PodContract
 
 
-def transport_contract(stage: int, port: int, step_seconds: float) -> PodContract:
-    """The contract of one of two stages; both must get the same port."""
+def transport_contract(
+    stage: int, port: int, step_seconds: float, tls: TlsConfig | None = None, rendezvous_seconds: float = 120
+) -> PodContract:
+    """The contract of one of two stages; both must get the same port. With `tls` each has an address of its own."""
     config = RuntimeConfig(
         model_name="m",
         namespace="n",
@@ -13,7 +15,8 @@ def transport_contract(stage: int, port: int, step_seconds: float) -> PodContrac
         source="file:///m",
         cache_dir="/c",
         stage_count=2,
-        timeouts=Timeouts(rendezvous_seconds=120, step_seconds=step_seconds),
+        timeouts=Timeouts(rendezvous_seconds=rendezvous_seconds, step_seconds=step_seconds),
+        tls=tls,
     )
     return PodContract(
         config=config,
@@ -21,8 +24,13 @@ def transport_contract(stage: int, port: int, step_seconds: float) -> PodContrac
         stage_count=2,
         group=0,
         incarnation=1,
-        pod_ip="127.0.0.1",
+        pod_ip="127.0.0.1" if tls is None else secure_address(stage),
         master_addr="127.0.0.1",
         master_port=port,
         bus_token="unused",
     )
+
+
+def secure_address(stage: int) -> str:
+    """Where a stage of a ring listens, as in a pod of its own."""
+    return f"127.0.0.{11 + stage}"

@@ -14,8 +14,13 @@ from stageline_api.resource.model_source import (
 )
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.speculative import SpeculativeSpec
-from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, SpeculativeConfig
-from stageline_operator.planner.objects.identity import config_map_name, object_metadata, resolved_spec
+from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, SpeculativeConfig, TlsConfig
+from stageline_operator.planner.objects.identity import (
+    certificate_name,
+    config_map_name,
+    object_metadata,
+    resolved_spec,
+)
 
 CONFIG_DIR: Final = "/etc/stageline"
 CONFIG_FILE: Final = "config.json"
@@ -27,6 +32,8 @@ COMPILED_DIR: Final = "/var/cache/stageline-compiled"
 """Where a stage keeps what it compiles. Not below `CACHE_DIR`, which is read-only to most stages."""
 SOURCE_DIR: Final = "/var/lib/stageline/source"
 """Where a source that is a volume of its own is mounted."""
+TLS_DIR: Final = "/var/lib/stageline/tls"
+"""Where the model's certificate is mounted. Not below `CONFIG_DIR`: a read-only volume has no place for a mount."""
 
 
 def build_config(model: PipelineModel) -> RuntimeConfig:
@@ -55,6 +62,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         speculative=None if engine.speculative is None else _speculative(engine.speculative),
         stage_layers=model.spec.stage_layers,
         network_interface=model.spec.network.interface,
+        tls=None if model.spec.network.tls is None else TlsConfig(directory=TLS_DIR, name=certificate_name(model)),
         timeouts=model.spec.timeouts.to_runtime(),
     )
 

@@ -77,6 +77,11 @@ def headless_service_name(model: PipelineModel) -> str:
     return f"{model.name}-stages"
 
 
+def certificate_name(model: PipelineModel) -> str:
+    """The DNS name that all certificates of the model's pods are for: of the Service that all of them are behind."""
+    return f"{headless_service_name(model)}.{model.namespace}.svc"
+
+
 def engine_service_name(model: PipelineModel) -> str:
     return f"{model.name}-engine"
 

@@ -13,7 +13,7 @@ from stageline_api.resource.model_source import ClaimSource, FileSource, HubSour
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.template import VolumeSpec
 from stageline_api.runtime_config import COMPILED_SUBDIRECTORY
-from stageline_operator.planner.objects.config import CACHE_DIR, COMPILED_DIR, CONFIG_DIR, SOURCE_DIR
+from stageline_operator.planner.objects.config import CACHE_DIR, COMPILED_DIR, CONFIG_DIR, SOURCE_DIR, TLS_DIR
 from stageline_operator.planner.objects.identity import config_map_name
 from stageline_operator.planner.objects.vllm_stage import files_volume
 
@@ -23,6 +23,7 @@ def pod_volumes(model: PipelineModel, revision: str, carries_files: bool, cache_
 
     `cache_claim` is the claim that the operator makes for this stage, where the model asks for one.
     """
+    tls = model.spec.network.tls
     return [
         {"name": "config", "configMap": {"name": config_map_name(model, revision)}},
         {"name": "cache", **_cache(model.spec.model.cache, cache_claim)},
@@ -31,12 +32,16 @@ def pod_volumes(model: PipelineModel, revision: str, carries_files: bool, cache_
         *([files_volume()] if carries_files else []),
         *({"name": "source", **source} for source in [_source_volume(model)] if source is not None),
         *({"name": "stageline-draft", **_directory(path)} for path in [_draft_directory(model)] if path is not None),
+        *([{"name": "stageline-tls", "secret": {"secretName": tls.secret_name}}] if tls is not None else []),
         *({"name": each.name, **_template_volume(each)} for each in model.spec.template.volumes),
     ]
 
 
-def container_mounts(model: PipelineModel, writes_cache: bool, compiles: bool) -> list[dict[str, Any]]:
-    """Where a container sees the volumes; the cache is read-only unless it fetches files into it."""
+def container_mounts(
+    model: PipelineModel, *, writes_cache: bool, compiles: bool, connects: bool
+) -> list[dict[str, Any]]:
+    """Where a container sees the volumes; the cache is read-only unless it fetches files into it, and the model's
+    certificate is for those that connect to other pods of the model."""
     mounts: list[dict[str, Any]] = [
         {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
         {"name": "cache", "mountPath": CACHE_DIR, "readOnly": not writes_cache},
@@ -46,6 +51,8 @@ def container_mounts(model: PipelineModel, writes_cache: bool, compiles: bool) -
     if compiles:
         # `stageline prepare` makes the directory: one that a kubelet makes for a subPath belongs to root.
         mounts.append({"name": "cache", "mountPath": COMPILED_DIR, "subPath": COMPILED_SUBDIRECTORY})
+    if connects and model.spec.network.tls is not None:
+        mounts.append({"name": "stageline-tls", "mountPath": TLS_DIR, "readOnly": True})
     match model.spec.model.parsed_source:
         case FileSource(path=path):
             # At its own path, so that the source means the same inside and outside.

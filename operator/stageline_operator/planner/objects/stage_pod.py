@@ -10,6 +10,7 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,
     cache_claim_name,
+    certificate_name,
     headless_service_name,
     object_metadata,
     pod_name,
@@ -97,6 +98,8 @@ def _metadata(model: PipelineModel, life: GroupIncarnation, stage: int, revision
         labels.REVISION: revision,
     }
     metadata = object_metadata(model, pod_name(model, life, stage), "stage", **given_labels, **stage_labels)
+    if model.spec.network.tls is not None:
+        annotations = {**annotations, labels.TLS_NAME: certificate_name(model)}
     return metadata | ({"annotations": annotations} if annotations else {})
 
 
@@ -135,7 +138,8 @@ def _containers(
         "env": _with_later(environment, own),
         "ports": [
             _port("health", ports.STAGE_HEALTH),
-            *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 else []),
+            # By TLS each stage is connected to by the one before.
+            *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 or model.spec.network.tls is not None else []),
         ],
         "resources": stage_resources(model, stage, host.gpu_resource),
         **_probes(ports.STAGE_HEALTH),
@@ -156,7 +160,8 @@ def _containers(
             _port("plan-bus", ports.PLAN_BUS),
         ],
         **({"resources": resources} if resources else {}),
-        **_probes(ports.ENGINE_HTTP),
+        # The state's port answers probes too, and never by TLS.
+        **_probes(ports.ENGINE_HTTP if model.spec.network.tls is None else ports.ENGINE_STATE),
     }
     return [stage_container, engine_container]
 
@@ -176,7 +181,10 @@ def _container(model: PipelineModel, command: str, default_image: str) -> dict[s
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": container_mounts(
-            model, writes_cache=_writes_cache(model, command), compiles=command == STAGE_CONTAINER
+            model,
+            writes_cache=_writes_cache(model, command),
+            compiles=command == STAGE_CONTAINER,
+            connects=command in (STAGE_CONTAINER, ENGINE_CONTAINER),
         ),
     }
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
@@ -25,15 +26,21 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, state_app: FastAPI, host: str, *, linger_seconds: int) -> AsyncIterator[None]:
+async def serving(
+    app: FastAPI, state_app: FastAPI, host: str, *, linger_seconds: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
     """Answer on the engine's two ports of `host`; at the end, clients have `linger_seconds` to read their streams.
+
+    With `tls` the first of them speaks HTTPS. The second, for probes and figures, never does: no prompt, token or key
+    crosses there, and who scrapes it knows no certificates.
 
     Raises:
         RuntimeFailure: a port can't be listened on.
     """
     with contextlib.ExitStack() as listening:
         listeners = [listening.enter_context(_listen(host, port)) for port in (ports.ENGINE_HTTP, ports.ENGINE_STATE)]
-        servers = [_Server(_settings(each, linger_seconds)) for each in (app, state_app)]
+        pairs = ((app, tls), (state_app, None))
+        servers = [_Server(_settings(each, linger_seconds, context)) for each, context in pairs]
         serve = [server.serve(sockets=[each]) for server, each in zip(servers, listeners, strict=True)]
         serving = asyncio.gather(*serve)
         try:
@@ -44,14 +51,17 @@ async def serving(app: FastAPI, state_app: FastAPI, host: str, *, linger_seconds
             await serving
 
 
-def _settings(app: FastAPI, linger_seconds: int) -> uvicorn.Config:
-    return uvicorn.Config(
+def _settings(app: FastAPI, linger_seconds: int, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    settings = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=linger_seconds,
         timeout_keep_alive=IDLE_SECONDS,
     )
+    settings.load()
+    settings.ssl = tls  # uvicorn itself would read files, and once only
+    return settings
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -16,7 +16,7 @@ from stageline_api import ports
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
-from stageline_runtime.contract import PodContract
+from stageline_runtime.contract import PodContract, read_identity
 from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
@@ -57,6 +57,8 @@ from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
 from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.tls.certificates import PodIdentity
+from stageline_runtime.tls.channel import TlsChannel
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class StageGroup:
         self._hellos: dict[int, Hello] = {}
         self._connections: dict[int, EngineBusConnection] = {}
         self._strangers = Strangers()
+        self._identity: PodIdentity | None = None
         self._measured: dict[int, Measured] = {}
         self._loaded: set[int] = set()
         self._progress = asyncio.Event()
@@ -121,7 +124,8 @@ class StageGroup:
         return next((hello.weights for _, hello in sorted(self._hellos.items()) if hello.weights), "")
 
     async def listen(self) -> None:
-        """Open the bus; raises RuntimeFailure when its port can't be had."""
+        """Open the bus; raises RuntimeFailure when its port can't be had, or the model's certificate can't be used."""
+        self._identity = read_identity(self._contract.config)
         loop = asyncio.get_running_loop()
         host = self._contract.pod_ip
         try:
@@ -132,7 +136,8 @@ class StageGroup:
             raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
 
     def _new_connection(self) -> EngineBusConnection:
-        return EngineBusConnection(self._receive, self._lost, self._strangers.greet, GREETING_BYTES)
+        channel = None if self._identity is None else TlsChannel(self._identity, is_server=True)
+        return EngineBusConnection(self._receive, self._lost, self._strangers.greet, GREETING_BYTES, channel)
 
     async def form(self) -> CacheSize:
         """Handshake with every stage, welcome them, wait until all have loaded.
@@ -199,7 +204,7 @@ class StageGroup:
     @property
     def tells_promptly(self) -> bool:
         """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
-        return tells_promptly(self._hellos.values())
+        return tells_promptly(self._hellos.values(), is_secure=self._contract.config.tls is not None)
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
@@ -284,7 +289,7 @@ class StageGroup:
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = refusal_of(hello, self._contract, self._hellos, self._strangers.forget(connection))
         if refusal is not None:
-            logger.warning("refused a stage: %s", refusal)
+            self._strangers.tell(f"refused a stage: {refusal}")
             connection.send_frame(encode_frame(Refused(refusal)))
             connection.close()
             return
@@ -296,6 +301,8 @@ class StageGroup:
 
     def _lost(self, connection: EngineBusConnection, reason: str) -> None:
         self._strangers.forget(connection)
+        if connection.stage is None and connection.fault:
+            self._strangers.tell(f"refused a connection to the plan bus from {connection.address}: {reason}")
         if connection.stage is None or self._closing:
             return
         self._connections.pop(connection.stage, None)

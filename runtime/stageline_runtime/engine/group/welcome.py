@@ -6,6 +6,7 @@ How tensors cross and what is captured is decided here too, once for all stages,
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
@@ -78,10 +79,11 @@ def welcome_stages(
             max_step_tokens=config.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host),
             stages_in_container=containers.count((hello.host, hello.container)),
-            transport=choose_transport(hellos.values()),
+            transport=choose_transport(hellos.values(), is_secure=config.tls is not None),
             graphs=choose_graphs(config.graphs, hellos.values(), model),
             draft_dir=str(draft.directory) if draft is not None and stage == last else "",
             layer_counts=tuple(each.count for each in layers),
+            next_address=_address(hellos[(stage + 1) % len(hellos)]),
         )
         for stage, hello in hellos.items()
     }
@@ -128,6 +130,9 @@ def welcome_supervisors(
         RuntimeFailure: class BadConfig (the cut can't be made) or ModelLoad (stages hold different weights).
     """
     config = contract.config
+    if config.tls is not None:
+        detail = "spec.network.tls: what nodes of vLLM say to each other has no TLS"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check tls")
     check_weights(hellos, config.source)
     layers = _cut(contract, model, memory=None)
     hosts = [hello.host for hello in hellos.values()]
@@ -258,22 +263,25 @@ def _counted(
     return (*stages[:-1], stages[-1].with_draft(beside))
 
 
-def choose_transport(hellos: Iterable[Hello]) -> TransportKind:
-    """`nccl` between stages that have a device each; it refuses two ranks on one, so then tensors are staged."""
+def choose_transport(hellos: Iterable[Hello], *, is_secure: bool = False) -> TransportKind:
+    """`nccl` between stages that have a device each; it refuses two ranks on one, so then tensors are staged. It has no
+    TLS either, so with `spec.network.tls` they always are."""
     devices = [hello.device for hello in hellos]
     if not any(devices):
         return TransportKind.GLOO
+    if is_secure:
+        return TransportKind.STAGED
     if all(devices) and len(set(devices)) == len(devices):
         return TransportKind.NCCL
     return TransportKind.STAGED
 
 
-def tells_promptly(hellos: Iterable[Hello]) -> bool:
+def tells_promptly(hellos: Iterable[Hello], *, is_secure: bool = False) -> bool:
     """Whether a plan's tokens are told as soon as it is done.
 
     The last stage's thread waits for what the staged transport brings, and tells a device's tokens only after that.
     """
-    return choose_transport(hellos) is not TransportKind.STAGED
+    return choose_transport(hellos, is_secure=is_secure) is not TransportKind.STAGED
 
 
 def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:
@@ -292,6 +300,10 @@ def choose_graphs(asked: str, hellos: Iterable[Hello], model: ModelConfig) -> Gr
     """The most that the group captures; a mixture of experts can't be captured, so `auto` doesn't ask for it."""
     capturable = all(hello.device for hello in hellos) and model.mixture is None
     return resolve_graphs(asked, auto=GraphMode.FULL if capturable else GraphMode.OFF)
+
+
+def _address(hello: Hello) -> str:
+    return urlsplit(hello.health_url).hostname or ""
 
 
 def memory_owner(hello: Hello) -> str:

@@ -1,4 +1,4 @@
-"""Two real gloo ends that met at a real rendezvous: tensors arrive, rings stay bounded, a silent peer is named."""
+"""Two real ends that met: tensors arrive, rings stay bounded, a silent peer is named. By gloo, and by TLS."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,9 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import trustme
 
 from processes.free_ports import free_port
-from processes.transport_ends import transport_contract
+from processes.model_certificates import write_certificates
+from processes.transport_ends import secure_address, transport_contract
+from stageline_api.runtime_config import TlsConfig
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.transport.point_to_point import FEEDBACK_RING, MAX_TAG, SEND_RING, PointToPointTransport
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, WireSizes
@@ -18,16 +21,19 @@ HIDDEN_SIZE = 8
 
 
 @contextmanager
-def met(step_seconds: float) -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
+def met(
+    step_seconds: float, tls: TlsConfig | None = None
+) -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
     """Transports of stage 0 and stage 1 that wait for each other at most `step_seconds`."""
     port = free_port()
 
     def meet(stage: int) -> PointToPointTransport:
         transport = join(
-            transport_contract(stage, port, step_seconds),
+            transport_contract(stage, port, step_seconds, tls),
             TransportKind.GLOO,
             WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
             accelerator=None,
+            next_address=secure_address(1 - stage),
         )
         assert isinstance(transport, PointToPointTransport)
         return transport
@@ -39,9 +45,16 @@ def met(step_seconds: float) -> Iterator[tuple[PointToPointTransport, PointToPoi
     second.close()
 
 
+@pytest.fixture(scope="module", params=["by gloo", "by TLS"])
+def tls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TlsConfig | None:
+    if request.param == "by gloo":
+        return None
+    return write_certificates(tmp_path_factory.mktemp("certificates"), trustme.CA())
+
+
 @pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
-    with met(step_seconds=60) as both:
+def ends(tls: TlsConfig | None) -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
+    with met(step_seconds=60, tls=tls) as both:
         yield both
 
 
@@ -86,9 +99,9 @@ def test_sequence_numbers_outgrow_32_bits(ends: tuple[PointToPointTransport, Poi
         first.wait_feedback(seq)
 
 
-def test_a_silent_peer_is_named_with_plan_and_operation() -> None:
+def test_a_silent_peer_is_named_with_plan_and_operation(tls: TlsConfig | None) -> None:
     """Between ends of its own: gloo gives up the connection once a wait timed out."""
-    with met(step_seconds=1) as (_, second):
+    with met(step_seconds=1, tls=tls) as (_, second):
         second.post_hidden(2000, 3)
         with pytest.raises(PeerLostError, match="plan 2000: stage 0 did not answer during receive hidden") as caught:
             second.wait_hidden(2000)

@@ -1,0 +1,59 @@
+"""`spec.network.tls`: mutual TLS between a model's pods, and what it excludes.
+
+What has no TLS is refused beside the field, so that a spec with it never means a group that sends in clear.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from stageline_api.resource.base import SpecBase, cel
+from stageline_api.resource.engine import EngineSpec, ParallelismSpec
+from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.scheduling import ClassName
+
+if TYPE_CHECKING:
+    from stageline_api.resource.placement import NetworkSpec
+
+_ENGINE_RULE: Final = "is for engine.name stageline only: what nodes of vLLM say to each other has no TLS"
+_RANKS_RULE: Final = "is for stages of one rank only: parallelism.tensor must be 1"
+_ADDRESS_RULE: Final = "is not taken with network.tls, whose connections go by the pods' own addresses: leave it out"
+_RDMA_RULE: Final = "is not taken with network.tls: RDMA has no TLS, so it would stay unused"
+
+
+class TlsSpec(SpecBase):
+    """Mutual TLS between the pods of the model."""
+
+    secret_name: ClassName = Field(
+        description=(
+            "Secret of the model's namespace with `tls.crt`, `tls.key` and `ca.crt`, as cert-manager writes them. The "
+            "certificate must be for the DNS name `<model>-stages.<namespace>.svc`. Required."
+        ),
+    )
+
+
+TLS_RULES: Final = (
+    cel("!has(self.network.tls) || self.engine.name == 'stageline'", _ENGINE_RULE, ".network.tls"),
+    cel("!has(self.network.tls) || self.parallelism.tensor == 1", _RANKS_RULE, ".network.tls"),
+    cel("!has(self.network.tls) || !has(self.network.interface)", _ADDRESS_RULE, ".network.interface"),
+    cel("!has(self.network.tls) || !has(self.network.rdmaResource)", _RDMA_RULE, ".network.rdmaResource"),
+)
+"""What the API server checks of a spec with the field."""
+
+
+def tls_problems(network: "NetworkSpec", engine: EngineSpec, parallelism: ParallelismSpec) -> list[FieldProblem]:
+    """What a spec with the field asks for and can't have."""
+    if network.tls is None:
+        return []
+    problems = []
+    if engine.name != "stageline":
+        problems.append(FieldProblem(path="spec.network.tls", rule=_ENGINE_RULE))
+    if parallelism.tensor != 1:
+        problems.append(FieldProblem(path="spec.network.tls", rule=_RANKS_RULE))
+    if network.interface is not None:
+        value = show_value(network.interface)
+        problems.append(FieldProblem(path="spec.network.interface", value=value, rule=_ADDRESS_RULE))
+    if network.rdma_resource is not None:
+        value = show_value(network.rdma_resource)
+        problems.append(FieldProblem(path="spec.network.rdmaResource", value=value, rule=_RDMA_RULE))
+    return problems

@@ -1,0 +1,1 @@
+"""Mutual TLS between the pods of a model (`spec.network.tls`). Free of torch."""
