@@ -67,13 +67,25 @@ CONSEQUENCES: frozenset[FailureClass] = frozenset({FailureClass.PEER_LOST, Failu
 
 
 class TerminationMessage(BaseModel):
-    """The last words of a container. `stage` is None for the engine; `peer` is a stage index."""
+    """The last words of a container. `stage` is None for the engine; `peer` is a stage index.
+
+    `rank` is the one of the stage's ranks that failed first; None where the stage is one process, and where the failure
+    is none of a single rank.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     failure_class: FailureClass
     stage: int | None = None
+    rank: int | None = None
     step: int | None = None
     operation: str = ""
     peer: int | None = None
     detail: str = ""
+
+
+def place_of(stage: int | None, rank: int | None) -> str:
+    """`stage 2, rank 1`, as people read where something failed; without the rank where none is known."""
+    if stage is None:
+        return "engine"
+    return f"stage {stage}" if rank is None else f"stage {stage}, rank {rank}"

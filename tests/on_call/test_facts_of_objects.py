@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from stageline_cli.on_call.bundle.bundle import index_page
 from stageline_cli.on_call.bundle.document import as_json, snapshot_document, text_page
 from stageline_cli.on_call.facts.facts import Health, ModelFacts, Snapshot
 from stageline_cli.on_call.facts.scrape import Reading
@@ -126,6 +127,17 @@ def test_a_newer_operators_fields_are_no_trouble() -> None:
     of_another = {**FAILURE, "failureClass": "CosmicRay"}
     found = facts_of(READY, lastFailures=[of_another, FAILURE])
     assert ([one.phase for one in found.groups], len(found.failures)) == (["Ready"], 1)
+
+
+def test_the_rank_of_a_stage_that_failed_is_told_with_it() -> None:
+    waiting = snapshot_of(BACKING_OFF, lastFailures=[FAILURE | {"rank": 1}])
+    page = text_page(model_view(waiting, waiting.models[0], wide=True))
+    assert "group 0 incarnation 2 stage 1, rank 1 stage: OOMKilled" in page, page
+    assert "(after OOMKilled of stage 1, rank 1)" in page, page
+    assert snapshot_document(waiting)["models"][0]["failures"][0]["rank"] == 1
+    assert "- last failure: group 0 incarnation 2 stage 1, rank 1, OOMKilled: " in index_page(waiting, {}, {})
+    alone = snapshot_of(BACKING_OFF, lastFailures=[FAILURE])
+    assert "rank" not in text_page(model_view(alone, alone.models[0], wide=True))
 
 
 def test_every_view_shows_the_same_facts_and_takes_words_literally() -> None:

@@ -109,6 +109,24 @@ def test_an_end_is_classified_by_its_words_then_its_code(given: ContainerEnd, fa
     assert (failure.failure_class, failure.detail) == (failure_class, detail)
 
 
+def test_the_rank_that_failed_first_is_known_where_its_stage_names_it() -> None:
+    told = TerminationMessage(failure_class=FailureClass.OUT_OF_MEMORY, stage=2, rank=1, detail="no room")
+    found = find_cause([end(1, 71, LOST_2), end(2, 66, told.model_dump_json(), 1)], LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.rank, found.detail) == (2, 1, "no room")
+    older = '{"failure_class": "OutOfMemory", "stage": 2, "detail": "no room"}'
+    assert classify(end(2, 66, older)).rank is None, "a message of a runtime that knew no ranks"
+    assert classify(end(2, 137, told.model_dump_json(), reason="OOMKilled")).rank is None, "the kernel names none"
+
+
+def test_a_stage_that_hangs_is_told_by_the_rank_that_waited_for_it() -> None:
+    told = TerminationMessage(failure_class=FailureClass.STEP_TIMEOUT, stage=1, rank=1, peer=0, detail="recv")
+    found = find_cause([end(1, 72, told.model_dump_json())], LATER)
+    assert isinstance(found, Failure)
+    assert (found.end.stage, found.rank) == (0, None)
+    assert found.detail == "it hangs: stage 1, rank 1 waited for it in vain: recv"
+
+
 def waited_for(stage: int, peer: int | None, second: float) -> ContainerEnd:
     return end(stage, 72, words(FailureClass.STEP_TIMEOUT, peer), second)
 

@@ -106,6 +106,19 @@ def test_a_killed_stage_replaces_the_group_after_the_back_off_and_its_cause_is_k
     assert cluster.status.last_failures == (failure,)
 
 
+def test_the_rank_that_failed_first_is_on_record_and_in_the_event() -> None:
+    cluster = ready_cluster()
+    told = TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=0, rank=1, peer=1, detail="lost my peer")
+    cluster.end_container(0, 71, told)
+    cluster.advance(SETTLE_SECONDS)
+    events = [event.message for event in cluster.step().events]
+    failure = cluster.status.last_failures[0]
+    assert (failure.stage, failure.rank) == (0, 1)
+    assert failure.to_manifest()["rank"] == 1
+    sentence = "stage 0, rank 1 of group 0 failed: PeerLost: lost my peer"
+    assert any(sentence in words for words in events), events
+
+
 def test_a_group_whose_engine_was_told_to_drain_is_on_record_as_that() -> None:
     """Its stages and its engine ended with 0, and say why; the engine's clients may still read their last tokens."""
     cluster = ready_cluster()

@@ -285,11 +285,13 @@ def test_a_node_found_to_be_lost_later_becomes_the_cause_and_frees_the_group() -
     cluster.make_ready()
     cluster.settle()
     cluster.holds_deletions = True
-    words = TerminationMessage(failure_class=FailureClass.PEER_LOST, stage=0, peer=1, detail="stage 1 is silent")
+    words = TerminationMessage(
+        failure_class=FailureClass.PEER_LOST, stage=0, rank=3, peer=1, detail="stage 1 is silent"
+    )
     cluster.end_container(0, 71, words)
     cluster.advance(SETTLE_SECONDS)
     cluster.settle()
-    assert cluster.status.last_failures[0].failure_class == "PeerLost"
+    assert (cluster.status.last_failures[0].failure_class, cluster.status.last_failures[0].rank) == ("PeerLost", 3)
     del cluster.objects[("Pod", "tiny-0-1-0")]
     cluster.settle()
     assert (phases(cluster), sorted(cluster.pods)) == ([(1, "Terminating")], ["tiny-0-1-1"])
@@ -297,8 +299,8 @@ def test_a_node_found_to_be_lost_later_becomes_the_cause_and_frees_the_group() -
     cluster.settle()
     assert sorted(cluster.pods) == []
     (failure,) = cluster.status.last_failures
-    assert (failure.failure_class, failure.stage, failure.incarnation) == ("NodeLost", 1, 1)
-    assert failure.message == "node node-1 is lost; stage 0 noticed: stage 1 is silent"
+    assert (failure.failure_class, failure.stage, failure.rank, failure.incarnation) == ("NodeLost", 1, None, 1)
+    assert failure.message == "node node-1 is lost; stage 0, rank 3 noticed: stage 1 is silent"
 
 
 def test_an_evicted_pod_lets_its_group_drain() -> None:

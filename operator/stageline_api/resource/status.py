@@ -91,6 +91,7 @@ class FailureRecord(StatusBase):
     group: int = Field(description="Group that failed.")
     incarnation: int = Field(description="Incarnation that failed.")
     stage: int | None = Field(default=None, description="Stage that failed first.")
+    rank: int | None = Field(default=None, description="Rank of the stage that failed first, where it has several.")
     container: str = Field(default="", description="Container that failed first.")
     reason: str = Field(default="", description="Reason as Kubernetes gives it.")
     failure_class: FailureClass = Field(description="What kind of failure it was.")

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from stageline_api import labels, ports
 from stageline_api.endpoints import Endpoints, GroupEndpoint
+from stageline_api.failures import place_of
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.status import GroupStatus, PipelineModelStatus
 from stageline_local.replaced_file import replace_file
@@ -49,7 +50,8 @@ def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) ->
     if draining:
         return "shutting down"
     failure = next((each for each in status.last_failures if each.group == group.index), None)
-    cause = f" after stage {failure.stage} failed: {failure.failure_class}" if failure is not None else ""
+    where = "" if failure is None else place_of(failure.stage, failure.rank)
+    cause = "" if failure is None else f" after {where} failed: {failure.failure_class}"
     match group.phase:
         case GroupPhase.FAILED:
             return f"down{cause}"

@@ -15,6 +15,7 @@ import httpx
 
 from stageline_api import labels
 from stageline_api.errors import UserError
+from stageline_api.failures import place_of
 from stageline_cli.on_call.bundle.document import as_json, as_yaml, snapshot_document, text_page
 from stageline_cli.on_call.bundle.redaction import Redactor, redact_object, secret_values
 from stageline_cli.on_call.facts.facts import ModelFacts, Snapshot
@@ -181,8 +182,8 @@ def index_page(snapshot: Snapshot, files: Mapping[str, str], missing: Mapping[st
         "",
         *(f"- group {group.group}: {group.phase}" + _waits(group.waits_for) for group in model.groups),
         *(
-            f"- last failure: group {one.group} incarnation {one.incarnation} stage {one.stage}, {one.failure_class}: "
-            f"{one.message}"
+            f"- last failure: group {one.group} incarnation {one.incarnation} {place_of(one.stage, one.rank)}, "
+            f"{one.failure_class}: {one.message}"
             for one in model.failures[:1]
         ),
         "",

@@ -140,6 +140,8 @@ class FailureFacts:
     group: int
     incarnation: int
     stage: int | None
+    rank: int | None
+    """The one of the stage's ranks, where it has several and one is known."""
     container: str
     failure_class: str
     exit_code: int | None

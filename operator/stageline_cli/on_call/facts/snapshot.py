@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from stageline_api import labels
 from stageline_api.conditions import ConditionType, Reason
+from stageline_api.failures import place_of
 from stageline_api.health import Phase, StageStatus
 from stageline_api.resource.recorded_status import read_status
 from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
@@ -250,7 +251,7 @@ def _at(moment: datetime | None, now: datetime) -> str:
 def _after(failure: FailureRecord | None) -> str:
     if failure is None:
         return ""
-    stage = "" if failure.stage is None else f" of stage {failure.stage}"
+    stage = "" if failure.stage is None else f" of {place_of(failure.stage, failure.rank)}"
     return f" (after {failure.failure_class}{stage})"
 
 

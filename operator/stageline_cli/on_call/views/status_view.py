@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from stageline_api.failures import place_of
 from stageline_cli.on_call.facts.facts import (
     FailureFacts,
     GroupFacts,
@@ -191,7 +192,7 @@ def _failure_lines(failures: tuple[FailureFacts, ...], snapshot: Snapshot) -> It
     if failures:
         yield Text("\nlast failures, newest first", style="bold")
     for one in failures:
-        who = "" if one.stage is None else f" stage {one.stage}"
+        who = "" if one.stage is None else f" {place_of(one.stage, one.rank)}"
         what = f" {one.container}" if one.container else ""
         code = "" if one.exit_code is None else f", exit status {one.exit_code}"
         yield Text(

@@ -17,7 +17,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from stageline_api.failures import CLASS_OF_EXIT_CODE, CONSEQUENCES, FailureClass, TerminationMessage
+from stageline_api.failures import CLASS_OF_EXIT_CODE, CONSEQUENCES, FailureClass, TerminationMessage, place_of
 from stageline_operator.planner.observed.container_end import ContainerEnd
 
 SETTLE_SECONDS: Final = 5.0
@@ -39,12 +39,13 @@ _CLASS_OF_POD_REASON: Final = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One container's end, classified. `peer` is the stage it blames."""
+    """One container's end, classified. `peer` is the stage it blames, `rank` the one of its ranks that failed first."""
 
     end: ContainerEnd
     failure_class: FailureClass
     peer: int | None
     detail: str
+    rank: int | None = None
     is_silent: bool = False
     """Whether it has not ended: others waited for it in vain."""
 
@@ -133,7 +134,8 @@ def _silent(witness: Failure) -> Failure:
     """The failure of the stage that a witness waited for, as far as the witness knows it."""
     assert witness.peer is not None, witness
     end = replace(witness.end, stage=witness.peer, exit_code=None, reason=str(FailureClass.STEP_TIMEOUT))
-    detail = f"it hangs: stage {witness.end.stage} waited for it in vain: {witness.detail}"
+    waited = place_of(witness.end.stage, witness.rank)
+    detail = f"it hangs: {waited} waited for it in vain: {witness.detail}"
     return Failure(end, FailureClass.STEP_TIMEOUT, None, detail, is_silent=True)
 
 
@@ -153,7 +155,7 @@ def classify(end: ContainerEnd) -> Failure:
         return Failure(end, FailureClass.OOM_KILLED, None, "killed by the kernel: out of memory")
     message = _termination_message(end.message)
     if message is not None:
-        return Failure(end, message.failure_class, message.peer, message.detail)
+        return Failure(end, message.failure_class, message.peer, message.detail, message.rank)
     failure_class, detail = _seen_from_outside(end)
     last_line = _last_line(end.message)
     if failure_class is FailureClass.KILLED and last_line:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from stageline_api.conditions import EventReason
-from stageline_api.failures import CONSEQUENCES, FailureClass
+from stageline_api.failures import CONSEQUENCES, FailureClass, place_of
 from stageline_api.resource.policy import LONGEST_BACKOFF_SECONDS, RestartSpec
 from stageline_api.resource.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
@@ -118,6 +118,7 @@ def cause_record(status: GroupStatus, cause: Failure, attempts: int) -> FailureR
         group=status.index,
         incarnation=status.incarnation,
         stage=cause.end.stage,
+        rank=cause.rank,
         container=cause.end.container,
         reason=cause.end.reason,
         failure_class=failure_class,
@@ -173,11 +174,12 @@ def name_lost_node(context: Context, status: GroupStatus, pods: Sequence[Observe
         return None
     update = {
         "stage": lost.stage,
+        "rank": None,
         "container": "",
         "reason": FailureClass.NODE_LOST,
         "failure_class": FailureClass.NODE_LOST,
         "exit_code": None,
-        "message": f"node {lost.node} is lost; stage {recorded.stage} noticed: {recorded.message}",
+        "message": f"node {lost.node} is lost; {place_of(recorded.stage, recorded.rank)} noticed: {recorded.message}",
     }
     return recorded.model_copy(update=update)
 
@@ -189,7 +191,9 @@ def _on_record(context: Context, status: GroupStatus) -> FailureRecord | None:
 
 
 def failure_sentence(record: FailureRecord) -> str:
-    where = f"stage {record.stage}" + (f" ({record.container})" if record.container not in ("", "stage") else "")
+    where = place_of(record.stage, record.rank) + (
+        f" ({record.container})" if record.container not in ("", "stage") else ""
+    )
     return f"{where} of group {record.group} failed: {record.failure_class}: {record.message}"
 
 
