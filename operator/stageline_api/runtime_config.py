@@ -89,7 +89,7 @@ class RuntimeConfig(BaseModel):
     lora_adapters: tuple[LoraAdapter, ...] = ()
     """Served beside the model, each under its own name; vLLM only."""
     tensor: int = 1
-    """Devices of one pod that share its layers; more than one with vLLM only."""
+    """Ranks of a stage that share each of its layers: processes of the one pod, or devices under vLLM."""
     dtype: str = "auto"
     """`auto` (the model's own), `float32` or `bfloat16`."""
     max_model_len: int | None = None
@@ -115,3 +115,8 @@ class RuntimeConfig(BaseModel):
     tls: TlsConfig | None = None
     """None: what crosses between pods is in clear."""
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def stage_ranks(self) -> int:
+        """How many processes a stage of Stageline's own engine is; another engine's nodes start their own."""
+        return self.tensor if self.engine_name == "stageline" else 1

@@ -29,6 +29,13 @@ class PodContract:
     master_addr: str
     master_port: int
     bus_token: str
+    rank: int = 0
+    """Of the processes of this stage."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes this stage is."""
+        return self.config.stage_ranks
 
 
 def begin(component: str, *, hides_values: bool = False) -> PodContract:
@@ -46,6 +53,8 @@ def begin(component: str, *, hides_values: bool = False) -> PodContract:
     )
     if component != "engine":  # which works for all stages, in the pod of the first
         identify(stage=contract.stage)
+    if env.STAGE_RANK in os.environ:
+        identify(rank=contract.rank)
     return contract
 
 
@@ -58,7 +67,7 @@ def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
         raise _bad(f"{env.STAGE_COUNT}={stage_count} differs from the config's stage_count {config.stage_count}")
     if not 0 <= stage < stage_count:
         raise _bad(f"{env.STAGE_INDEX}={stage} is not between 0 and {stage_count - 1}")
-    return PodContract(
+    contract = PodContract(
         config=config,
         stage=stage,
         stage_count=stage_count,
@@ -68,7 +77,11 @@ def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
         master_addr=_text(environ, env.MASTER_ADDR),
         master_port=_integer(environ, env.MASTER_PORT, default=ports.RENDEZVOUS),
         bus_token=_text(environ, env.BUS_TOKEN),
+        rank=_integer(environ, env.STAGE_RANK, default=0),
     )
+    if not 0 <= contract.rank < contract.ranks:
+        raise _bad(f"{env.STAGE_RANK}={contract.rank} is not between 0 and {contract.ranks - 1}")
+    return contract
 
 
 def read_engine_keys(pod_ip: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -277,3 +277,24 @@ STAGE_METRICS: Final = (
     STAGE_KV_CAPACITY, STAGE_INCARNATION, STAGE_PHASE, STAGE_BUILD_INFO,
 )  # fmt: skip
 """What each stage exposes on its health port."""
+
+# -- stage: its ranks, where it has several ----------------------------------------------------------------------------
+
+_RANK: Final = (*_STAGE, "rank")
+RANK_BUSY: Final = MetricSpec(
+    "stageline_rank_busy_seconds_total",
+    "Seconds that this rank of a stage computed, exchanges with its other ranks included.",
+    _RANK,
+)
+RANK_EXCHANGE: Final = MetricSpec(
+    "stageline_rank_exchange_seconds_total",
+    "Seconds that this rank of a stage spent in exchanges with its other ranks, most of it waiting: the rank that "
+    "waits least is the slow one.",
+    _RANK,
+)
+RANK_MEMORY: Final = MetricSpec(
+    "stageline_rank_memory_bytes", "Bytes of weights and KV cache that this rank of a stage holds.", _RANK
+)
+
+RANK_METRICS: Final = (RANK_BUSY, RANK_EXCHANGE, RANK_MEMORY)
+"""What a stage of several ranks exposes besides."""

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from stageline_api import env
-from stageline_api.failures import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, TerminationMessage
+from stageline_api.failures import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, TerminationMessage, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +29,22 @@ class RuntimeFailure(Exception):  # noqa: N818 - it is a failure, told by its cl
         operation: str = "",
         step: int | None = None,
         peer: int | None = None,
+        rank: int | None = None,
     ) -> None:
+        """`rank` is the rank of this stage that failed, where it is not the one that tells."""
         super().__init__(detail)
         self.failure_class = failure_class
         self.detail = detail
         self.operation = operation
         self.step = step
         self.peer = peer
+        self.rank = rank
 
     def message(self, stage: int | None) -> TerminationMessage:
         return TerminationMessage(
             failure_class=self.failure_class,
             stage=stage,
+            rank=self.rank,
             step=self.step,
             operation=self.operation,
             peer=self.peer,
@@ -55,9 +59,18 @@ def write_last_words(message: TerminationMessage) -> ExitCode:
     """
     path = os.environ.get(env.TERMINATION_PATH)
     told = _write_once(path, message) if path else message
-    place = "engine" if message.stage is None else f"stage {message.stage}"
+    place = place_of(message.stage, message.rank)
     logger.error("%s ends: %s: %s", place, message.failure_class, message.detail)
     return _exit_code(told)
+
+
+def pass_last_words_on(message: TerminationMessage) -> ExitCode:
+    """Write what another process said last, or what is said of it, which may be that it drained."""
+    if message.failure_class is not FailureClass.EVICTED:
+        return write_last_words(message)
+    path = os.environ.get(env.TERMINATION_PATH)
+    logger.info("drained: %s", message.detail)
+    return _exit_code(_write_once(path, message) if path else message)
 
 
 def write_drained(stage: int | None, asked_by: str) -> ExitCode:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pythonjsonlogger.json import JsonFormatter
 
 CONTEXT_FIELDS: Final = (
-    "namespace", "model", "group", "incarnation", "stage", "request_id", "client_request_id",
+    "namespace", "model", "group", "incarnation", "stage", "rank", "request_id", "client_request_id",
 )  # fmt: skip
 """Who writes, or of whom. `model` is the PipelineModel's name; `request_id` is Stageline's own, the same in gateway and
 engine, and `client_request_id` what the client called it in `X-Request-Id`."""

@@ -17,7 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define RANK_MAGIC 0x736c726bu
 #define RANK_NAME_BYTES 96
 #define RANK_SPINS 4096
 #define RANK_YIELDS 64
@@ -60,29 +59,12 @@ static inline char *rank_buffer(void *area, int64_t rank, uint32_t round) {
     return buffers + (rank * 2 + (round & 1)) * head->buffer_bytes;
 }
 
+/* Areas are made, and ended, by ranks/rank_area.py, which knows this layout. */
 int64_t rank_area_bytes(int64_t size, int64_t buffer_bytes) {
     return (int64_t)sizeof(rank_area) + size * ((int64_t)sizeof(rank_place) + 2 * buffer_bytes);
 }
 
-void rank_area_begin(void *area, int64_t size, int64_t buffer_bytes) { /* the area is all zeros */
-    rank_area *head = area;
-    head->size = (uint32_t)size;
-    head->buffer_bytes = buffer_bytes;
-    __atomic_store_n(&head->magic, RANK_MAGIC, __ATOMIC_SEQ_CST);
-}
-
-int64_t rank_area_size(const void *area) { /* how many ranks it is for; 0: it is no such area */
-    const rank_area *head = area;
-    return head->magic == RANK_MAGIC ? (int64_t)head->size : 0;
-}
-
 static void rank_wake(uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
-
-void rank_area_end(void *area) { /* whoever waits in it is to stop waiting */
-    rank_area *head = area;
-    __atomic_store_n(&head->ended, 1, __ATOMIC_SEQ_CST);
-    for (int64_t rank = 0; rank < head->size; rank++) rank_wake(&rank_place_of(area, rank)->published);
-}
 
 static inline float float16_widen(uint16_t bits) {
     _Float16 value;

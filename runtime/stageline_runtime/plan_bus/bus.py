@@ -21,6 +21,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from stageline_runtime.plan_bus.messages import GroupFailed, Refused, Shutdown, ToEngine, ToStage
+from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.tls.certificates import PodIdentity, TlsError
 from stageline_runtime.tls.channel import TlsChannel
 
@@ -244,8 +245,8 @@ class EngineBusConnection(asyncio.Protocol):
         self._on_made = on_made
         self._reader: FrameReader[ToEngine] = FrameReader(ToEngine, most_bytes)
         self._transport: asyncio.Transport | None = None
-        self.stage: int | None = None
-        """Set once the handshake has told which stage this is."""
+        self.place: Place | None = None
+        """Set once the handshake has told which process of the group this is."""
         self.address = ""
         """Where the other end connected from."""
         self.fault = ""

@@ -10,6 +10,8 @@ import hmac
 import secrets
 from typing import Final
 
+from stageline_runtime.plan_bus.place import Place
+
 NONCE_BYTES: Final = 32
 GREETING_SECONDS: Final = 30.0
 """How long a connection may take to say who it is."""
@@ -23,14 +25,14 @@ def new_nonce() -> str:
     return secrets.token_hex(NONCE_BYTES)
 
 
-def proof_of(token: str, nonce: str, *, stage: int, incarnation: int) -> str:
+def proof_of(token: str, nonce: str, place: Place, incarnation: int) -> str:
     """What shows, for one connection, that its other end is a stage of this incarnation."""
-    said = f"stageline plan bus\0{nonce}\0{stage}\0{incarnation}"
+    said = f"stageline plan bus\0{nonce}\0{place.stage}\0{place.rank}\0{incarnation}"
     return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
 
 
-def is_proof(proof: str, token: str, nonce: str, *, stage: int, incarnation: int) -> bool:
-    wanted = proof_of(token, nonce, stage=stage, incarnation=incarnation)
+def is_proof(proof: str, token: str, nonce: str, place: Place, incarnation: int) -> bool:
+    wanted = proof_of(token, nonce, place, incarnation)
     return hmac.compare_digest(proof.encode(), wanted.encode())
 
 

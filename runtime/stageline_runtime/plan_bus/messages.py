@@ -58,6 +58,10 @@ class Hello(Message, frozen=True):
     """On the CPU: identity of the memory that `available_bytes` is of, where the machine's is not meant."""
     weights: str = ""
     """Digest of the weights where this stage loads them from; empty where it can't tell."""
+    rank: int = 0
+    """Which of the stage's processes this is."""
+    ranks: int = 1
+    """How many it has."""
 
 
 class Measured(Message, frozen=True):

@@ -153,7 +153,7 @@ class CutMemory:
     draft: ModelConfig | None = None
     """The model that the last stage drafts with."""
     ranks: int = 1
-    """Of each stage. Every rank of the last one holds the whole draft model."""
+    """Of each stage. The draft model is counted for every rank of the last one, though only the first drafts."""
 
     def ranks_in_room(self, stage: int) -> int:
         """How many of the stage's ranks take from its room."""

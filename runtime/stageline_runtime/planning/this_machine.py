@@ -118,3 +118,15 @@ def this_machine(stage_count: int) -> Hardware:
         host=NAME,
     )
     return Hardware(devices=(device,) * stage_count, link=LOOPBACK)
+
+
+MEMORY_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
+
+
+def kernel_kills(events: Path = MEMORY_EVENTS) -> int:
+    """How many processes of this container the kernel has ended for want of memory; 0 where it keeps no account."""
+    try:
+        lines = events.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -15,6 +15,10 @@ def stage() -> None:
         contract = begin("stage")
     except RuntimeFailure as failure:
         sys.exit(write_last_words(failure.message(None)))
+    if contract.ranks > 1:
+        from stageline_runtime.stage.ranks.supervisor import RankSupervisor
+
+        sys.exit(RankSupervisor(contract).run())
     # torch takes a second to import; a bad configuration is told before that.
     from stageline_runtime.stage.process import StageProcess
 

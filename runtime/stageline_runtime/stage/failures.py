@@ -8,6 +8,7 @@ from stageline_api.failures import CLASS_OF_EXIT_CODE, FailureClass
 from stageline_runtime.models.weights.checkpoint import WeightsError
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError
 from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.ranks.errors import RanksEndedError
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import PeerLostError
 
@@ -25,6 +26,8 @@ def as_failure(error: Exception) -> RuntimeFailure:
             return RuntimeFailure(
                 FailureClass.PEER_LOST, str(error), operation=error.operation, step=error.seq, peer=error.peer
             )
+        case RanksEndedError():
+            return RuntimeFailure(FailureClass.PEER_LOST, str(error), operation=error.operation)
         case WeightsError():
             return RuntimeFailure(FailureClass.MODEL_LOAD, error.message, operation="load weights")
         case PrepareError():

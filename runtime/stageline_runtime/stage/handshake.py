@@ -25,6 +25,7 @@ from stageline_runtime.plan_bus.messages import (
     Shutdown,
     Welcome,
 )
+from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.planning.this_machine import (
     available_bytes,
     container_identity,
@@ -77,7 +78,7 @@ def say_hello(bus: StageBus, contract: PodContract, accelerator: "Accelerator | 
             stage=contract.stage,
             stage_count=contract.stage_count,
             incarnation=contract.incarnation,
-            proof=proof_of(contract.bus_token, nonce, stage=contract.stage, incarnation=contract.incarnation),
+            proof=proof_of(contract.bus_token, nonce, Place(contract.stage, contract.rank), contract.incarnation),
             host=host_identity(),
             available_bytes=(available_bytes() if accelerator is None else accelerator.available_bytes()),
             health_url=health_url(contract.pod_ip),
@@ -85,6 +86,8 @@ def say_hello(bus: StageBus, contract: PodContract, accelerator: "Accelerator | 
             container=container_identity(),
             memory=memory_identity(),
             weights=_weights_of(contract),
+            rank=contract.rank,
+            ranks=contract.ranks,
         )
     )
 

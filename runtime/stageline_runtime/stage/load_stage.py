@@ -9,6 +9,7 @@ events, and a plan is in flight until the device has done it; on the CPU a plan 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.model_facts.rank_cut import part_of_layers
 from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.protocol import (
     CapturesGraphs,
@@ -34,6 +36,7 @@ from stageline_runtime.models.protocol import (
 from stageline_runtime.plan_bus.messages import CacheSized, GraphMode, Shutdown, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
 from stageline_runtime.planning.this_machine import stage_threads
+from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.stage.failures import allocation_failure
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, measure
 from stageline_runtime.stage.own_shards import ensure_own_shards
@@ -44,6 +47,7 @@ from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, LoopbackTransport, Transport, WireSizes
+from stageline_runtime.transport.rank_lane import RankLane
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +105,14 @@ class StageLoader:
         watchdog: Watchdog,
         accelerator: Accelerator | None,
         build_model: ModelBuilder | None,
+        ranks: RankGroup,
     ) -> None:
         self._contract = contract
         self._progress = progress
         self._watchdog = watchdog
         self._accelerator = accelerator
         self._build_model = build_model
+        self._ranks = ranks
 
     def load(self, welcome: Welcome, agree_on_cache: AgreeOnCache) -> LoadedStage | Shutdown:
         """Load, agree on the cache, capture, then meet the peers. `Shutdown`: the group ended meanwhile.
@@ -120,7 +126,8 @@ class StageLoader:
         torch.set_num_threads(stage_threads(welcome.stages_on_host, welcome.stages_in_container))
         shape = self._shape(welcome, dtype)
         model = self._load_model(welcome, config, shape)
-        drafter = self._load_drafter(welcome, config, shape) if welcome.draft_dir else None
+        drafts = welcome.draft_dir and self._ranks.rank == 0
+        drafter = self._load_drafter(welcome, config, shape) if drafts else None
         self._describe(welcome, config, dtype)
         sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs))
         if isinstance(sized, Shutdown):
@@ -146,6 +153,7 @@ class StageLoader:
             guides=self._guides(Path(welcome.model_dir), config),
             accelerator=self._accelerator,
             drafter=drafter,
+            ranks=self._ranks,
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 
@@ -198,8 +206,8 @@ class StageLoader:
         return marks, InFlight(self._accelerator, self._progress.clock, self._watchdog, marks)
 
     def _guides(self, model_dir: Path, config: ModelConfig) -> GuideMaker | None:
-        """What guided decoding needs, on the stage that samples."""
-        if self._contract.stage != self._contract.stage_count - 1:
+        """What guided decoding needs, on the rank that samples."""
+        if self._contract.stage != self._contract.stage_count - 1 or self._ranks.rank > 0:
             return None
         return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
 
@@ -250,7 +258,8 @@ class StageLoader:
                 raise allocation_failure(error) from error
         kv_tokens = num_blocks * BLOCK_TOKENS
         self._progress.kv_capacity_tokens = kv_tokens
-        kv_bytes = kv_tokens * config.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)
+        part = part_of_layers(config, self._ranks.size)
+        kv_bytes = kv_tokens * part.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)
         self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
         if self._accelerator is not None:
             self._progress.memory_bytes = self._accelerator.allocated_bytes()
@@ -259,8 +268,8 @@ class StageLoader:
         if self._build_model is not None:
             return self._build_model
         if self._accelerator is None:
-            return build_any_stage_model
-        return device_builder(self._accelerator)
+            return partial(build_any_stage_model, ranks=self._ranks)
+        return device_builder(self._accelerator, ranks=self._ranks)
 
     def _join(self, welcome: Welcome, hidden_size: int, dtype: torch.dtype) -> Transport:
         if self._contract.stage_count == 1:
@@ -268,16 +277,17 @@ class StageLoader:
         from stageline_runtime.transport.rendezvous import join  # torch.distributed costs time a lone stage can save
 
         sizes = WireSizes(
-            hidden_size=hidden_size,
+            hidden_size=hidden_size // self._ranks.size,
             dtype=dtype,
             max_step_tokens=padded_size(welcome.max_step_tokens),
             # Not a cohort's slots: last chunks of other cohorts' prompts are sampled in the same plan.
             max_rows=welcome.num_cohorts * welcome.slots_per_cohort,
         )
-        return join(
+        lane = join(
             self._contract,
             welcome.transport,
             sizes,
             accelerator=self._accelerator,
             next_address=welcome.next_address,
         )
+        return lane if self._ranks.size == 1 else RankLane(lane, self._ranks)

@@ -18,6 +18,7 @@ from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
+from stageline_runtime.native.build import NativeUnavailableError
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.plan_bus.messages import (
     CacheSized,
@@ -40,14 +41,17 @@ from stageline_runtime.plan_bus.messages import (
     Welcome,
     WorkOutstanding,
 )
+from stageline_runtime.ranks.protocol import LoneRank, RankGroup
+from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.stage.failures import as_failure
 from stageline_runtime.stage.group_end import ask_to_drain, group_failure
 from stageline_runtime.stage.handshake import await_cache_size, await_welcome, connect, say_hello
 from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
 from stageline_runtime.stage.memory_use import MemoryUse
+from stageline_runtime.stage.ranks.inherited import InheritedRank
 from stageline_runtime.stage.step.in_flight import POLL_SECONDS
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
-from stageline_runtime.stage.telemetry.health import health_served
+from stageline_runtime.stage.telemetry.health import StagePages, health_served
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, Timeline, WaitReason
@@ -70,8 +74,11 @@ class StageProcess:
         contract: PodContract,
         build_model: ModelBuilder | None = None,
         choose: Callable[[str], Accelerator | None] = choose_accelerator,
+        inherited: InheritedRank | None = None,
     ) -> None:
-        """`build_model` and `choose` are for stages that only take time, or whose device is not there."""
+        """`build_model` and `choose` are for stages that only take time, or whose device is not there; `inherited` is
+        what a rank has from its supervisor.
+        """
         self._contract = contract
         self._build_model = build_model
         self._choose = choose
@@ -85,9 +92,16 @@ class StageProcess:
             incarnation=contract.incarnation,
             clock=self._clock,
             timeline=self._timeline,
+            is_rank=contract.ranks > 1,
         )
         self._bus: StageBus | None = None
-        self._watchdog = Watchdog(contract.config.timeouts.step_seconds, self._engine_hung_up, self._end_now)
+        self._inherited = inherited
+        self._watchdog = Watchdog(
+            contract.config.timeouts.step_seconds,
+            self._engine_hung_up,
+            self._end_now,
+            late_ranks=(lambda: ()) if inherited is None else inherited.late_ranks,
+        )
         self._plans: deque[StepPlan] = deque()
         self._cancelled: set[int] = set()
         """Of these plans, those that need no computing."""
@@ -104,8 +118,9 @@ class StageProcess:
 
     def _run(self) -> ExitCode:
         metrics = StageMetrics(self._progress, self._contract.config.served_name)
+        listener = None if self._inherited is None else self._inherited.health
         try:
-            with health_served(self._contract.pod_ip, self._progress, metrics):
+            with health_served(self._contract.pod_ip, StagePages(self._progress, metrics), listener):
                 self._live()
         except Exception as error:
             failure = as_failure(error)
@@ -126,7 +141,10 @@ class StageProcess:
         if isinstance(welcome, Shutdown):
             self._shutdown = welcome
             return
-        loader = StageLoader(self._contract, self._progress, self._watchdog, self._accelerator, self._build_model)
+        ranks = self._join_ranks()
+        loader = StageLoader(
+            self._contract, self._progress, self._watchdog, self._accelerator, self._build_model, ranks
+        )
         stage = loader.load(welcome, self._agree_on_cache)
         if isinstance(stage, Shutdown):
             self._shutdown = stage
@@ -137,6 +155,17 @@ class StageProcess:
         self._stage = stage
         while not self._shutdown:
             self._serve(bus, stage)
+
+    def _join_ranks(self) -> RankGroup:
+        if self._inherited is None:
+            return LoneRank()
+        try:
+            ranks = SharedMemoryRanks(self._inherited.area, self._contract.rank, self._watchdog.exchange)
+        except NativeUnavailableError as error:
+            detail = f"spec.parallelism.tensor {self._contract.ranks}: {error}"
+            raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="join the ranks") from error
+        self._progress.exchanges = ranks.times
+        return ranks
 
     def _agree_on_cache(self, use: MemoryUse | None) -> CacheSized | Shutdown:
         assert self._bus is not None, "it loads without having been welcomed"
@@ -198,14 +227,14 @@ class StageProcess:
         cancelled: bool = False,
     ) -> None:
         """A plan is done with: tell the engine and count it."""
-        if runner.is_last:
+        if runner.tells:
             bus.send(StepDone(plan.seq, rows))
         drafted = runner.draft(plan)
         if drafted is not None:
             bus.send(drafted)
         dead = bool(rows) and not any(row.num_sampled for row in rows)
         record = self._progress.count_step(plan, step_kind(plan), cancelled=cancelled, dead=dead)
-        if plan.report_times:
+        if plan.report_times and self._contract.rank == 0:
             bus.send(record.times())
         if plan.dummy:
             self._progress.enter(Phase.READY)
@@ -216,7 +245,8 @@ class StageProcess:
                 runner.accept(message)
                 self._plans.append(message)
             case Cancel(seq=seq):
-                self._cancelled.update(plan.seq for plan in self._plans if plan.seq == seq)
+                if self._contract.ranks == 1:  # ranks hear of it at different moments, and have to compute alike
+                    self._cancelled.update(plan.seq for plan in self._plans if plan.seq == seq)
             case Ping(engine_nanoseconds=asked):
                 assert self._bus is not None, "a message came without a bus"
                 received = self._clock.now_nanoseconds()

@@ -1,4 +1,6 @@
-"""How the stages of one incarnation meet and connect: torch's TCPStore on stage 0, keyed by incarnation.
+"""How the stages of one incarnation meet and connect: torch's TCPStore on stage 0, keyed by incarnation and rank.
+
+Rank r of every stage meets rank r of the others.
 
 The store listens on the pod's own address alone (a listening socket is handed in, because TCPStore by itself would
 listen on every address of the machine). Process groups are made directly rather than through the global default, so
@@ -45,7 +47,7 @@ def join(
     try:
         store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
         life = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
-        scope = PrefixStore(store_name(contract.bus_token, life), store)
+        scope = PrefixStore(f"{store_name(contract.bus_token, life)}/rank-{contract.rank}", store)
         if kind is TransportKind.NCCL:
             assert accelerator is not None, "nccl needs a device on every stage"
             return _join_nccl(contract, scope, sizes, accelerator)
@@ -114,13 +116,13 @@ def _failure(contract: PodContract, reason: str) -> RuntimeFailure:
         limit_seconds = contract.config.timeouts.rendezvous_seconds
         detail = f"{place} within {limit_seconds:g} s: {reason}"
         return RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="rendezvous")
-    # The store is stage 0's, and it goes with it.
+    # The store is of stage 0's first rank, and goes with it.
     peer = None if contract.stage == 0 else 0
     return RuntimeFailure(FailureClass.PEER_LOST, f"{place}: {reason}", operation="rendezvous", peer=peer)
 
 
 def _open_store(contract: PodContract, timeout: timedelta) -> TCPStore:
-    if contract.stage != 0:
+    if contract.stage != 0 or contract.rank != 0:
         return TCPStore(
             contract.master_addr,
             contract.master_port,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from stageline_api.telemetry.logs import pass_line_on
-from stageline_vllm.supervisor import bound_child
+from stageline_runtime import bound_child
 from stageline_vllm.supervisor.outcome import FirstWords, Forgetting
 
 _vllm = logging.getLogger("stageline_vllm.said_by_vllm")
@@ -131,15 +131,3 @@ def _kernel_state(pid: int) -> str:
     except OSError:
         return ""
     return stat.rpartition(")")[2].split()[0]
-
-
-MEMORY_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
-
-
-def kernel_kills(events: Path = MEMORY_EVENTS) -> int:
-    """How many processes of this container the kernel has ended for want of memory; 0 where it keeps no account."""
-    try:
-        lines = events.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -40,20 +40,19 @@ from stageline_runtime.plan_bus.messages import (
     Welcome,
     WorkOutstanding,
 )
+from stageline_runtime.planning.this_machine import MEMORY_EVENTS, kernel_kills
 from stageline_runtime.stage.group_end import ask_to_drain, group_failure
 from stageline_runtime.stage.handshake import await_welcome, connect, say_hello
-from stageline_runtime.stage.telemetry.health import health_served
+from stageline_runtime.stage.telemetry.health import StagePages, health_served
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 from stageline_vllm.addresses import http_host
 from stageline_vllm.plugin_path import write_plugin_path
 from stageline_vllm.supervisor.adapters import check_adapters
 from stageline_vllm.supervisor.child import (
-    MEMORY_EVENTS,
     VllmChild,
     descriptor_of_end,
     is_running,
     is_stopped,
-    kernel_kills,
 )
 from stageline_vllm.supervisor.model_code import check_model_code
 from stageline_vllm.supervisor.outcome import Forgetting, NodeEnd, failure_of, first_of, is_lost_connection
@@ -119,7 +118,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             metrics = FreshMetrics(self._progress, self._contract.config.served_name)
-            with health_served(self._contract.pod_ip, self._progress, metrics):
+            with health_served(self._contract.pod_ip, StagePages(self._progress, metrics)):
                 self._live()
         except Exception as error:
             return self._failed(_as_failure(error))

@@ -23,6 +23,7 @@ from stageline_runtime.plan_bus.messages import (
     ToEngine,
     ToStage,
 )
+from stageline_runtime.plan_bus.place import Place
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +83,12 @@ def test_a_proof_of_another_token_is_refused(group: RunningGroup, token: str) ->
 def test_what_was_heard_on_one_connection_opens_no_other(group: RunningGroup) -> None:
     """Nor does it for another stage or another life of the group."""
     with challenged(group) as (_, nonce):
-        proof = proof_of(group.token, nonce, stage=0, incarnation=1)
+        proof = proof_of(group.token, nonce, Place(0), 1)
         refused = say(group, msgspec.structs.replace(hello(), proof=proof))
         assert refused == [Refused("the plan bus token is wrong")]
     for other in ({"stage": 1}, {"incarnation": 2}):
         with challenged(group) as (connection, nonce):
-            proof = proof_of(group.token, nonce, stage=0, incarnation=1)
+            proof = proof_of(group.token, nonce, Place(0), 1)
             connection.sendall(encode_frame(msgspec.structs.replace(hello(), proof=proof, **cast(Any, other))))
             assert heard(connection) == [Refused("the plan bus token is wrong")]
     assert group.engine_status()["stages_connected"] == 0

@@ -123,19 +123,22 @@ def expected(plain: RunningGroup) -> list[Answer]:
         (2, MODEL),
         pytest.param((3, MODEL), marks=pytest.mark.soak),
         pytest.param((4, MODEL), marks=pytest.mark.soak),
+        pytest.param((1, LOOKUP, 2), marks=pytest.mark.thorough),
+        pytest.param((2, MODEL, 2), marks=pytest.mark.thorough),
     ],
-    ids=lambda param: f"{param[0]}-{param[1]}",
+    ids=lambda param: "-".join(map(str, param)),
 )
 def drafting(
     request: pytest.FixtureRequest, early_exit: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningGroup]:
-    stage_count, method = request.param
+    """Of so many stages, with such drafts, of so many ranks a stage."""
+    stage_count, method, *ranks = request.param
     target, draft = early_exit
     by_model = {"draft_source": f"file://{draft}"} if method == MODEL else {}
     # A tiny model's steps are hardly longer than its draft model's; what real ones cost decides in the lookup's groups.
     engine = eager_drafts_engine.COMMAND if method == MODEL else ENGINE_COMMAND
     directory = tmp_path_factory.mktemp("drafting")
-    given = CONFIG | {"speculative": DRAFTS | by_model}
+    given = CONFIG | {"speculative": DRAFTS | by_model, "tensor": ranks[0] if ranks else 1}
     with running_group(directory, target, stage_count, engine_command=engine, **given) as group:
         yield group
 

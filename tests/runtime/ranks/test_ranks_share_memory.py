@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline_runtime.ranks.shared_memory import RankArea, SharedMemoryRanks
+from stageline_runtime.ranks.rank_area import RankArea
+from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 
 FORK = multiprocessing.get_context("fork")
 LONGEST_SECONDS = 60.0
@@ -54,6 +55,13 @@ class Ranks:
 
     def answers(self) -> list[object]:
         return [self.answer(rank) for rank in range(len(self.pipes))]
+
+    def wait_begun(self) -> None:
+        """Until every rank has come to an exchange."""
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while not all(self.area.rounds()):
+            assert time.monotonic() < deadline, self.area.rounds()
+            time.sleep(0.01)
 
     def close(self) -> None:
         self.area.end()
@@ -190,6 +198,7 @@ def test_a_rank_that_waits_for_a_stopped_one_hears_signals_and_goes_on_with_it()
         stopped, waiting = ranks.processes[1].pid, ranks.processes[0].pid
         assert stopped is not None
         assert waiting is not None
+        ranks.wait_begun()
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(0.2)  # the other is in its wait by now; if it weren't, the test would pass all the same
         os.kill(waiting, signal.SIGUSR1)

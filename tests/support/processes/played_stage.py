@@ -12,6 +12,7 @@ from stageline_api import ports
 from stageline_runtime.plan_bus.bus import FrameReader, encode_frame
 from stageline_runtime.plan_bus.challenge import proof_of
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, Challenge, Hello, ToEngine, ToStage
+from stageline_runtime.plan_bus.place import Place
 
 
 def hello(**changes: object) -> Hello:
@@ -33,7 +34,7 @@ def proven(message: ToEngine, token: str, nonce: str) -> ToEngine:
     """A hello with the proof that fits it; anything else as it is."""
     if not isinstance(message, Hello) or message.proof:
         return message
-    proof = proof_of(token, nonce, stage=message.stage, incarnation=message.incarnation)
+    proof = proof_of(token, nonce, Place(message.stage, message.rank), message.incarnation)
     return msgspec.structs.replace(message, proof=proof)
 
 

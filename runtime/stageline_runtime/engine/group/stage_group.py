@@ -8,7 +8,8 @@ once. From the welcome on a connection that ends is a lost peer and ends the gro
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
     choose_graphs,
+    hellos_of_stages,
     measuring_stages,
     refusal_of,
     size_loaded_cache,
@@ -53,6 +55,7 @@ from stageline_runtime.plan_bus.messages import (
     ToStage,
     Welcome,
 )
+from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
@@ -95,28 +98,39 @@ class StageGroup:
         self._on_cache_sized = on_cache_sized
         self._on_step_times = on_step_times
         self._on_guide_ready = on_guide_ready
-        self._hellos: dict[int, Hello] = {}
-        self._connections: dict[int, EngineBusConnection] = {}
+        self._hellos: dict[Place, Hello] = {}
+        self._connections: dict[Place, EngineBusConnection] = {}
         self._strangers = Strangers()
         self._identity: PodIdentity | None = None
-        self._measured: dict[int, Measured] = {}
-        self._loaded: set[int] = set()
+        self._measured: dict[Place, Measured] = {}
+        self._loaded: set[Place] = set()
         self._progress = asyncio.Event()
         self._closing = False
         self.failure: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
         """Resolves with the reason once the group can't go on."""
 
     @property
-    def _all_stages(self) -> frozenset[int]:
-        return frozenset(range(self._contract.stage_count))
+    def _all_places(self) -> frozenset[Place]:
+        contract = self._contract
+        return frozenset(Place(stage, rank) for stage in range(contract.stage_count) for rank in range(contract.ranks))
+
+    @property
+    def _stage_hellos(self) -> dict[int, Hello]:
+        return hellos_of_stages(self._hellos)
 
     @property
     def num_connected(self) -> int:
-        return len(self._connections)
+        """Stages of which every rank is there."""
+        return self._whole_stages(self._connections)
 
     @property
     def num_loaded(self) -> int:
-        return len(self._loaded)
+        """The same, of which every rank has loaded."""
+        return self._whole_stages(self._loaded)
+
+    def _whole_stages(self, places: Iterable[Place]) -> int:
+        ranks = Counter(place.stage for place in places)
+        return sum(count == self._contract.ranks for count in ranks.values())
 
     @property
     def weights(self) -> str:
@@ -146,14 +160,18 @@ class StageGroup:
             RuntimeFailure: a stage did not come or load in time, or the cut or the cache can't be made.
         """
         await self._all_connected()
-        welcomes = welcome_stages(self._hellos, self._contract, self.model, self._model_dir, self.draft)
+        welcomes = welcome_stages(self._stage_hellos, self._contract, self.model, self._model_dir, self.draft)
         self._send_welcomes(welcomes)
         began = asyncio.get_running_loop().time()
-        await self._all_in(self._measured, measuring_stages(self._hellos), spent_seconds=0.0)
+        await self._all_in(self._measured, self._measuring_places(), spent_seconds=0.0)
         size = self._size_cache(welcomes)
         spent_seconds = asyncio.get_running_loop().time() - began
-        await self._all_in(self._loaded, self._all_stages, spent_seconds=spent_seconds)
+        await self._all_in(self._loaded, self._all_places, spent_seconds=spent_seconds)
         return size
+
+    def _measuring_places(self) -> frozenset[Place]:
+        stages = measuring_stages(self._stage_hellos)
+        return frozenset(place for place in self._all_places if place.stage in stages)
 
     async def form_nodes(self) -> None:
         """The same, where each stage is a node of another engine, which sizes its cache by itself.
@@ -162,8 +180,8 @@ class StageGroup:
             RuntimeFailure: a stage did not come or load in time, or the cut can't be made.
         """
         await self._all_connected()
-        self._send_welcomes(welcome_supervisors(self._hellos, self._contract, self.model, self._model_dir))
-        await self._all_in(self._loaded, self._all_stages, spent_seconds=0.0)
+        self._send_welcomes(welcome_supervisors(self._stage_hellos, self._contract, self.model, self._model_dir))
+        await self._all_in(self._loaded, self._all_places, spent_seconds=0.0)
 
     def broadcast(self, message: ToStage) -> None:
         """Send one message to all stages, encoded once."""
@@ -172,11 +190,12 @@ class StageGroup:
             connection.send_frame(frame)
 
     def ping(self, stage: int, message: Ping) -> None:
-        self._connections[stage].send_frame(encode_frame(message))
+        """Ask a stage's first rank, whose clock is the stage's."""
+        self._connections[Place(stage)].send_frame(encode_frame(message))
 
     def prepare_guide(self, message: PrepareGuide) -> None:
-        """Ask the last stage; one that is gone ends the group anyway."""
-        last = self._connections.get(self._contract.stage_count - 1)
+        """Ask the last stage's first rank, which samples; one that is gone ends the group anyway."""
+        last = self._connections.get(Place(self._contract.stage_count - 1))
         if last is not None:
             last.send_frame(encode_frame(message))
 
@@ -187,24 +206,26 @@ class StageGroup:
             stage_count=self._contract.stage_count,
             incarnation=self._contract.incarnation,
             stages=tuple(
-                StageEndpoint(stage=stage, health_url=self._hellos[stage].health_url, host=self._hellos[stage].host)
-                for stage in sorted(self._connections)
+                StageEndpoint(stage=stage, health_url=hello.health_url, host=hello.host)
+                for stage, hello in sorted(self._stage_hellos.items())
+                if Place(stage) in self._connections
             ),
         )
 
     def is_beside_engine(self, stage: int) -> bool:
         """Whether a stage runs on the engine's machine, which is stage 0's, and so shares its monotonic clock."""
-        return stage in self._hellos and 0 in self._hellos and self._hellos[stage].host == self._hellos[0].host
+        here, first = self._hellos.get(Place(stage)), self._hellos.get(Place(0))
+        return here is not None and first is not None and here.host == first.host
 
     @property
     def graphs(self) -> GraphMode:
         """The most that the group's plans may ask for; known once all stages have said hello."""
-        return choose_graphs(self._contract.config.graphs, self._hellos.values(), self.model)
+        return choose_graphs(self._contract.config.graphs, self._stage_hellos.values(), self.model)
 
     @property
     def tells_promptly(self) -> bool:
         """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
-        return tells_promptly(self._hellos.values(), is_secure=self._contract.config.tls is not None)
+        return tells_promptly(self._stage_hellos.values(), is_secure=self._contract.config.tls is not None)
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
@@ -212,7 +233,8 @@ class StageGroup:
 
     def _size_cache(self, welcomes: Mapping[int, Welcome]) -> CacheSize:
         config = self._contract.config
-        size = size_loaded_cache(self._hellos, welcomes, self._measured, config, self.model, self.draft)
+        measured = {place.stage: found for place, found in self._measured.items()}
+        size = size_loaded_cache(self._stage_hellos, welcomes, measured, config, self.model, self.draft)
         self._on_cache_sized(size)
         if not size.holds_all:
             tokens, asked = size.num_blocks * BLOCK_TOKENS, config.max_num_seqs
@@ -221,27 +243,27 @@ class StageGroup:
         return size
 
     def _send_welcomes(self, welcomes: Mapping[int, Welcome]) -> None:
-        for stage, connection in self._connections.items():
-            connection.send_frame(encode_frame(welcomes[stage]))
+        for place, connection in self._connections.items():
+            connection.send_frame(encode_frame(welcomes[place.stage]))
 
     async def _all_connected(self) -> None:
         await self._until(
             self._hellos,
-            self._all_stages,
+            self._all_places,
             self._contract.config.timeouts.rendezvous_seconds,
             FailureClass.RENDEZVOUS_TIMEOUT,
             "handshake",
         )
 
-    async def _all_in(self, done: Collection[int], expected: frozenset[int], *, spent_seconds: float) -> None:
-        """Wait until `done` has all `expected` stages; of the time for loading, `spent_seconds` are gone."""
+    async def _all_in(self, done: Collection[Place], expected: frozenset[Place], *, spent_seconds: float) -> None:
+        """Wait until `done` has all `expected` places; of the time for loading, `spent_seconds` are gone."""
         limit = self._contract.config.timeouts.load_seconds
         await self._until(done, expected, limit, FailureClass.MODEL_LOAD, "load", spent_seconds)
 
     async def _until(
         self,
-        done: Collection[int],
-        expected: frozenset[int],
+        done: Collection[Place],
+        expected: frozenset[Place],
         timeout_seconds: float,
         failure_class: FailureClass,
         operation: str,
@@ -256,35 +278,36 @@ class StageGroup:
                     await self._progress.wait()
         except TimeoutError as error:
             missing = sorted(expected.difference(done))
-            names = ", ".join(f"stage {stage}" for stage in missing)
+            names = " and ".join(place.words(self._contract.ranks) for place in missing)
             detail = f"{names} did not finish the {operation} within {timeout_seconds:g} s"
-            raise RuntimeFailure(failure_class, detail, operation=operation, peer=missing[0]) from error
+            raise RuntimeFailure(failure_class, detail, operation=operation, peer=missing[0].stage) from error
 
     def _receive(self, connection: EngineBusConnection, message: ToEngine) -> None:
+        place = connection.place
         match message:
             case Hello():
                 self._greet(connection, message)
-            case _ if connection.stage is None:
+            case _ if place is None:
                 connection.close()
             case Measured():
-                self._measured[connection.stage] = message
+                self._measured[place] = message
                 self._progress.set()
             case Loaded():
-                self._loaded.add(connection.stage)
+                self._loaded.add(place)
                 self._progress.set()
             case StepDone():
                 self._on_step_done(message)
             case Drafted():
                 self._on_drafted(message)
             case DrainRequested():
-                self._on_drain_requested(connection.stage)
+                self._on_drain_requested(place.stage)
             case Pong():
-                self._on_pong(connection.stage, message)
+                self._on_pong(place.stage, message)
             case GuideReady():
                 self._on_guide_ready(message)
             case StepTimes():
                 if self._on_step_times is not None:
-                    self._on_step_times(connection.stage, message)
+                    self._on_step_times(place.stage, message)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = refusal_of(hello, self._contract, self._hellos, self._strangers.forget(connection))
@@ -294,22 +317,23 @@ class StageGroup:
             connection.close()
             return
         connection.trust()
-        connection.stage = hello.stage
-        self._hellos[hello.stage] = hello
-        self._connections[hello.stage] = connection
+        connection.place = place = Place(hello.stage, hello.rank)
+        self._hellos[place] = hello
+        self._connections[place] = connection
         self._progress.set()
 
     def _lost(self, connection: EngineBusConnection, reason: str) -> None:
         self._strangers.forget(connection)
-        if connection.stage is None and connection.fault:
+        place = connection.place
+        if place is None and connection.fault:
             self._strangers.tell(f"refused a connection to the plan bus from {connection.address}: {reason}")
-        if connection.stage is None or self._closing:
+        if place is None or self._closing:
             return
-        self._connections.pop(connection.stage, None)
+        self._connections.pop(place, None)
         if not self.failure.done():
-            detail = f"stage {connection.stage} is gone: {reason}"
+            detail = f"{place.words(self._contract.ranks)} is gone: {reason}"
             self.failure.set_result(
-                RuntimeFailure(FailureClass.PEER_LOST, detail, operation="plan bus", peer=connection.stage)
+                RuntimeFailure(FailureClass.PEER_LOST, detail, operation="plan bus", peer=place.stage)
             )
         self._progress.set()
 

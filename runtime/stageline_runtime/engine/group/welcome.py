@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
-from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.model_facts.model_fields import chosen_dtype
+from stageline_runtime.model_facts.rank_cut import refuse_ranks
 from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, Measured, TransportKind, Welcome
-from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, estimate_costs
+from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.planning.cut import CutError, NoRoomError, costs_of_ranks, cut_layers, estimate_costs
 from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
 from stageline_runtime.termination import RuntimeFailure
@@ -30,9 +34,10 @@ class DraftModel:
     config: ModelConfig
 
 
-def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], nonce: str) -> str | None:
+def refusal_of(hello: Hello, contract: PodContract, known: Mapping[Place, Hello], nonce: str) -> str | None:
     """Why a stage challenged with `nonce` can't join, as a sentence; None when it may. Never says the token."""
-    if not is_proof(hello.proof, contract.bus_token, nonce, stage=hello.stage, incarnation=hello.incarnation):
+    place = Place(hello.stage, hello.rank)
+    if not is_proof(hello.proof, contract.bus_token, nonce, place, hello.incarnation):
         return "the plan bus token is wrong"
     if hello.protocol != PROTOCOL_VERSION:
         return f"protocol version {hello.protocol} does not match the engine's {PROTOCOL_VERSION}"
@@ -40,9 +45,26 @@ def refusal_of(hello: Hello, contract: PodContract, known: Mapping[int, Hello], 
         return f"incarnation {hello.incarnation} is not this group's {contract.incarnation}"
     if hello.stage_count != contract.stage_count or not 0 <= hello.stage < contract.stage_count:
         return f"stage {hello.stage} of {hello.stage_count} has no place among {contract.stage_count}"
-    if hello.stage in known:
-        return f"stage {hello.stage} is connected already"
+    if hello.ranks != contract.ranks or not 0 <= hello.rank < contract.ranks:
+        return f"rank {hello.rank} of {hello.ranks} has no place among the {contract.ranks} of stage {hello.stage}"
+    if place in known:
+        return f"{place.words(contract.ranks)} is connected already"
     return None
+
+
+def hellos_of_stages(hellos: Mapping[Place, Hello]) -> dict[int, Hello]:
+    """What each stage says: its first rank's hello, with what the rank with the least memory sees of it.
+
+    Ranks of a stage are in one container, so they load the same files and share one machine.
+    """
+    least: dict[int, int] = {}
+    for place, hello in hellos.items():
+        least[place.stage] = min(least.get(place.stage, hello.available_bytes), hello.available_bytes)
+    return {
+        place.stage: msgspec.structs.replace(hello, available_bytes=least[place.stage])
+        for place, hello in hellos.items()
+        if place.rank == 0
+    }
 
 
 def welcome_stages(
@@ -62,6 +84,7 @@ def welcome_stages(
     check_weights(hellos, config.source)
     dtype = chosen_dtype(config.dtype, model.dtype, on_devices=all(hello.device for hello in hellos.values()))
     _check_speculation(config, hellos)
+    _check_ranks(config, model, hellos)
     layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft))
     size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
     last = contract.stage_count - 1
@@ -77,8 +100,8 @@ def welcome_stages(
             slots_per_cohort=size.slots_per_cohort,
             slot_tokens=size.slot_tokens,
             max_step_tokens=config.max_num_batched_tokens,
-            stages_on_host=hosts.count(hello.host),
-            stages_in_container=containers.count((hello.host, hello.container)),
+            stages_on_host=hosts.count(hello.host) * contract.ranks,
+            stages_in_container=containers.count((hello.host, hello.container)) * contract.ranks,
             transport=choose_transport(hellos.values(), is_secure=config.tls is not None),
             graphs=choose_graphs(config.graphs, hellos.values(), model),
             draft_dir=str(draft.directory) if draft is not None and stage == last else "",
@@ -179,6 +202,18 @@ def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> No
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check speculative")
 
 
+def _check_ranks(config: RuntimeConfig, model: ModelConfig, hellos: Mapping[int, Hello]) -> None:
+    ranks = config.stage_ranks
+    on_devices = [stage for stage, hello in sorted(hellos.items()) if hello.device]
+    try:
+        if ranks > 1 and on_devices:
+            raise UnsupportedModelError(f"is not built for devices yet, and stage {on_devices[0]} has one")
+        refuse_ranks(model, ranks)
+    except UnsupportedModelError as error:
+        detail = f"spec.parallelism.tensor {ranks}: {error}"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check the ranks") from error
+
+
 def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
     try:
         return size_cache(
@@ -210,6 +245,7 @@ def _cut_memory(
         largest_step=LargestStep.of(contract.config),
         element_bytes=element_bytes,
         draft=None if draft is None else draft.config,
+        ranks=contract.ranks,
     )
 
 
@@ -218,7 +254,7 @@ def _room(hello: Hello) -> StageRoom:
 
 
 def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) -> tuple[LayerRange, ...]:
-    costs = estimate_costs(model)
+    costs = costs_of_ranks(estimate_costs(model), contract.ranks)
     try:
         return cut_layers(
             model.num_layers,
@@ -243,17 +279,25 @@ def _counted(
     element_bytes: int,
     draft: DraftModel | None,
 ) -> tuple[StageMemory, ...]:
+    """What each stage takes: with several ranks, all of them together, which share its memory."""
     last = len(layers) - 1
     step = LargestStep.of(config)
+    ranks = config.stage_ranks
     stages = tuple(
         StageMemory(
             stage=stage,
             room=_room(hello),
             layers=layers[stage],
-            weight_bytes=weight_bytes(
-                model, layers[stage], is_first=stage == 0, is_last=stage == last, element_bytes=element_bytes
+            weight_bytes=ranks
+            * weight_bytes(
+                model,
+                layers[stage],
+                is_first=stage == 0,
+                is_last=stage == last,
+                element_bytes=element_bytes,
+                ranks=ranks,
             ),
-            step_bytes=step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes),
+            step_bytes=ranks * step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes, ranks=ranks),
         )
         for stage, hello in sorted(hellos.items())
     )

@@ -28,9 +28,11 @@ from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.models.protocol import CPU, StageModel
 from stageline_runtime.plan_bus.messages import Drafted, SlotFill, StepPlan
+from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
 from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, share_sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
 from stageline_runtime.transport.protocol import NEWEST_COLUMN as NEWEST
@@ -158,8 +160,9 @@ class StageRunner:
         guides: GuideMaker | None = None,
         accelerator: Accelerator | None = None,
         drafter: Drafter | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
-        """`drafter`: on the last stage, where the group has a draft model."""
+        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage."""
         self._model = model
         self._drafter = drafter
         self._transport = transport
@@ -173,7 +176,12 @@ class StageRunner:
         self._device = CPU if accelerator is None else accelerator.device
         self._tokens = SlotTokens(num_slots) if accelerator is None else DeviceSlotTokens(num_slots, accelerator)
         self._guides = guides
-        self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
+        self._ranks = ranks if ranks is not None else LoneRank()
+        self._sampling: SamplingState | OtherRankSampling
+        if self._ranks.rank > 0:
+            self._sampling = OtherRankSampling(self._device)
+        else:
+            self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
 
     @property
     def is_first(self) -> bool:
@@ -182,6 +190,11 @@ class StageRunner:
     @property
     def is_last(self) -> bool:
         return self._stage == self._last
+
+    @property
+    def tells(self) -> bool:
+        """Whether the engine hears from here what a plan sampled: the last stage's first rank."""
+        return self.is_last and self._ranks.rank == 0
 
     def accept(self, plan: StepPlan) -> None:
         """A plan has come off the bus: post what it will receive, ahead of running it."""
@@ -270,11 +283,12 @@ class StageRunner:
 
     def draft(self, plan: StepPlan) -> Drafted | None:
         """Run the draft steps of a plan that has been run and told; None where it has none."""
-        if not plan.draft_steps or not self.is_last:
+        if not plan.draft_steps or not self.tells:
             return None
         assert self._drafter is not None, f"plan {plan.seq} asks for drafts, and there is no draft model"
         self._clock.enter(BusyKind.DRAFT, DRAFT)
         self._watchdog.watch(plan.seq, DRAFT, None)
+        assert isinstance(self._sampling, SamplingState), "drafts are the first rank's"
         drafted = self._drafter.draft(plan, self._sampling.holder)
         self._enter(WaitReason.HOST, plan, "")
         return drafted
@@ -285,6 +299,7 @@ class StageRunner:
         return sampled
 
     def _send_feedback(self, plan: StepPlan, feedback: Tensor) -> None:
+        feedback = share_sampled(self._ranks, feedback)
         if plan.feedback_posted:
             self._enter(WaitReason.HOST, plan, SEND_FEEDBACK, 0)
             self._transport.send_feedback(plan.seq, feedback)

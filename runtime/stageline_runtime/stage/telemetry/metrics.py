@@ -36,8 +36,10 @@ class _StageCollector(Collector):
         yield from self._steps()
         yield from self._bubble()
         yield from self._holdings()
-        phase = self._progress.phase
-        yield self._by_label(names.STAGE_PHASE, ((one.value, float(one is phase)) for one in Phase))
+        if not self._progress.is_rank:  # of all ranks these are the supervisor's to tell
+            phase = self._progress.phase
+            yield self._by_label(names.STAGE_PHASE, ((one.value, float(one is phase)) for one in Phase))
+            yield self._single(names.STAGE_MEMORY, self._progress.memory_bytes)
         started = self._progress.startup_seconds.items()
         yield self._by_label(names.STAGE_STARTUP, ((one.value, seconds) for one, seconds in started))
         yield self._by_label(names.STAGE_BUILD_INFO, [(self._version, 1)])
@@ -74,7 +76,6 @@ class _StageCollector(Collector):
     def _holdings(self) -> Iterator[Metric]:
         progress = self._progress
         yield self._single(names.STAGE_LAYERS, progress.layers.count if progress.layers else 0)
-        yield self._single(names.STAGE_MEMORY, progress.memory_bytes)
         yield self._single(names.STAGE_KV_SLOTS, progress.num_slots)
         yield self._single(names.STAGE_KV_TOKENS, progress.occupancy.tokens)
         yield self._single(names.STAGE_KV_CAPACITY, progress.kv_capacity_tokens)

@@ -14,6 +14,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_api.telemetry import metric_buckets
 from stageline_api.telemetry.timeline import TimelinePage
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+from stageline_runtime.ranks.exchange_times import ExchangeTimes
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, StepRecord, Timeline
 
 STARTUP_PHASES: Final = (Phase.STARTING, Phase.CONNECTING, Phase.LOADING, Phase.RENDEZVOUS, Phase.WARMING)
@@ -100,6 +101,10 @@ class StageProgress:
     hidden_bytes_sent: int = 0
     feedback_bytes_sent: int = 0
     steps: int = 0
+    is_rank: bool = False
+    """Whether the stage has other ranks beside this one."""
+    exchanges: ExchangeTimes = field(default_factory=ExchangeTimes)
+    """With them."""
 
     startup_seconds: Mapping[Phase, float] = field(default_factory=dict)
     """What was spent in each phase that was left before it was ready."""

@@ -24,17 +24,25 @@ class _Watched:
     operation: str
     peer: int | None
     since_seconds: float
+    is_exchange: bool = False
+    """Between the ranks of this stage; what is computed after it goes by its name too."""
 
 
 class Watchdog:
     """One per stage. `end` is called from the watchdog's thread and must not return."""
 
     def __init__(
-        self, step_timeout_seconds: float, engine_hung_up: Callable[[], bool], end: Callable[[RuntimeFailure], NoReturn]
+        self,
+        step_timeout_seconds: float,
+        engine_hung_up: Callable[[], bool],
+        end: Callable[[RuntimeFailure], NoReturn],
+        late_ranks: Callable[[], tuple[int, ...]] = lambda: (),
     ) -> None:
+        """`late_ranks` tells which ranks of this stage have not come to the exchange that this one waits in."""
         self._timeout_seconds = step_timeout_seconds
         self._engine_hung_up = engine_hung_up
         self._end = end
+        self._late_ranks = late_ranks
         self._watched: _Watched | None = None
         self._hung_up_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -46,6 +54,11 @@ class Watchdog:
         """An operation begins; it replaces the one before."""
         self._watched = _Watched(step, operation, peer, time.monotonic())
 
+    def exchange(self, operation: str) -> None:
+        """An exchange between this stage's ranks begins, within the step that is being watched."""
+        step = 0 if self._watched is None else self._watched.step
+        self._watched = _Watched(step, operation, None, time.monotonic(), is_exchange=True)
+
     def rest(self) -> None:
         """Nothing that could hang is under way."""
         self._watched = None
@@ -54,14 +67,7 @@ class Watchdog:
         """The reason to end the stage at `now_seconds`, if there is one."""
         watched = self._watched
         if watched is not None and now_seconds - watched.since_seconds > self._timeout_seconds:
-            towards = "" if watched.peer is None else f" (stage {watched.peer})"
-            return RuntimeFailure(
-                FailureClass.STEP_TIMEOUT,
-                f"plan {watched.step}: {watched.operation}{towards} took longer than {self._timeout_seconds:g} s",
-                operation=watched.operation,
-                step=watched.step,
-                peer=watched.peer,
-            )
+            return self._overdue(watched)
         if not self._engine_hung_up():
             self._hung_up_since = None
             return None
@@ -70,6 +76,22 @@ class Watchdog:
         if now_seconds - self._hung_up_since > ENGINE_GRACE_SECONDS:
             return RuntimeFailure(FailureClass.ENGINE_LOST, "the engine closed the plan bus", operation="plan bus")
         return None
+
+    def _overdue(self, watched: _Watched) -> RuntimeFailure:
+        late = self._late_ranks() if watched.is_exchange else ()
+        operation, towards = watched.operation, "" if watched.peer is None else f" (stage {watched.peer})"
+        if late:
+            towards = f" (without rank {', '.join(map(str, late))})"
+        elif watched.is_exchange:
+            operation = f"computing after {operation}"
+        return RuntimeFailure(
+            FailureClass.STEP_TIMEOUT,
+            f"plan {watched.step}: {operation}{towards} took longer than {self._timeout_seconds:g} s",
+            operation=operation,
+            step=watched.step,
+            peer=watched.peer,
+            rank=late[0] if late else None,
+        )
 
     def _run(self) -> None:
         while True:

@@ -1,8 +1,7 @@
-"""Runs as `python bound_child.py PARENT_PID COMMAND...`: ties vLLM's life to its supervisor's, then `exec`s it.
+"""Runs as `python bound_child.py PARENT_PID COMMAND...`: ties the command's life to its parent's, then `exec`s it.
 
-The kernel kills vLLM when the supervisor ends, even by SIGKILL; vLLM's own processes ask for the same
-(`plugin.parent_death`). The setting survives `exec`, and is asked for before the parent is checked. Standard library
-only.
+The kernel kills the command when the parent ends, even by SIGKILL. The setting survives `exec`, and is asked for before
+the parent is checked. Standard library only.
 """
 
 import ctypes

@@ -1,0 +1,12 @@
+"""What a rank's exchanges took so far. Without torch: telemetry reads it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class ExchangeTimes:
+    """Written by the rank's own thread, read by any."""
+
+    count: int = 0
+    seconds: float = 0.0
+    """Most of it waiting for others: the rank that waits least is the slow one."""

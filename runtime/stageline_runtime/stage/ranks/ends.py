@@ -1,0 +1,73 @@
+"""Which end of a rank is the stage's: the failure that no other explains, told with the stage and the rank. Pure.
+
+A rank that waits for another one, which is gone, ends too, and so does one whose watchdog found another late: what
+they say points at the one that failed.
+"""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stageline_api.failures import CONSEQUENCES, FailureClass, TerminationMessage
+
+_OF_NO_RANK: Final = CONSEQUENCES | {FailureClass.BAD_CONFIG, FailureClass.EVICTED}
+"""Classes that tell of another stage, of the engine or of the model's configuration, whichever rank says them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended by itself."""
+
+    rank: int
+    status: int
+    """Its exit status, negative for a signal."""
+    words: TerminationMessage | None
+    """What it left."""
+    is_out_of_memory: bool = False
+    """Whether the kernel has ended processes of this container for want of memory."""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.status != 0
+
+
+def last_words_of(stage: int, ends: Sequence[RankEnd]) -> TerminationMessage | None:
+    """What the stage says, from its ranks' ends in the order in which they came; None: it was ended before it began."""
+    failures = {end.rank: _words(stage, end) for end in ends if end.is_failure}
+    causes = {rank: words for rank, words in failures.items() if words.failure_class not in CONSEQUENCES}
+    told = causes or failures
+    if told:
+        rank, words = next(iter(told.items()))
+        if words.rank is not None and words.rank in causes:
+            rank, words = words.rank, causes[words.rank]
+        return _with_rank(words, rank)
+    return next((end.words for end in ends if end.words is not None), None)
+
+
+def _words(stage: int, end: RankEnd) -> TerminationMessage:
+    if end.words is not None:
+        return end.words
+    if end.status < 0 and end.is_out_of_memory:
+        failure_class, how = FailureClass.OUT_OF_MEMORY, "ended by the kernel: the container is out of memory"
+    elif end.status < 0:
+        failure_class, how = FailureClass.KILLED, f"ended by {_name_of(-end.status)}"
+    else:
+        failure_class, how = FailureClass.INTERNAL, f"ended with status {end.status} and no last words"
+    return TerminationMessage(
+        failure_class=failure_class, stage=stage, rank=end.rank, detail=f"rank {end.rank} was {how}"
+    )
+
+
+def _with_rank(words: TerminationMessage, rank: int) -> TerminationMessage:
+    """Named by `rank`, unless they name another one, or tell of no rank."""
+    if words.failure_class in _OF_NO_RANK:
+        return words.model_copy(update={"rank": None})
+    return words if words.rank is not None else words.model_copy(update={"rank": rank})
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

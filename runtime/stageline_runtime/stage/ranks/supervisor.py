@@ -1,0 +1,154 @@
+"""The process of a stage's container where the stage has several ranks: starts them, answers for them, ends them.
+
+It computes nothing, imports no torch and says nothing on the plan bus, on which each rank is a client of its own. When
+one rank ends, the exchanges of all end; the others have a moment to say why they end, and are killed. The stage then
+has one termination message, which names the rank. A rank never outlives its supervisor.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Final
+
+from pydantic import ValidationError
+
+from stageline_api import env
+from stageline_api.failures import ExitCode, TerminationMessage
+from stageline_runtime import bound_child
+from stageline_runtime.contract import PodContract
+from stageline_runtime.planning.this_machine import kernel_kills
+from stageline_runtime.ranks.rank_area import RankArea
+from stageline_runtime.stage.ranks.ends import RankEnd, last_words_of
+from stageline_runtime.stage.ranks.pages import RankPages
+from stageline_runtime.stage.telemetry.health import health_served
+from stageline_runtime.termination import RuntimeFailure, pass_last_words_on
+
+logger = logging.getLogger(__name__)
+
+RANK_COMMAND: Final = ("-m", "stageline_runtime.stage.ranks.rank_process")
+BUFFER_BYTES: Final = 4 << 20
+"""Of each rank, twice; an exchange of more takes several rounds. Pages that no exchange comes to are never made."""
+LAST_WORDS_SECONDS: Final = 1.5
+"""How long ranks may take to end after the first one has failed: longer than a watchdog's look takes to come round."""
+DRAINED_SECONDS: Final = 10.0
+"""The same, after one has ended as it was told to."""
+
+
+class RankProcess:
+    """One rank: the process, the socket on which it answers, the memory that it writes its last words into."""
+
+    def __init__(self, rank: int, area: int, command: Sequence[str]) -> None:
+        self.rank = rank
+        self._words = os.memfd_create(f"stageline-rank-{rank}")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("")  # the kernel gives it a name that is no file's
+        listener.listen()
+        self.address: bytes = listener.getsockname()
+        environment = {
+            **os.environ,
+            env.STAGE_RANK: str(rank),
+            env.RANK_AREA: str(area),
+            env.RANK_HEALTH: str(listener.fileno()),
+            env.TERMINATION_PATH: f"/proc/self/fd/{self._words}",
+        }
+        with listener:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", bound_child.__file__, str(os.getpid()), sys.executable, *command],
+                env=environment,
+                pass_fds=(self._words, area, listener.fileno()),
+                stdin=subprocess.DEVNULL,
+            )
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def last_words(self) -> TerminationMessage | None:
+        """What it left; nothing where it didn't come to it."""
+        data = os.pread(self._words, os.fstat(self._words).st_size, 0)
+        try:
+            return TerminationMessage.model_validate_json(data)
+        except ValidationError:
+            return None
+
+    def close(self) -> None:
+        """End it the hard way, if it hasn't."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self.pidfd)
+        os.close(self._words)
+
+
+class RankSupervisor:
+    def __init__(self, contract: PodContract, command: Sequence[str] = RANK_COMMAND) -> None:
+        """`command`: arguments of the interpreter that make a rank."""
+        self._contract = contract
+        self._command = command
+        self._ranks: list[RankProcess] = []
+        self._kills_before = kernel_kills()
+        self._drain_asked = False
+
+    def run(self) -> int:
+        """Live as long as all ranks do; the exit code of what ended the first."""
+        descriptor = RankArea.create(self._contract.ranks, BUFFER_BYTES)
+        area = RankArea(descriptor)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        try:
+            return self._run(area, descriptor)
+        finally:
+            for rank in self._ranks:
+                rank.close()
+
+    def _run(self, area: RankArea, descriptor: int) -> int:
+        for number in range(self._contract.ranks):
+            self._ranks.append(RankProcess(number, descriptor, self._command))
+        logger.info("started %d ranks: processes %s", len(self._ranks), [rank.process.pid for rank in self._ranks])
+        pages = RankPages(self._contract, [rank.address for rank in self._ranks])
+        try:
+            with health_served(self._contract.pod_ip, pages):
+                ends = self._ends(area)
+        except RuntimeFailure as failure:
+            return pass_last_words_on(failure.message(self._contract.stage))
+        words = last_words_of(self._contract.stage, ends)
+        return ExitCode.DRAINED if words is None else pass_last_words_on(words)
+
+    def _ends(self, area: RankArea) -> list[RankEnd]:
+        """How the ranks ended, in the order in which they did, but for those that took too long to."""
+        ends = self._ended(None)
+        area.end()
+        is_failure = any(end.is_failure for end in ends)
+        deadline = time.monotonic() + (LAST_WORDS_SECONDS if is_failure else DRAINED_SECONDS)
+        while len(ends) < len(self._ranks) and (left := deadline - time.monotonic()) > 0:
+            new = self._ended(left, {end.rank for end in ends})
+            ends += new
+            if not is_failure and any(end.is_failure for end in new):
+                is_failure, deadline = True, min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
+        return ends
+
+    def _ended(self, timeout_seconds: float | None, known: frozenset[int] | set[int] = frozenset()) -> list[RankEnd]:
+        """The ranks beside `known` that have ended, as soon as there is one, or none within the time."""
+        poll = select.poll()
+        for rank in self._ranks:
+            if rank.rank not in known:
+                poll.register(rank.pidfd, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(None if timeout_seconds is None else timeout_seconds * 1000)}
+        return [self._end_of(rank) for rank in self._ranks if rank.pidfd in ready]
+
+    def _end_of(self, rank: RankProcess) -> RankEnd:
+        status = rank.process.wait()
+        logger.info("rank %d has ended with status %d", rank.rank, status)
+        return RankEnd(rank.rank, status, rank.last_words(), kernel_kills() > self._kills_before)
+
+    def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
+        """The first rank asks the engine to drain the group, for all; the second time, end."""
+        if not self._ranks:
+            os._exit(ExitCode.DRAINED)
+        for rank in self._ranks if self._drain_asked else self._ranks[:1]:
+            with suppress(ProcessLookupError):
+                rank.process.terminate()
+        self._drain_asked = True

@@ -1,0 +1,94 @@
+"""A rank of a stage killed or stopped in each phase of its life: the stage's last words name the stage and the rank."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oracles.pipeline_checks import greedy, open_stream
+from processes.rank_processes import rank_pids
+from processes.running_group import RunningGroup, running_group
+
+CONFIG: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "tensor": 2}
+PROMPT = tuple(3 + index % 50 for index in range(400))
+STEP_SECONDS = 8.0
+
+
+def pid_of(group: RunningGroup, stage: int, rank: int) -> int:
+    group.wait_until(lambda: rank in rank_pids(group, stage), f"a process of rank {rank}")
+    return rank_pids(group, stage)[rank]
+
+
+def assert_named(group: RunningGroup, stage: int, rank: int, failure_class: str) -> None:
+    """The stage says which rank it was; all others end because of it, and nothing stays behind."""
+    for name in group.processes:
+        group.wait_ended(name)
+    words = group.last_words(f"stage-{stage}")
+    told = (words["failure_class"], words["stage"], words["rank"])
+    assert told == (failure_class, stage, rank), f"{words}\n{group.account()}"
+    for other in set(range(len(group.addresses))) - {stage}:
+        words = group.last_words(f"stage-{other}")
+        assert words["failure_class"] in ("PeerLost", "EngineLost", "StepTimeout"), f"{words}\n{group.account()}"
+        assert words["peer"] in (None, stage), words
+    assert not any(rank_pids(group, each) for each in range(len(group.addresses)))
+    assert "Traceback" not in "".join(group.log(name) for name in group.processes), group.account()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_while_loading(rank: int, stuck_model: Path, tmp_path: Path) -> None:
+    with running_group(tmp_path / "group", stuck_model, 1, start=False, **CONFIG) as group:
+        group.wait_until(lambda: group.stage_status(0).get("phase") == "Loading", "loading")
+        os.kill(pid_of(group, 0, rank), signal.SIGKILL)
+        assert_named(group, 0, rank, "Killed")
+
+
+@pytest.mark.parametrize(("stage", "rank"), [(0, 1), (1, 0), (1, 1)])
+def test_killed_while_it_serves(stage: int, rank: int, tiny_llama: Path, tmp_path: Path) -> None:
+    with running_group(tmp_path, tiny_llama, 2, **CONFIG) as group:
+        with open_stream(group, PROMPT, greedy(1000)) as stream:
+            stream.next_event()
+            os.kill(pid_of(group, stage, rank), signal.SIGKILL)
+            assert stream.rest()[-1]["type"] == "failed", group.account()
+        assert_named(group, stage, rank, "Killed")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("phase", ["starting", "idle"])
+def test_killed_at_rest(phase: str, tiny_llama: Path, tmp_path: Path) -> None:
+    with running_group(tmp_path, tiny_llama, 2, start=phase == "idle", **CONFIG) as group:
+        os.kill(pid_of(group, 1, 1), signal.SIGKILL)
+        assert_named(group, 1, 1, "Killed")
+
+
+@pytest.mark.parametrize(
+    ("stage", "rank"), [(0, 1), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((0, 0), (1, 0), (1, 1)))]
+)
+def test_a_stopped_rank_is_found_by_the_watchdogs(stage: int, rank: int, tiny_llama: Path, tmp_path: Path) -> None:
+    """It is named by a rank that waits for it in an exchange, not by itself."""
+    with running_group(tmp_path, tiny_llama, 2, timeouts={"step_seconds": STEP_SECONDS}, **CONFIG) as group:
+        with open_stream(group, PROMPT, greedy(1000)) as stream:
+            stream.next_event()
+            os.kill(pid_of(group, stage, rank), signal.SIGSTOP)
+            assert stream.rest()[-1]["type"] == "failed", group.account()
+        assert_named(group, stage, rank, "StepTimeout")
+        words = group.last_words(f"stage-{stage}")
+        assert f"(without rank {rank}) took longer than {STEP_SECONDS:g} s" in words["detail"], words
+        assert words["operation"].startswith("all-"), words
+
+
+def test_ranks_end_with_their_supervisor(tiny_llama: Path, tmp_path: Path) -> None:
+    with running_group(tmp_path, tiny_llama, 1, **CONFIG) as group:
+        ranks = [pid_of(group, 0, rank) for rank in (0, 1)]
+        group.kill("stage-0")
+        group.wait_until(lambda: not any(_runs(pid) for pid in ranks), "the end of the ranks")
+        assert group.wait_ended("engine") == 71, group.account()
+        assert group.last_words("engine")["peer"] == 0
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
