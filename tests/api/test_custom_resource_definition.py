@@ -90,7 +90,7 @@ def test_the_defaults_are_those_of_the_types() -> None:
         (".spec.template.volumes[].mountPath", "which Stageline itself mounts"),
         (".spec.template.securityContext", "0 is root"),
         (".spec", "is only for engine.name: vllm"),
-        (".spec", "tensor parallelism is not built yet"),
+        (".spec", "whose sums are not captured"),
         (".spec", "has no meaning under vllm"),
         (".spec.engine.extraArgs", "is decided by the operator"),
         ("", "metadata.name must be at most 40 characters"),

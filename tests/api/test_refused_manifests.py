@@ -54,10 +54,14 @@ SPEC_CASES = {
         "network: {interface: 0}",
         "spec.network.interface: 0 is not allowed: must be a string; put it in quotes",
     ),
-    "tensor": (
-        "parallelism: {tensor: 2}",
-        "spec.parallelism.tensor: 2 is not allowed: "
-        "tensor parallelism is not built yet in Stageline's own engine: must be 1",
+    "tensor-above-8": (
+        "parallelism: {tensor: 9}",
+        "spec.parallelism.tensor: 9 is not allowed: must be at most 8",
+    ),
+    "graphs-of-ranks": (
+        "engine: {graphs: piecewise}\n  parallelism: {tensor: 2}",
+        'spec.engine.graphs: "piecewise" is not allowed: '
+        "can't be had where parallelism.tensor is above 1, whose sums are not captured: auto or off",
     ),
     "engine-unknown": (
         "engine: {name: sglang}",
@@ -249,6 +253,16 @@ SPEC_CASES = {
         "engine: {device: cuda}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
         'spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: '
         "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+    ),
+    "fewer-gpus-than-ranks": (
+        "engine: {device: cuda}\n  parallelism: {tensor: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 1}}}",
+        "spec.template.resources.limits[nvidia.com/gpu]: 1 is not allowed: "
+        "must be 2 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+    ),
+    "gpus-found-of-another-number-than-ranks": (
+        "parallelism: {tensor: 2}\n  stages: [{resources: {limits: {nvidia.com/gpu: '4'}}}]",
+        "spec.stages[0].resources.limits[nvidia.com/gpu]: 4 is not allowed: "
+        "must be 2 on GPUs: one for each rank of a stage (parallelism.tensor)",
     ),
     "a-stage-without-a-gpu": (
         "engine: {device: cuda}\n  stages: [{resources: {limits: {nvidia.com/gpu: '0'}}}]",

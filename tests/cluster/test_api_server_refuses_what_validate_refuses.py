@@ -24,7 +24,6 @@ NOT_IN_JSON = {
 LATER = {
     "overlay-of-a-probe": "what a pod may have is the pod API's to say: the operator says what of it is the group's",
     "null": "the API server drops a null where there is a default",
-    "gpus-of-another-number-than-vllms-ranks": "a rule can't compare with another field's number: the operator says it",
     "vllm-owned-argument-shortened": "every beginning of every name is more than a rule may cost: the operator says it",
 }
 NAME_CASES = {

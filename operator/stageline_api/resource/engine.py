@@ -17,7 +17,7 @@ MOST_RANKS: Final = 8
 MOST_ARGUMENTS: Final = 48
 MOST_ADAPTERS: Final = 16
 
-_TENSOR_ONLY_VLLM: Final = "tensor parallelism is not built yet in Stageline's own engine: must be 1"
+_GRAPHS_OF_RANKS: Final = "can't be had where parallelism.tensor is above 1, whose sums are not captured: auto or off"
 _ONLY_VLLM: Final = "is only for engine.name: vllm"
 _ARGUMENT_RULE: Final = "is decided by the operator, not by extraArgs"
 _GRAPHS_RULE: Final = "has no meaning under vllm, which captures by its own rules: see extraArgs --compilation-config"
@@ -221,9 +221,10 @@ class ParallelismSpec(SpecBase):
         ge=1,
         le=MOST_RANKS,
         description=(
-            "Number of devices that share one stage's layers, for engine `vllm`, which must then find as many in each "
-            "pod: `nvidia.com/gpu` in limits, where there is one, has to be this number. Default 1, between 1 and 8; "
-            "`stageline` takes 1 only."
+            "Number of ranks that share each layer of a stage: processes of one pod, on a device each, or on the CPUs "
+            "that the pod's limit gives all of them together (docs/tensor-ranks.md). `nvidia.com/gpu` in limits, where "
+            "there is one, has to be this number. It must divide the model's heads, query and KV, and its sizes; "
+            "mixtures of experts take 1 under `stageline`. Default 1, between 1 and 8."
         ),
     )
 
@@ -254,7 +255,11 @@ ENGINE_RULES: Final = (
     cel("self.engine.name == 'stageline' || self.engine.graphs == 'auto'", _GRAPHS_RULE, ".engine.graphs"),
     cel("self.engine.name == 'stageline' || self.engine.device == 'auto'", _DEVICE_RULE, ".engine.device"),
     cel("self.engine.name == 'stageline' || !has(self.engine.speculative)", _SPECULATIVE_RULE, ".engine.speculative"),
-    cel("self.engine.name == 'vllm' || self.parallelism.tensor == 1", _TENSOR_ONLY_VLLM, ".parallelism.tensor"),
+    cel(
+        "self.engine.name == 'vllm' || self.parallelism.tensor == 1 || self.engine.graphs in ['auto', 'off']",
+        _GRAPHS_OF_RANKS,
+        ".engine.graphs",
+    ),
 )
 """What the API server checks between the engine's name and the other fields, as `engine_problems` does."""
 
@@ -264,10 +269,7 @@ def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_nam
     if engine.name == "stageline":
         given = {"image": engine.image, "extraArgs": engine.extra_args, "loraAdapters": engine.lora_adapters}
         problems = [FieldProblem(path=f"spec.engine.{name}", rule=_ONLY_VLLM) for name, it in given.items() if it]
-        if parallelism.tensor != 1:
-            tensor = str(parallelism.tensor)
-            problems.append(FieldProblem(path="spec.parallelism.tensor", value=tensor, rule=_TENSOR_ONLY_VLLM))
-        return problems
+        return problems + (_problems_of_ranks(engine) if parallelism.tensor != 1 else [])
     problems = []
     for name, value, rule in (("graphs", engine.graphs, _GRAPHS_RULE), ("device", engine.device, _DEVICE_RULE)):
         if value != "auto":
@@ -275,6 +277,13 @@ def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_nam
     if engine.speculative is not None:
         problems.append(FieldProblem(path="spec.engine.speculative", rule=_SPECULATIVE_RULE))
     return problems + _adapter_problems(engine.lora_adapters, served_name)
+
+
+def _problems_of_ranks(engine: EngineSpec) -> list[FieldProblem]:
+    """What stages of several ranks don't have in Stageline's own engine, as far as a spec tells."""
+    if engine.graphs in ("auto", "off"):
+        return []
+    return [FieldProblem(path="spec.engine.graphs", value=show_value(engine.graphs), rule=_GRAPHS_OF_RANKS)]
 
 
 def _adapter_problems(adapters: tuple[LoraAdapterSpec, ...], served_name: str | None) -> list[FieldProblem]:

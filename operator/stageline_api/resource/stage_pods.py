@@ -3,7 +3,7 @@
 from typing import Final
 
 from stageline_api.resource.base import cel
-from stageline_api.resource.engine import EngineSpec, ParallelismSpec
+from stageline_api.resource.engine import MOST_RANKS, EngineSpec, ParallelismSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
 from stageline_api.resource.placement import NetworkSpec
 from stageline_api.resource.pod import StageSpec
@@ -14,14 +14,15 @@ from stageline_api.resource.vllm_environment import OWNED_CONDITION, OWNED_RULE,
 OVERLAY_PATH: Final = "spec.template.podTemplate"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 _GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
-# Comparing with more than a literal is beyond the API server's budget for rules, so of vLLM's ranks only one alone is
-# checked there. `device` is for the own runtime, which takes one device a stage.
 _NO_GPUS_COUNTED: Final = (
-    "(self.engine.device != 'cuda' && (self.engine.name != 'vllm' || self.parallelism.tensor != 1))"
+    "self.engine.device == 'cpu' || "
+    "(self.engine.name == 'stageline' && self.engine.device == 'auto' && self.parallelism.tensor == 1)"
 )
-_COUNTS_GPUS: Final = (
-    f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits) || "
-    f"R.limits['{GPU_RESOURCE}'] == 1 || R.limits['{GPU_RESOURCE}'] == '1'"
+# Comparing with more than a literal is beyond the API server's budget for rules.
+_COUNTS_GPUS: Final = f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits) || " + " || ".join(
+    f"(self.parallelism.tensor == {ranks} && "
+    f"(R.limits['{GPU_RESOURCE}'] == {ranks} || R.limits['{GPU_RESOURCE}'] == '{ranks}'))"
+    for ranks in range(1, MOST_RANKS + 1)
 )
 
 STAGE_POD_RULES: Final = (
@@ -81,11 +82,17 @@ def _gpu_problems(
     """Stages that are given another number of GPUs than they have ranks.
 
     Under vLLM more than one for each rank is as wrong as less: it takes ranks for those of one node by dividing their
-    numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory.
+    numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory. The
+    own engine's lone rank may leave devices alone that `auto` has found.
     """
-    if engine.name != "vllm" and engine.device != "cuda":
+    if engine.name == "vllm":
+        where = "with engine.name vllm on GPUs"
+    elif engine.device == "cuda":
+        where = "with engine.device cuda"
+    elif engine.device == "auto" and parallelism.tensor != 1:
+        where = "on GPUs"
+    else:
         return []
-    where = "with engine.name vllm on GPUs" if engine.name == "vllm" else "with engine.device cuda"
     wanted = parallelism.devices_per_stage
     given = {"spec.template.resources": template.resources}
     given |= {f"spec.stages[{at}].resources": each.resources for at, each in enumerate(stages) if each.resources}
