@@ -4,6 +4,7 @@ Needs the model's `config.json` only; of a model outside the own decoder's famil
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +12,11 @@ import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.manifests.manifest_loader import load_one_model, refuse
+from stageline_api.resource.engine import MOST_RANKS
 from stageline_api.resource.field_problem import show_value
 from stageline_api.resource.model_source import FileSource, ModelSource
 from stageline_api.resource.pipeline_model import PipelineModel, model_problems
+from stageline_cli.plan_ranks import all_reduce_seconds, ranks_to_plan, with_tensor
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
@@ -25,6 +28,7 @@ from stageline_runtime.planning.this_machine import this_machine
 from stageline_runtime.prepare.cache import prepared_model_dir
 
 USUAL_CONTEXT_TOKENS: Final = 1024
+MOST_SUM_MICROSECONDS: Final = 1_000_000
 
 _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "vocab_size", "context_length")
 """Sizes that the arithmetic divides by or multiplies with."""
@@ -46,6 +50,14 @@ _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "
     type=click.IntRange(min=1),
     help=f"Tokens in each sequence's cache. Default: {USUAL_CONTEXT_TOKENS}, or engine.maxModelLen when that is less.",
 )
+@click.option(
+    "--tensor", type=click.IntRange(min=1, max=MOST_RANKS), help="Ranks of each stage. Default: parallelism.tensor."
+)
+@click.option(
+    "--all-reduce-microseconds",
+    type=click.FloatRange(min=0, max=MOST_SUM_MICROSECONDS),
+    help="What you measured one sum over a stage's ranks to take. Default: a guess, which the plan shows.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 when a stage can't hold its part.")
 def plan(
@@ -54,6 +66,8 @@ def plan(
     model_config: Path | None,
     batch: int | None,
     context: int | None,
+    tensor: int | None,
+    all_reduce_microseconds: float | None,
     as_json: bool,
     strict: bool,
 ) -> int:
@@ -61,7 +75,7 @@ def plan(
 
     Reads the model's config.json and no weights. Speeds are predictions from the hardware's figures, not measurements.
     """
-    model = load_one_model(file)
+    model = with_tensor(load_one_model(file), tensor)
     config = find_config(model, model_config)
     refuse(
         [
@@ -70,10 +84,22 @@ def plan(
         ]
     )
     stage_count = model.spec.parallelism.pipeline
-    workload = build_workload(model, config, batch, context, on_this_machine=devices is None)
-    hardware = find_hardware(devices, stage_count)
-    group = plan_group(config, hardware, workload, model.spec.stage_layers)
-    report = PlanReport(name=model.name, config=config, workload=workload, plan=group, hardware=hardware)
+    ranks = ranks_to_plan(model, config, is_option=tensor is not None)
+    alone = build_workload(model, config, batch, context, on_this_machine=devices is None)
+    rows = -(-alone.num_sequences // stage_count)
+    seconds = all_reduce_seconds(all_reduce_microseconds, config, rows, on_devices=alone.on_devices)
+    workload = replace(alone, ranks=ranks.count, all_reduce_seconds=seconds)
+    hardware = find_hardware(devices, stage_count, ranks.count)
+    group = plan_group(config, hardware, workload, model.spec.stage_layers, find_hardware(devices, stage_count))
+    report = PlanReport(
+        name=model.name,
+        config=config,
+        workload=workload,
+        plan=group,
+        hardware=hardware,
+        sum_is_measured=all_reduce_microseconds is not None,
+        ranks_note=ranks.note,
+    )
     (print_json if as_json else print_tables)(report)
     return 1 if strict and report.warnings else 0
 
@@ -114,10 +140,13 @@ def build_workload(
     )
 
 
-def find_hardware(devices: str | None, stage_count: int) -> Hardware:
-    """What `--devices` describes; this machine without it. Raises `UserError` for a file that is refused."""
+def find_hardware(devices: str | None, stage_count: int, ranks: int = 1) -> Hardware:
+    """What each rank runs on: what `--devices` describes, else its part of this machine.
+
+    Raises `UserError` for a file that is refused.
+    """
     if devices is None:
-        return this_machine(stage_count)
+        return this_machine(stage_count, ranks)
     if devices in PRESETS:
         return hardware_from_preset(devices, stage_count)
     path = Path(devices)

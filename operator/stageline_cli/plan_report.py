@@ -32,6 +32,9 @@ class PlanReport:
     workload: Workload
     plan: GroupPlan
     hardware: Hardware
+    sum_is_measured: bool = False
+    """Whether somebody measured what a sum over a stage's ranks takes."""
+    ranks_note: str | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -48,6 +51,12 @@ class PlanReport:
         notes = [ESTIMATES]
         if any(device.name == this_machine.NAME for device in self.hardware.devices):
             notes.append(THIS_MACHINE)
+        if self.ranks_note is not None:
+            notes.append(self.ranks_note)
+        if self.workload.ranks > 1:
+            notes.append(self._sums())
+        if self.plan.ranks_do_not_pay is not None:
+            notes.append(f"{self.plan.ranks_do_not_pay}.")
         admitted, asked = self.plan.prediction.admitted_sequences, self.workload.num_sequences
         if 0 < admitted < asked:
             notes.append(
@@ -59,6 +68,14 @@ class PlanReport:
                 f"{self.plan.faster_tokens_per_second:.0f} tokens/s are predicted: write them to stages[].layers."
             )
         return tuple(notes)
+
+    def _sums(self) -> str:
+        how = "as measured" if self.sum_is_measured else "a guess: measure it, and give --all-reduce-microseconds"
+        takes = f"{self.workload.all_reduce_seconds * 1e6:.1f} µs"
+        return (
+            f"Each stage is {self.workload.ranks} ranks, on what the table calls its device each; weights and step are "
+            f"those of one. A sum over them takes {takes}, {how}; a layer waits for two."
+        )
 
     def _shortage(self, stages: list[StagePrediction]) -> str:
         first = stages[0]
@@ -99,8 +116,10 @@ def ranges_text(cut: tuple[LayerRange, ...]) -> str:
 
 
 def _table(report: PlanReport) -> Table:
-    table = Table(title=escape(f"{report.name}: {report.config.num_layers} layers, {report.workload.dtype}"))
-    for header in ("stage", "device", "layers", "count", "weights", "KV capacity", "step", "bubble"):
+    ranks = f", {report.workload.ranks} ranks a stage" if report.workload.ranks > 1 else ""
+    table = Table(title=escape(f"{report.name}: {report.config.num_layers} layers, {report.workload.dtype}{ranks}"))
+    weights = "weights/rank" if ranks else "weights"
+    for header in ("stage", "device", "layers", "count", weights, "KV capacity", "step", "bubble"):
         table.add_column(header, justify="left" if header in ("device", "layers") else "right", no_wrap=True)
     for stage in report.plan.prediction.stages:
         table.add_row(
@@ -121,7 +140,7 @@ def _totals(report: PlanReport) -> list[str]:
     prediction, workload = report.plan.prediction, report.workload
     rate = prediction.tokens_per_second
     shown = "nothing, as it can't be served; the times are" if rate is None else f"{rate:.0f} tokens/s"
-    weights = sum(stage.weight_bytes for stage in prediction.stages)
+    weights = workload.ranks * sum(stage.weight_bytes for stage in prediction.stages)
     return [
         f"cut: {'explicit, from stages[].layers' if report.plan.is_explicit else 'by estimated cost, within memory'}",
         f"weights: {format_bytes(weights)} in all; KV capacity: "
@@ -142,6 +161,9 @@ def _document(report: PlanReport) -> dict[str, object]:
         "dtype": workload.dtype,
         "max_model_len": workload.max_model_len,
         "context_tokens": workload.context_tokens,
+        "ranks": workload.ranks,
+        "all_reduce_seconds": workload.all_reduce_seconds if workload.ranks > 1 else None,
+        "ranks_do_not_pay": plan.ranks_do_not_pay,
         "is_explicit_cut": plan.is_explicit,
         "stages": [_stage_document(stage) for stage in prediction.stages],
         "admitted_sequences": prediction.admitted_sequences,

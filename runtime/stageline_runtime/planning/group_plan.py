@@ -8,10 +8,24 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers, estimate_costs
+from stageline_runtime.planning.cut import (
+    CutCosts,
+    NoRoomError,
+    costs_of_ranks,
+    cut_for_devices,
+    cut_layers,
+    estimate_costs,
+)
 from stageline_runtime.planning.devices import Hardware
 from stageline_runtime.planning.memory import CutMemory
-from stageline_runtime.planning.predict import Prediction, Workload, cut_memory, predict, step_seconds
+from stageline_runtime.planning.predict import (
+    Prediction,
+    Workload,
+    cut_memory,
+    predict,
+    ranks_that_do_not_pay,
+    step_seconds,
+)
 
 WORTH_WRITING = 1.02
 """How much faster another cut must be predicted before it is shown; below that the prediction knows too little."""
@@ -26,18 +40,27 @@ class GroupPlan:
     """Why the engine would refuse to cut; the cut shown is then the one it would make with enough memory."""
     faster_cut: tuple[LayerRange, ...] | None
     faster_tokens_per_second: float | None
+    ranks_do_not_pay: str | None
+    """A sentence, where a stage's ranks take as long as one would."""
 
 
 def plan_group(
-    config: ModelConfig, hardware: Hardware, workload: Workload, explicit: tuple[LayerRange, ...] | None
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    explicit: tuple[LayerRange, ...] | None,
+    one_rank: Hardware | None = None,
 ) -> GroupPlan:
-    """Cut and predict; raises CutError where the stages or the explicit ranges don't fit the model's layers."""
+    """Cut and predict; raises CutError where the stages or the explicit ranges don't fit the model's layers.
+
+    `hardware` is what each rank of a stage runs on, `one_rank` what a lone one would, where that is something else.
+    """
     no_room = None
     try:
-        cut = _engine_cut(config, len(hardware.devices), explicit, cut_memory(config, hardware, workload))
+        cut = _engine_cut(config, hardware, workload, explicit, cut_memory(config, hardware, workload))
     except NoRoomError as error:
         no_room = str(error)
-        cut = _engine_cut(config, len(hardware.devices), explicit, None)
+        cut = _engine_cut(config, hardware, workload, explicit, None)
     prediction = predict(config, cut, hardware, workload)
     faster = None if prediction.tokens_per_second is None else _faster_cut(config, hardware, workload, prediction)
     return GroupPlan(
@@ -47,16 +70,22 @@ def plan_group(
         no_room=no_room,
         faster_cut=None if faster is None else faster[0],
         faster_tokens_per_second=None if faster is None else faster[1],
+        ranks_do_not_pay=ranks_that_do_not_pay(config, cut, hardware, workload, one_rank),
     )
 
 
 def _engine_cut(
-    config: ModelConfig, stage_count: int, explicit: tuple[LayerRange, ...] | None, memory: CutMemory | None
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    explicit: tuple[LayerRange, ...] | None,
+    memory: CutMemory | None,
 ) -> tuple[LayerRange, ...]:
-    costs = estimate_costs(config)
+    """The engine knows of ranks that they share layers and head, and not what their sums take."""
+    costs = costs_of_ranks(estimate_costs(config), workload.ranks)
     return cut_layers(
         config.num_layers,
-        stage_count,
+        len(hardware.devices),
         layer_cost=costs.layer,
         embedding_cost=costs.embedding,
         head_cost=costs.head,

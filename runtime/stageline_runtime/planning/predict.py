@@ -180,14 +180,21 @@ def step_seconds(
 
 
 def ranks_that_do_not_pay(
-    config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware, workload: Workload
+    config: ModelConfig,
+    cut: tuple[LayerRange, ...],
+    hardware: Hardware,
+    workload: Workload,
+    one_rank: Hardware | None = None,
 ) -> str | None:
-    """A sentence where the slowest stage's step is not shorter with `workload.ranks` than with one; else None."""
+    """A sentence where the slowest stage's step is not shorter with `workload.ranks` than with one; else None.
+
+    `one_rank` is what a stage's lone rank would run on, where that isn't one of `hardware`: all cores of its host.
+    """
     if workload.ranks == 1:
         return None
     rows = predict(config, cut, hardware, workload).rows_per_step
     shared = _slowest_step(config, cut, hardware, workload, rows)
-    alone = _slowest_step(config, cut, hardware, replace(workload, ranks=1), rows)
+    alone = _slowest_step(config, cut, one_rank or hardware, replace(workload, ranks=1), rows)
     if shared < alone:
         return None
     sums = 2 * max(layers.count for layers in cut) * workload.all_reduce_seconds

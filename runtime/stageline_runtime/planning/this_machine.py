@@ -105,9 +105,9 @@ LOOPBACK: Final = Link(bandwidth_bytes_per_second=2e9, latency_seconds=0.0001)
 """Gloo over the loopback device, an estimate."""
 
 
-def this_machine(stage_count: int) -> Hardware:
-    """All stages on this host, sharing its memory and its cores evenly."""
-    cores = len(os.sched_getaffinity(0)) / stage_count
+def this_machine(stage_count: int, ranks: int = 1) -> Hardware:
+    """All stages on this host, sharing its memory and its cores evenly; each device is what one of its ranks gets."""
+    cores = len(os.sched_getaffinity(0)) / (stage_count * ranks)
     rate = CPU_CORE.flops_per_second
     device = Device(
         name=NAME,
