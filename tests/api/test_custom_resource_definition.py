@@ -91,6 +91,7 @@ def test_the_defaults_are_those_of_the_types() -> None:
         (".spec.template.securityContext", "0 is root"),
         (".spec", "is only for engine.name: vllm"),
         (".spec", "whose sums are not captured"),
+        (".spec", "is not built for parallelism.tensor above 1 yet"),
         (".spec", "has no meaning under vllm"),
         (".spec.engine.extraArgs", "is decided by the operator"),
         ("", "metadata.name must be at most 40 characters"),

@@ -254,15 +254,20 @@ SPEC_CASES = {
         'spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: '
         "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
     ),
-    "fewer-gpus-than-ranks": (
-        "engine: {device: cuda}\n  parallelism: {tensor: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 1}}}",
-        "spec.template.resources.limits[nvidia.com/gpu]: 1 is not allowed: "
-        "must be 2 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+    "ranks-on-devices": (
+        "engine: {device: cuda}\n  parallelism: {tensor: 2}",
+        'spec.engine.device: "cuda" is not allowed: is not built for parallelism.tensor above 1 yet, '
+        "whose ranks compute on CPUs: leave it out, or set it to cpu",
     ),
-    "gpus-found-of-another-number-than-ranks": (
-        "parallelism: {tensor: 2}\n  stages: [{resources: {limits: {nvidia.com/gpu: '4'}}}]",
-        "spec.stages[0].resources.limits[nvidia.com/gpu]: 4 is not allowed: "
-        "must be 2 on GPUs: one for each rank of a stage (parallelism.tensor)",
+    "ranks-that-would-find-devices": (
+        "parallelism: {tensor: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
+        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor above 1 "
+        "under engine.name stageline, whose ranks compute on CPUs: leave it out",
+    ),
+    "ranks-that-would-find-devices-in-a-stage": (
+        "parallelism: {tensor: 2}\n  stages: [{resources: {limits: {nvidia.com/gpu: '2'}}}]",
+        "spec.stages[0].resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor above 1 "
+        "under engine.name stageline, whose ranks compute on CPUs: leave it out",
     ),
     "a-stage-without-a-gpu": (
         "engine: {device: cuda}\n  stages: [{resources: {limits: {nvidia.com/gpu: '0'}}}]",

@@ -56,7 +56,7 @@ RESTRICTED: dict[str, dict[str, Any]] = {
     "claim": {"model": {"source": "pvc://models/tiny", "cache": {"claimName": "cache"}}},
     "private registry": {"template": {"imagePullSecrets": [{"name": "ours"}]}},
     "devices": {"template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "network": {"interface": "eth1"}},
-    "ranks": {"engine": {"device": "cuda"}, "parallelism": {"pipeline": 2, "tensor": 2}},
+    "ranks": {"parallelism": {"pipeline": 2, "tensor": 2}},
     "overlay": {"template": OVERLAID},
 }
 LEAVING: dict[str, tuple[dict[str, Any], str]] = {

@@ -368,22 +368,17 @@ def test_a_model_on_cuda_asks_for_its_gpus_and_their_runtime_class_by_itself() -
     assert container(on_cpu, "stage")["resources"] == {}
 
 
-def test_a_stage_of_ranks_is_one_pod_with_a_device_for_each_and_one_process_that_kubernetes_knows() -> None:
-    model, alone = gpu_model(parallelism={"pipeline": 2, "tensor": 4}), gpu_model(parallelism={"pipeline": 2})
+def test_a_stage_of_ranks_is_one_pod_with_one_process_that_kubernetes_knows() -> None:
+    """Its ranks share what it asks for."""
+    template = {"resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "8", "memory": "32Gi"}}}
+    model = pipeline_model(template=template, parallelism={"pipeline": 2, "tensor": 4})
+    alone = pipeline_model(template=template, parallelism={"pipeline": 2})
     for stage in range(2):
-        pod, of_one = stage_pod(model, stage), stage_pod(alone, stage)
-        assert container(pod, "stage")["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
-        container(of_one, "stage")["resources"]["limits"]["nvidia.com/gpu"] = "4"
-        assert pod["spec"]["containers"] == of_one["spec"]["containers"], "ports, probes and variables are the stage's"
-        assert pod["spec"]["initContainers"] == of_one["spec"]["initContainers"]
+        own, of_one = (stage_pod(each, stage)["spec"] for each in (model, alone))
+        assert container({"spec": own}, "stage")["resources"] == template["resources"]
+        assert (own["containers"], own["initContainers"]) == (of_one["containers"], of_one["initContainers"])
     assert build_config(model).tensor == 4
     assert revision_of(model) != revision_of(alone)
-
-
-def test_ranks_on_cpus_share_what_their_stage_asks_for() -> None:
-    template = {"resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "8", "memory": "32Gi"}}}
-    model = pipeline_model(engine={"device": "cpu"}, template=template, parallelism={"pipeline": 2, "tensor": 2})
-    assert container(stage_pod(model, 1), "stage")["resources"] == template["resources"]
 
 
 def test_whoever_names_one_of_the_vendors_devices_gets_no_other() -> None:

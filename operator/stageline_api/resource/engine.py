@@ -18,6 +18,9 @@ MOST_ARGUMENTS: Final = 48
 MOST_ADAPTERS: Final = 16
 
 _GRAPHS_OF_RANKS: Final = "can't be had where parallelism.tensor is above 1, whose sums are not captured: auto or off"
+_DEVICE_OF_RANKS: Final = (
+    "is not built for parallelism.tensor above 1 yet, whose ranks compute on CPUs: leave it out, or set it to cpu"
+)
 _ONLY_VLLM: Final = "is only for engine.name: vllm"
 _ARGUMENT_RULE: Final = "is decided by the operator, not by extraArgs"
 _GRAPHS_RULE: Final = "has no meaning under vllm, which captures by its own rules: see extraArgs --compilation-config"
@@ -221,10 +224,10 @@ class ParallelismSpec(SpecBase):
         ge=1,
         le=MOST_RANKS,
         description=(
-            "Number of ranks that share each layer of a stage: processes of one pod, on a device each, or on the CPUs "
-            "that the pod's limit gives all of them together (docs/tensor-ranks.md). `nvidia.com/gpu` in limits, where "
-            "there is one, has to be this number. It must divide the model's heads, query and KV, and its sizes; "
-            "mixtures of experts take 1 under `stageline`. Default 1, between 1 and 8."
+            "Number of ranks that share each layer of a stage. Under `stageline` they are processes of one pod, on the "
+            "CPUs that its limit gives all of them together (docs/tensor-ranks.md); it must divide the model's heads, "
+            "query and KV, and its sizes, mixtures of experts take 1, and devices aren't built. Under `vllm` they are "
+            "devices: `nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 and 8."
         ),
     )
 
@@ -256,6 +259,11 @@ ENGINE_RULES: Final = (
     cel("self.engine.name == 'stageline' || self.engine.device == 'auto'", _DEVICE_RULE, ".engine.device"),
     cel("self.engine.name == 'stageline' || !has(self.engine.speculative)", _SPECULATIVE_RULE, ".engine.speculative"),
     cel(
+        "self.engine.name == 'vllm' || self.parallelism.tensor == 1 || self.engine.device != 'cuda'",
+        _DEVICE_OF_RANKS,
+        ".engine.device",
+    ),
+    cel(
         "self.engine.name == 'vllm' || self.parallelism.tensor == 1 || self.engine.graphs in ['auto', 'off']",
         _GRAPHS_OF_RANKS,
         ".engine.graphs",
@@ -281,9 +289,12 @@ def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_nam
 
 def _problems_of_ranks(engine: EngineSpec) -> list[FieldProblem]:
     """What stages of several ranks don't have in Stageline's own engine, as far as a spec tells."""
-    if engine.graphs in ("auto", "off"):
-        return []
-    return [FieldProblem(path="spec.engine.graphs", value=show_value(engine.graphs), rule=_GRAPHS_OF_RANKS)]
+    problems: list[FieldProblem] = []
+    if engine.device == "cuda":
+        problems.append(FieldProblem(path="spec.engine.device", value=show_value(engine.device), rule=_DEVICE_OF_RANKS))
+    if engine.graphs not in ("auto", "off"):
+        problems.append(FieldProblem(path="spec.engine.graphs", value=show_value(engine.graphs), rule=_GRAPHS_OF_RANKS))
+    return problems
 
 
 def _adapter_problems(adapters: tuple[LoraAdapterSpec, ...], served_name: str | None) -> list[FieldProblem]:
