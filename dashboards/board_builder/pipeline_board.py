@@ -14,6 +14,7 @@ from board_builder.panels import AnyPanel, Series, Text, judged, lines, number, 
 from board_builder.pipeline_drafts import drafts
 from board_builder.pipeline_lives import lives
 from board_builder.pipeline_memory import capacity, cohorts
+from board_builder.pipeline_ranks import ranks
 from board_builder.pipeline_steps import steps
 from board_builder.queries import current, in_order, quantile, rate_by, selected, sum_by
 from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
@@ -55,6 +56,7 @@ def pipeline_board() -> Dashboard:
             _which_stage(),
             _stage_by_stage(),
             steps(OF_GROUP),
+            ranks(OF_GROUP),
             cohorts(OF_GROUP),
             drafts(OF_GROUP),
             capacity(OF_GROUP),

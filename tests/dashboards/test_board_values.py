@@ -130,6 +130,16 @@ def test_shares_of_a_stages_time_are_those_of_the_script(answers: Answers) -> No
     assert answers.at(END, "healthy", "pipeline", "Bubble")["0 chat"] == pytest.approx(1.14 / 2.7)
 
 
+def test_the_rank_that_waits_least_is_seen_as_the_slow_one(answers: Answers) -> None:
+    """Rank 0 spends a tenth of its busy time in exchanges and rank 1 three, of stages that are busy 48 and 60 %."""
+    exchanged = answers.at(END, "healthy", "pipeline", "Exchange share by rank")
+    computed = answers.at(END, "healthy", "pipeline", "Compute by rank")
+    memory = answers.at(END, "healthy", "pipeline", "Memory by rank")
+    stage = {name: (exchanged[name], computed[name], memory[name]) for name in ("0 chat 0 1", "0 chat 1 1")}
+    assert stage["0 chat 0 1"] == pytest.approx((0.1, 0.54, 1.5e9)), sorted(exchanged)
+    assert stage["0 chat 1 1"] == pytest.approx((0.3, 0.42, 1.5e9))
+
+
 def test_drafts_are_those_of_the_script(answers: Answers) -> None:
     """Chat's groups verify five rows of four drafts a second, of which three hold; mini drafts nothing."""
     assert answers.at(END, "healthy", "pipeline", "Draft acceptance ratio") == pytest.approx(

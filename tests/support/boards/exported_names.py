@@ -6,6 +6,7 @@ once per test session (fixture `exported_pages`), which takes some seconds, and 
 
 import fcntl
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.fake_kube_api import MODELS, fake_kube_api
 from cluster.operator_under_test import OperatorReplica, operator_replica
-from oracles.tiny_models import write_tiny_tokenizer
+from oracles.pipeline_checks import greedy
+from oracles.tiny_models import write_tiny_llama, write_tiny_tokenizer
 from processes.gateway_harness import eventually, running_gateway
 from processes.running_group import RunningGroup, running_group
 from stageline_api import ports
@@ -73,10 +75,29 @@ def _pages(directory: Path) -> dict[str, str]:
     # The last stage's page besides would repeat every family.
     return {
         "stage": stage_pages[0],
+        "rank": _of_ranks(_page_of_ranks(directory / "ranks"), stage_pages[0]),
         "engine": engine_page,
         "gateway": gateway_page,
         "operator": _operator_page(directory),
     }
+
+
+def _page_of_ranks(directory: Path) -> str:
+    """The page of a stage of two ranks after an answer."""
+    model = write_tiny_llama(directory / "model")
+    with running_group(directory / "group", model, 1, max_num_seqs=4, max_model_len=128, tensor=2) as running:
+        running.generate_all([(1, 2, 3)], [greedy(4)])
+        return _page(f"http://{running.addresses[0]}:{ports.STAGE_HEALTH}")
+
+
+def _of_ranks(page: str, page_of_one_process: str) -> str:
+    """The families that ranks add to a stage's page, which has all others once, as that of one process has them."""
+    families = [family.name for family in text_string_to_metric_families(page)]
+    of_one = [family.name for family in text_string_to_metric_families(page_of_one_process)]
+    added = [name for name in families if name not in of_one]
+    assert sorted(families) == sorted([*of_one, *added]), families
+    parts = re.split(r"^(?=# HELP )", page, flags=re.MULTILINE)[1:]
+    return "".join(part for part in parts if part.split(" ")[2].removesuffix("_total") in added)
 
 
 def _gateway_page(directory: Path, running: RunningGroup) -> str:

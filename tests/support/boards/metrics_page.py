@@ -16,6 +16,7 @@ from stageline_runtime import metric_names as runtime_names
 PAGE: Final = ROOT / "docs" / "metrics.md"
 METRICS: Final[Mapping[str, Sequence[MetricSpec]]] = {
     "stage": runtime_names.STAGE_METRICS,
+    "rank": runtime_names.RANK_METRICS,
     "engine": runtime_names.ENGINE_METRICS,
     "gateway": gateway_names.ALL_METRICS,
     "operator": operator_names.ALL_METRICS,

@@ -14,6 +14,7 @@ from boards.rule_names import shipped_rules
 
 ADDED_BY_SCRAPES: Final[Mapping[str, frozenset[str]]] = {
     "stage": frozenset({"cluster", "job", "namespace", "model", "group", "pod", "release"}),
+    "rank": frozenset({"cluster", "job", "namespace", "model", "group", "pod", "release"}),
     "engine": frozenset({"cluster", "job", "namespace", "model", "group", "pod", "release"}),
     "gateway": frozenset({"cluster", "job", "namespace", "pod"}),
     "operator": frozenset({"cluster", "job", "pod", "release"}),

@@ -42,6 +42,11 @@ def run_stage(target: ScrapedTarget, name: str, group: Group, stage: int, second
         target.show(runtime.STAGE_PHASE, float(phase == group.stage_phase), phase=phase, **its)
     for phase, spent in ((Phase.CONNECTING, 1.5), (Phase.LOADING, 20.0), (Phase.WARMING, 4.0)):
         target.show(runtime.STAGE_STARTUP, spent, phase=phase, **its)
+    for rank, waited in enumerate((0.1, 0.3)):
+        own = its | {"rank": str(rank)}
+        target.count(runtime.RANK_BUSY, busy, **own)
+        target.count(runtime.RANK_EXCHANGE, busy * waited, **own)
+        target.show(runtime.RANK_MEMORY, 1.5e9, **own)
     target.show(runtime.STAGE_BUILD_INFO, 1, version="0.1.0", **its)
 
 

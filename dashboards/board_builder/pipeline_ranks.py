@@ -1,0 +1,45 @@
+"""Panels of *Pipeline* about the ranks of stages that have several: which one the others of its stage wait for.
+
+All other panels stay about stages: their series are told once for a stage, so nothing of them is added up over ranks.
+"""
+
+from typing import Final
+
+from board_builder.layout import Section, line, section
+from board_builder.panels import Series, Text, lines
+from board_builder.queries import rate_by, selected, share, sum_by
+from board_builder.stages import STAGE
+from stageline_runtime import metric_names as names
+
+RANK: Final = (*STAGE, "rank")
+OF_RANK: Final = "group {{group}} stage {{stage}} rank {{rank}}"
+
+
+def ranks(matchers: tuple[str, ...]) -> Section:
+    """Empty for a model with `spec.parallelism.tensor` of 1."""
+    exchanged = Text(
+        "Exchange share by rank",
+        "Share of each rank's busy time that it spends in exchanges with the other ranks of its stage, most of it "
+        "waiting for them. The rank with the smallest share is the slow one. All of them large: the layers are too "
+        "small for so many ranks, or ranks share a core.",
+        "percentunit",
+    )
+    computed = Text(
+        "Compute by rank",
+        "Share of time each rank computes by itself, exchanges left out. A rank above the others of its stage shares "
+        "its processor with somebody, or runs on a slower one.",
+        "percentunit",
+    )
+    memory = Text("Memory by rank", "Weights and KV cache that each rank holds; a stage holds their sum.", "bytes")
+    busy = rate_by(RANK, names.RANK_BUSY.name, *matchers)
+    exchange = rate_by(RANK, names.RANK_EXCHANGE.name, *matchers)
+    return section(
+        "Ranks",
+        line(
+            8,
+            lines(exchanged, Series(share(exchange, busy), OF_RANK)),
+            lines(computed, Series(f"{busy} - {exchange}", OF_RANK)),
+            lines(memory, Series(sum_by(RANK, selected(names.RANK_MEMORY.name, *matchers)), OF_RANK)),
+        ),
+        collapsed=True,
+    )
