@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from chaos.steady_traffic import steady_traffic
 from cluster.api import wait_until
 from cluster.instant_kubelet import TOLERATION, InstantKubelet, instant_kubelet
+from cluster.model_in_cluster import READY_SECONDS, ModelInCluster, small_model
+from cluster.operator_process import OperatorProcess
 from cluster.operator_under_test import create_model, operator_replica, wait_ready
+from cluster.simulated_nodes import SimulatedNodes
 from cluster.under_test import Cluster, to_json
+from processes.gateway_process import running_gateway
+from processes.serving_command import kill
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_api.runtime_config import RuntimeConfig
 
@@ -80,3 +86,43 @@ def test_a_stage_of_ranks_is_one_pod_and_the_rank_that_failed_is_on_record(
         wait_until("the event says so", lambda: sentence in cluster.kubectl_ok(*events), SOON_SECONDS, operator.log)
         wait_ready(cluster.api, namespace, "tiny", SOON_SECONDS, operator.log)
         assert sorted(pods_of(cluster, namespace)) == ["tiny-0-2-0", "tiny-0-2-1"]
+
+
+def ranks_of(model: ModelInCluster, stage: int) -> list[int]:
+    """Process ids of a stage's ranks, in their order: the supervisor starts one after another."""
+    supervisor = model.container_pid(stage, "stage")
+    return sorted(int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
+
+
+def test_ranks_answer_and_a_killed_one_is_named_and_its_group_comes_back(
+    cluster: Cluster,
+    nodes: SimulatedNodes,
+    operator: OperatorProcess,
+    namespace: str,
+    tiny_llama_dir: Path,
+    tmp_path: Path,
+) -> None:
+    """Two stages of two real ranks each; no answer is lost on the way."""
+    assert operator.pid
+    model = small_model(cluster, namespace, tiny_llama_dir, nodes)
+    model.apply(
+        parallelism={"pipeline": 2, "tensor": 2},
+        restart={"backoffSeconds": 1},
+        timeouts={"resumeWindowSeconds": round(READY_SECONDS)},  # as long as a busy machine may need
+    )
+    model.until_ready()
+    before = model.incarnation()
+    with running_gateway(cluster, namespace, tmp_path) as gateway:
+        wait_until("the gateway serves", gateway.serves, SOON_SECONDS, gateway.log_end)
+        with steady_traffic(gateway.url, model.name) as traffic:
+            wait_until("answers come", lambda: traffic.answers >= 3, SOON_SECONDS, lambda: traffic.failures)
+            ranks = ranks_of(model, 1)
+            assert len(ranks) == 2, ranks
+            kill(ranks[1])
+            model.until_incarnation(before)
+            asked = traffic.answers
+            wait_until("it answers anew", lambda: traffic.answers >= asked + 3, SOON_SECONDS, lambda: traffic.failures)
+        assert traffic.failures == []
+        assert len(traffic.texts) == 1, traffic.texts
+    (failure,) = model.status()["lastFailures"]
+    assert (failure["stage"], failure["rank"], failure["failureClass"]) == (1, 1, "Killed"), to_json(failure)
