@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from stageline_api import env
+
 COMPILE_SECONDS = 60.0
 PREBUILT = Path(__file__).parent / "prebuilt"
 _SOURCE = Path(__file__).parent / "kernels.c"
@@ -62,10 +64,30 @@ def load_library() -> ctypes.CDLL:
     Raises:
         NativeUnavailableError: with the reason why they can't be had.
     """
+    given = os.environ.get(env.NATIVE_LIBRARY)
+    ready = Path(given) if given else _prebuilt()
+    return _library_made_by(require_compiler()) if ready is None else _loaded(ready)
+
+
+def library_for_others(directory: Path) -> Path:
+    """The kernels as a file, for other processes to find by `env.NATIVE_LIBRARY`: prebuilt, or compiled into
+    `directory`.
+
+    Raises:
+        NativeUnavailableError: with the reason why they can't be had.
+    """
+    ready = _prebuilt()
+    if ready is not None:
+        return ready
+    library = directory / "kernels.so"
+    compile_library(require_compiler(), "native", library)
+    return library
+
+
+def _prebuilt() -> Path | None:
     level = cpu_level()
-    if level is not None and (prebuilt := prebuilt_path(level)).exists():
-        return _loaded(prebuilt)
-    return _library_made_by(require_compiler())
+    path = None if level is None else prebuilt_path(level)
+    return path if path is not None and path.exists() else None
 
 
 def cpu_level() -> str | None:

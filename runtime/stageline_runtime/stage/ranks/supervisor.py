@@ -12,18 +12,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from pydantic import ValidationError
 
 from stageline_api import env
-from stageline_api.failures import ExitCode, TerminationMessage
+from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
 from stageline_runtime import bound_child
 from stageline_runtime.contract import PodContract
+from stageline_runtime.native.build import NativeUnavailableError, library_for_others
 from stageline_runtime.planning.this_machine import kernel_kills
 from stageline_runtime.ranks.rank_area import RankArea
 from stageline_runtime.stage.ranks.ends import RankEnd, last_words_of
@@ -99,7 +102,13 @@ class RankSupervisor:
         area = RankArea(descriptor)
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
-            return self._run(area, descriptor)
+            with tempfile.TemporaryDirectory(prefix="stageline-ranks-") as directory:
+                os.environ[env.NATIVE_LIBRARY] = str(library_for_others(Path(directory)))
+                return self._run(area, descriptor)
+        except NativeUnavailableError as error:
+            detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
+            failure = RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="start the ranks")
+            return pass_last_words_on(failure.message(self._contract.stage))
         finally:
             for rank in self._ranks:
                 rank.close()
