@@ -5,8 +5,10 @@ runs. Where the stage has several ranks, each answers its supervisor on a socket
 everybody else.
 """
 
+import logging
 import selectors
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ from stageline_runtime.stage.ranks.account import RankAccount
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
+
+logger = logging.getLogger(__name__)
 
 
 def health_url(pod_ip: str) -> str:
@@ -121,6 +125,11 @@ class _Server(ThreadingHTTPServer):
         if listener is not None:
             self.socket.close()
             self.socket = listener
+
+    def handle_error(self, *_asked: Any) -> None:
+        """Who asked may have gone before the answer came; of anything else the log gets the traceback."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("a request for the stage's health failed")
 
     def serve_until(self, is_closing: socket.socket) -> None:
         """Answer until `is_closing` ends. `serve_forever` would look for that twice a second, and a stage's end, which
