@@ -1,5 +1,6 @@
 """What is told of a model from its objects alone, with no pod to ask: health, and what each group waits for."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from stageline_cli.on_call.bundle.bundle import index_page
 from stageline_cli.on_call.bundle.document import as_json, snapshot_document, text_page
-from stageline_cli.on_call.facts.facts import Health, ModelFacts, Snapshot
+from stageline_cli.on_call.facts.facts import EngineFacts, Health, ModelFacts, Snapshot
 from stageline_cli.on_call.facts.scrape import Reading
 from stageline_cli.on_call.facts.snapshot import build_snapshot
 from stageline_cli.on_call.sources.source import ModelObjects
@@ -157,6 +158,19 @@ def test_every_view_shows_the_same_facts_and_takes_words_literally() -> None:
     assert document["models"][0]["failures"][0]["failure_class"] == "OOMKilled"
     assert document["models"][0]["groups"][0]["stages"][1]["waiting_since"] == moment(-90)
     assert '"health": "Down"' in as_json(document)
+
+
+def test_top_tells_how_many_drafts_hold_where_some_are_made() -> None:
+    snapshot = snapshot_of(READY)
+    (model,) = snapshot.models
+    quiet = EngineFacts("Ready", 1, 0, 0.5, 12.0, 0)
+    for engine, told in (
+        (replace(quiet, draft_acceptance=0.75, tokens_per_drafted_row=3.25), True),
+        (quiet, False),
+    ):
+        group = replace(model.groups[0], engine=engine)
+        shown = text_page(top_view(replace(snapshot, models=(replace(model, groups=(group,)),)), 200))
+        assert ("drafts 75 % accepted, 3.2 tokens a drafted row" in " ".join(shown.split())) == told, shown
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

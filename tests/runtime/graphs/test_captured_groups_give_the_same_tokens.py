@@ -11,7 +11,8 @@ import pytest
 
 from oracles.pipeline_checks import Prompt, draw_prompts, greedy, hugging_face_tokens, samples, wait_all_counted
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama, write_tiny_qwen3
-from processes.running_group import RunningGroup, page, running_group
+from processes import eager_drafts_engine
+from processes.running_group import ENGINE_COMMAND, RunningGroup, page, running_group
 from processes.small_machines import short_stage_command
 from stageline_api import ports
 from stageline_runtime.native.build import find_compiler
@@ -50,9 +51,21 @@ def steps_by_graph_mode(group: RunningGroup, stage: int) -> dict[str, int]:
 
 @needs_compilers
 @pytest.mark.thorough
-@pytest.mark.parametrize("graphs", [pytest.param("piecewise", marks=pytest.mark.soak), "full"])
-def test_verifying_rows_run_captured_and_give_the_same_tokens(graphs: str, tmp_path: Path, compiled_code: Path) -> None:
-    """One request at a time, so that rows with drafts come in every length, between decodes."""
+@pytest.mark.parametrize(
+    ("graphs", "by_model"),
+    [
+        pytest.param("piecewise", False, marks=pytest.mark.soak),
+        ("full", False),
+        pytest.param("full", True, marks=pytest.mark.soak),
+    ],
+    ids=["piecewise", "full", "full-draft-model"],
+)
+def test_verifying_rows_run_captured_and_give_the_same_tokens(
+    graphs: str, by_model: bool, tmp_path: Path, compiled_code: Path
+) -> None:
+    """One request at a time, so that rows with drafts come in every length, between decodes. The draft model is the
+    model itself, which is right every time.
+    """
     model_dir = write_tiny_llama(tmp_path / "model", num_layers=3)
     prompts = [prompt * 3 for prompt in draw_prompts(4, VOCAB_SIZE, 12)]
     sampling = greedy(60).model_copy(update={"logit_bias": dict.fromkeys(range(70, 73), 40.0)})
@@ -64,7 +77,8 @@ def test_verifying_rows_run_captured_and_give_the_same_tokens(graphs: str, tmp_p
         2,
         graphs=graphs,
         cache_dir=str(compiled_code),
-        speculative={"tokens": 15, "min_match": 1},
+        engine_command=eager_drafts_engine.COMMAND if by_model else ENGINE_COMMAND,
+        speculative={"tokens": 15, "min_match": 1} | ({"draft_source": f"file://{model_dir}"} if by_model else {}),
         **SETTINGS,
     ) as group:
         assert [group.generate(prompt, sampling) for prompt in prompts] == expected

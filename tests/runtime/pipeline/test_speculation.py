@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oracles.pipeline_checks import draw_prompts, open_stream, samples
+from oracles.pipeline_checks import draw_prompts, open_stream, samples, stage_samples
 from oracles.tiny_models import VOCAB_SIZE
 from processes import eager_drafts_engine
 from processes.running_group import ENGINE_COMMAND, RunningGroup, running_group
@@ -143,6 +143,10 @@ def drafting(
         yield group
 
 
+def by_model(group: RunningGroup) -> bool:
+    return group.engine_command == eager_drafts_engine.COMMAND
+
+
 def counted(group: RunningGroup, name: str) -> float:
     return sum(samples(f"{group.url}/metrics").get(f"stageline_engine_{name}_total", {}).values())
 
@@ -154,6 +158,8 @@ def test_every_option_gives_the_same_answer(drafting: RunningGroup, expected: li
     drafted, accepted = counted(drafting, "draft_tokens"), counted(drafting, "accepted_tokens")
     assert drafted > accepted > 30, f"{accepted} of {drafted} drafts: the answers show too little"
     assert counted(drafting, "accepted_tokens_per_position") == accepted
+    busy = stage_samples(drafting, len(drafting.addresses) - 1)["stageline_stage_busy_seconds_total"]
+    assert (busy.get(("draft",), 0.0) > 0.0) == by_model(drafting), busy
     steps = counted(drafting, "plans")
     assert steps < sum(len(tokens) for _, tokens, _, _ in expected), f"{steps} plans"
 

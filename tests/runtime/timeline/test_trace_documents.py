@@ -242,6 +242,17 @@ def test_verifying_and_dead_plans_are_told_apart_on_every_stage() -> None:
     assert "3 of them drafts, dead" in svg
 
 
+def test_the_draft_models_steps_are_boxes_of_their_own() -> None:
+    """On the last stage, behind what was sampled."""
+    marks = [("busy.decode", "forward", 0), ("busy.draft", "draft", 3 * MS), ("wait.host", "", 8 * MS)]
+    timelines = [StageTimeline(stage=0, steps=(step(0, marks, 10 * MS),), now_nanoseconds=10 * MS)]
+    window = common_window(timelines)
+    events = json.loads(perfetto_json(timelines, window, title="t"))["traceEvents"]
+    busy = [(one["name"], one["dur"]) for one in events if one.get("cat") == "busy"]
+    assert busy == [("decode 0", 3000), ("draft 0", 5000)]
+    assert "busy.draft draft" in draw_timeline(timelines, window, title="t")
+
+
 def test_boxes_narrower_than_a_pixel_are_merged() -> None:
     marks = [("busy.decode" if at % 3 else "wait.host", "", at) for at in range(100_000)]
     timeline = StageTimeline(stage=0, steps=(step(0, marks, 100_000),), now_nanoseconds=100_000)
