@@ -184,9 +184,10 @@ SPEC_CASES = {
         "spec.engine.speculative: is refused under vllm: with a pipeline its speculation and continued answers exclude "
         "each other",
     ),
-    "speculation-on-devices": (
-        "engine: {device: cuda, speculative: {method: lookup}}",
-        "spec.engine.speculative: is not built for devices yet: leave it out, or set engine.device to cpu",
+    "draft-model-on-devices": (
+        "engine: {device: cuda, speculative: {method: draft, draft: {source: file:///m}}}",
+        "spec.engine.speculative: with method draft is not built for devices yet: use lookup, or set engine.device to "
+        "cpu",
     ),
     "stage-count": (
         "parallelism: {pipeline: 3}\n  stages: [{}, {}]",

@@ -223,14 +223,15 @@ def test_paced_drafts_are_measured_beside_none_and_beside_unchained_ones(tmp_pat
         tmp_path,
         "paced-speculation",
         *("--stages", "3,4", "--cores", two_cores(), "--output-tokens", "48", "--rounds", "1"),
-        *("--seconds-per-step", "0.01"),
+        *("--seconds-per-step", "0.01", "--seconds-per-token", "0.001,0.002"),
     )
     assert [(one["case"], sorted(one["tokens_per_second"])) for one in result.rounds] == [
-        (f"paced, P = {stages}, {case}", ["drafts", other])
+        (f"paced, P = {stages}, {cost} ms a token, {case}", ["drafts", other])
         for stages in (3, 4)
+        for cost in (1, 2)
         for case, other in (("with drafts", "plain"), ("chains", "no chains"))
     ]
-    assert len(result.targets) == 2, "only four stages have floors"
+    assert len(result.targets) == 3, "only four stages have floors, and dear tokens none for drafts by themselves"
     for one in result.rounds:
         assert all(rate > 0 for rate in one["tokens_per_second"].values())
         assert one["equal_answers"] == one["answers"] == 1

@@ -48,6 +48,17 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
         raise click.BadParameter(f"{value!r} is not a list of numbers like 0,1", ctx, param) from None
 
 
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    """Such as `0.001,0.0023`."""
+    try:
+        seconds = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of seconds like 0.001,0.0023", ctx, param) from None
+    if not all(0 <= one < float("inf") for one in seconds):
+        raise click.BadParameter(f"{value!r} has seconds that nothing can take", ctx, param)
+    return seconds
+
+
 def _cores(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     """Cores that this process may use; none at all only where that is the default."""
     cores, usable = _numbers(ctx, param, value), os.sched_getaffinity(0)
@@ -218,7 +229,9 @@ def speculation_peers(
 @click.option("--cores", callback=_cores, default="0,1", help="Dealt out to the stages, which only wait.")
 @click.option("--output-tokens", type=click.IntRange(2), default=256)
 @click.option("--seconds-per-step", type=click.FloatRange(0), default=0.02)
-@click.option("--seconds-per-token", type=click.FloatRange(0), default=0.001)
+@click.option(
+    "--seconds-per-token", callback=_seconds, default="0.001,0.0023", help="What a row's tokens may cost, one by one."
+)
 @click.option("--rounds", type=click.IntRange(1), default=5)
 def paced_speculation(results: Path, page: Path | None, **rest: Any) -> None:
     """Drafts of a known acceptance over stages that wait a fixed time: with chains, without, and no drafts."""

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,30 +74,32 @@ def run_paced_speculation(
     rounds: int,
     output_tokens: int,
     seconds_per_step: float,
-    seconds_per_token: float,
+    seconds_per_token: Sequence[float],
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
     """One request over stages that wait instead of computing: no drafts, drafts without chains, and with them.
 
     `stages`: lengths of the pipelines that are measured, one after the other; their stages share `cores`.
+    `seconds_per_token`: what a row's tokens may cost, each measured with all lengths.
     """
     machine = this_machine()
     order = RoundOrder(prompts=((5,) * 16,), output_tokens=output_tokens)
-    command = ("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(seconds_per_token))
     scripted = ("--acceptance", str(PACED_ACCEPTANCE))
     measured: list[dict[str, Any]] = []
     targets: list[Target] = []
-    for length in stages:
-        cases = paced_cases(order, length)
+    for length, token_seconds in product(stages, seconds_per_token):
+        command = ("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(token_seconds))
+        cases = paced_cases(order, length, token_seconds, has_drafts_floor=token_seconds == seconds_per_token[0])
         stage_cores = [cores[stage % len(cores)] for stage in range(length)]
         shapes = {
             name: replace(shape, stage_command=command, engine_options=() if name == PLAIN else (*scripted, *options))
             for name, options in {PLAIN: (), DRAFTS: (), NO_CHAINS: ("--no-chains",)}.items()
             for shape in (_shape(name, stage_cores, "bfloat16"),)
         }
-        model_dir = write_paced_model(directory / f"model-{length}", length)
-        measured += measure_cases(model_dir, shapes, cases, rounds, directory / f"stages-{length}", say)
+        place = directory / f"{length}-{token_seconds}"
+        model_dir = write_paced_model(place / "model", length)
+        measured += measure_cases(model_dir, shapes, cases, rounds, place, say)
         targets += targets_of(cases, measured, "one request")
     return Result(
         program="paced-speculation",
@@ -105,7 +108,7 @@ def run_paced_speculation(
         parameters={
             "stages": list(stages),
             "seconds_per_step": seconds_per_step,
-            "seconds_per_token": seconds_per_token,
+            "seconds_per_token": list(seconds_per_token),
             "output_tokens": output_tokens,
             "acceptance": PACED_ACCEPTANCE,
             "rounds": rounds,
@@ -115,12 +118,14 @@ def run_paced_speculation(
     )
 
 
-def paced_cases(order: RoundOrder, stages: int) -> tuple[Case, ...]:
+def paced_cases(order: RoundOrder, stages: int, token_seconds: float, *, has_drafts_floor: bool) -> tuple[Case, ...]:
     """Of a pipeline of `stages` stages; only one of four has floors, longer ones are there to be read."""
-    has_floors = stages == PACED_FLOOR_STAGES
+    where = f"paced, P = {stages}, {token_seconds * 1e3:g} ms a token"
+    is_floored = stages == PACED_FLOOR_STAGES
+    floors = {DRAFTS: PACED_FLOOR} if is_floored and has_drafts_floor else {}
     return (
-        Case(f"paced, P = {stages}, with drafts", order, (PLAIN, DRAFTS), {DRAFTS: PACED_FLOOR} if has_floors else {}),
-        Case(f"paced, P = {stages}, chains", order, (NO_CHAINS, DRAFTS), {DRAFTS: CHAIN_FLOOR} if has_floors else {}),
+        Case(f"{where}, with drafts", order, (PLAIN, DRAFTS), floors),
+        Case(f"{where}, chains", order, (NO_CHAINS, DRAFTS), {DRAFTS: CHAIN_FLOOR} if is_floored else {}),
     )
 
 

@@ -110,7 +110,7 @@ _STAGES_RULES: Final = (
         ".engine.maxNumBatchedTokens",
     ),
     cel(
-        "!has(self.engine.speculative) || self.engine.device != 'cuda'",
+        "!has(self.engine.speculative) || self.engine.speculative.method != 'draft' || self.engine.device != 'cuda'",
         ON_DEVICES,
         ".engine.speculative",
     ),
@@ -264,7 +264,8 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
     problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.network, spec.stages)
     problems += gang_problems(spec.placement.gang, spec.template)
     problems += tls_problems(spec.network, spec.engine, spec.parallelism)
-    if spec.engine.speculative is not None and spec.engine.device == "cuda":
+    speculative = spec.engine.speculative
+    if speculative is not None and speculative.method == "draft" and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
     grace = spec.template.termination_grace_period_seconds
     if grace is not None and grace < spec.timeouts.drain_seconds:

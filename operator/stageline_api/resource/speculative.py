@@ -16,7 +16,7 @@ _SOURCE_RULE: Final = (
 )
 _NEEDS_DRAFT: Final = "is required by method draft: it names the model that drafts"
 _ONLY_DRAFT: Final = "is only for method draft"
-ON_DEVICES: Final = "is not built for devices yet: leave it out, or set engine.device to cpu"
+ON_DEVICES: Final = "with method draft is not built for devices yet: use lookup, or set engine.device to cpu"
 
 
 def _source(text: str) -> str:

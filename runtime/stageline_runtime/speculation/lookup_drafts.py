@@ -9,9 +9,6 @@ from stageline_runtime.speculation.lookup import TOKENS_PER_CALL, Lookup
 from stageline_runtime.speculation.request_drafts import Tokens
 from stageline_runtime.speculation.settings import DraftSettings
 
-LEAST_CHANCE = 0.05
-"""A broken chain costs stages that had nothing else to do their time, and little more."""
-
 
 class LookupDrafts:
     """Implements `RequestDrafts`."""
@@ -47,13 +44,10 @@ class LookupDrafts:
     def _length_here(self) -> DraftLength:
         return self._after_one if self._lookup.matched == 1 else self._after_several
 
-    def may_chain(self, num_tokens: int) -> bool:
-        """Whether a row that is right only if the next `num_tokens` guesses are is likely enough to be.
-
-        What follows a single token is not followed far: the next row may find a longer match.
-        """
-        is_likely = self._tried.acceptance**num_tokens >= LEAST_CHANCE
-        return self._settings.chains and self._tried is self._after_several and is_likely
+    def chance_of(self, num_tokens: int) -> float:
+        """As `RequestDrafts`. What follows a single token is not followed far: the next row may find a longer match."""
+        may_chain = self._settings.chains and self._tried is self._after_several
+        return self._tried.chance_of(num_tokens) if may_chain else 0.0
 
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """As `RequestDrafts`."""

@@ -49,9 +49,9 @@ class ModelDrafts:
             return ()
         return self._drafted[since : since + count]
 
-    def may_chain(self, num_tokens: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Never: the draft model goes on only from what was sampled."""
-        return False
+    def chance_of(self, num_tokens: int) -> float:  # noqa: ARG002 - the protocol's
+        """None: the draft model goes on only from what was sampled."""
+        return 0.0
 
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """As `RequestDrafts`."""

@@ -17,8 +17,8 @@ class RequestDrafts(Protocol):
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
         """As many as `count` tokens that may follow, whatever they cost."""
 
-    def may_chain(self, num_tokens: int) -> bool:
-        """Whether a row that is right only if the next `num_tokens` guesses are is likely enough to be."""
+    def chance_of(self, num_tokens: int) -> float:
+        """How likely a row of a chain counts that is right only if the next `num_tokens` guesses are; 0: no chain."""
 
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """A verifying row is back."""

@@ -243,7 +243,9 @@ class StageLoader:
             return None
         self._progress.enter(Phase.LOADING, "measuring the largest step")
         try:
-            use = measure(model, config, shape, graphs, self._accelerator)
+            drafting = self._contract.config.speculative
+            drafts = 0 if drafting is None else drafting.tokens
+            use = measure(model, config, shape, graphs, self._accelerator, drafts=drafts)
         except torch.OutOfMemoryError as error:
             raise allocation_failure(error) from error
         logger.info("loading took %d MiB, the largest step %d MiB", use.held_bytes >> 20, use.step_bytes >> 20)

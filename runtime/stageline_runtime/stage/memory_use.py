@@ -1,10 +1,12 @@
 """What a stage on a device takes of its memory, measured before it has a cache to speak of.
 
 Its largest step is run once, by the runner that all later ones go through, with peers that aren't there, so that
-nothing that computes is left out: layers, logits, every kind of sampling. A CPU would take minutes for such a step of a
-large model, so there it is counted from shapes, by the engine (`planning.memory.LargestStep`).
+nothing that computes is left out: layers, logits, every kind of sampling, drafts where there are some. A CPU would take
+minutes for such a step of a large model, so there it is counted from shapes, by the engine
+(`planning.memory.LargestStep`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.protocol import StageModel, StageShape
-from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import State
@@ -22,6 +24,8 @@ from stageline_runtime.stage.telemetry.state_clock import State
 _COSTLIEST: Final = RequestSampling(
     temperature=1.0, top_p=0.9, min_p=0.001, repetition_penalty=1.1, frequency_penalty=0.1, num_top_logprobs=20
 )
+_COSTLIEST_AT_ONCE: Final = RequestSampling(temperature=1.0, top_p=0.9, min_p=0.001, num_top_logprobs=20)
+"""With drafts: a request whose history changes its logits draws one token after another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +43,31 @@ def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPl
         PlanRow(slot, 1, 0, count, tuple(index % vocab_size for index in range(count)), need_sample=samples)
         for slot, count in enumerate(counts)
     )
+    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows))
+
+
+def verifying_plan(shape: StageShape, drafts: int, newest: Sequence[SampledRow]) -> StepPlan:
+    """The plan with most draws, behind a row of one token in each slot: up to `drafts` more for each `newest`."""
+    rows = tuple(
+        PlanRow(row.slot, 1, 1, count, (row.token,) * count, need_sample=True, num_drafts=count - 1)
+        for row, tokens in zip(newest, _row_tokens(shape), strict=True)
+        if (count := min(tokens, drafts + 1, shape.slot_tokens - 1))
+    )
+    return _plan_of(1, rows)
+
+
+def _opening_plan(shape: StageShape) -> StepPlan:
+    rows = tuple(PlanRow(slot, 1, 0, 1, (0,), need_sample=True) for slot in range(len(_row_tokens(shape))))
+    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST_AT_ONCE) for row in rows))
+
+
+def _plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = ()) -> StepPlan:
     return StepPlan(
-        seq=0,
+        seq=seq,
         cohort=0,
-        fills=tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows),
+        fills=fills,
         rows=rows,
-        padded_tokens=padded_size(sum(counts)),
+        padded_tokens=padded_size(sum(row.num_tokens for row in rows)),
         feedback_through=-1,
         feedback_posted=False,
         dummy=False,
@@ -52,8 +75,8 @@ def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPl
 
 
 def blocks_to_measure(shape: StageShape) -> int:
-    """Blocks of KV cache that the largest plan writes."""
-    return sum(map(blocks_of, _row_tokens(shape)))
+    """Blocks of KV cache that the largest plan writes, or one that verifies drafts behind a token in each slot."""
+    return sum(blocks_of(min(tokens + 1, shape.slot_tokens)) for tokens in _row_tokens(shape))
 
 
 def _row_tokens(shape: StageShape) -> list[int]:
@@ -107,22 +130,41 @@ class _NobodyWatches:
 
 
 def measure(
-    model: StageModel, config: ModelConfig, shape: StageShape, graphs: GraphMode, device: Accelerator
+    model: StageModel,
+    config: ModelConfig,
+    shape: StageShape,
+    graphs: GraphMode,
+    device: Accelerator,
+    *,
+    drafts: int = 0,
 ) -> MemoryUse:
-    """What the loaded `model` takes of `device`; its cache holds at least `blocks_to_measure` blocks."""
-    layers = device.peak_bytes(lambda: _run_largest(model, config, shape, device, samples=False))
-    step = device.peak_bytes(lambda: _run_largest(model, config, shape, device, samples=True))
+    """What the loaded `model` takes of `device`; its cache holds at least `blocks_to_measure` blocks.
+
+    `drafts`: most of a row.
+    """
+
+    def run_largest(*, samples: bool) -> None:
+        runner = _runner(model, config, shape, device)
+        _run(runner, largest_plan(shape, config.vocab_size, samples=samples))
+        _end(model, shape, device)
+
+    def verify() -> None:
+        runner = _runner(model, config, shape, device)
+        newest = _run(runner, _opening_plan(shape))
+        _run(runner, verifying_plan(shape, drafts, newest))
+        _end(model, shape, device)
+
+    layers = device.peak_bytes(lambda: run_largest(samples=False))
+    step = device.peak_bytes(lambda: run_largest(samples=True))
+    if drafts and shape.is_last:
+        step = max(step, device.peak_bytes(verify))
     # Graphs keep what the layers take at once in a pool of their own, for the largest that is captured.
     pool = 0 if graphs is GraphMode.OFF else layers
     return MemoryUse(held_bytes=device.allocated_bytes(), step_bytes=step + pool)
 
 
-def _run_largest(
-    model: StageModel, config: ModelConfig, shape: StageShape, device: Accelerator, *, samples: bool
-) -> None:
-    """Run the largest plan; the slots give up what it wrote."""
-    plan = largest_plan(shape, config.vocab_size, samples=samples)
-    runner = StageRunner(
+def _runner(model: StageModel, config: ModelConfig, shape: StageShape, device: Accelerator) -> StageRunner:
+    return StageRunner(
         model,
         _NoPeers(config.hidden_size, shape.dtype, device.device),
         _NobodyWatches(),
@@ -135,8 +177,17 @@ def _run_largest(
         dtype=shape.dtype,
         accelerator=device,
     )
+
+
+def _run(runner: StageRunner, plan: StepPlan) -> Sequence[SampledRow]:
+    """Run a plan; what it sampled, once the device is done."""
     runner.accept(plan)
-    runner.run(plan)
+    sampled = runner.run(plan)
+    return sampled if isinstance(sampled, tuple) else sampled.rows()
+
+
+def _end(model: StageModel, shape: StageShape, device: Accelerator) -> None:
+    """The slots give up what was written."""
     device.synchronize()
-    for row in plan.rows:
-        model.trim_slot(row.slot, 0)
+    for slot in range(shape.num_slots):
+        model.trim_slot(slot, 0)

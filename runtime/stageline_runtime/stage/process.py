@@ -196,7 +196,7 @@ class StageProcess:
         self._cancelled.discard(plan.seq)
         sampled = stage.runner.run(plan, cancelled=cancelled)
         if stage.in_flight is not None:
-            stage.in_flight.add(plan, sampled)
+            stage.in_flight.add(plan, sampled, cancelled=cancelled)
             self._finish_done(bus, stage)
         else:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
@@ -214,8 +214,8 @@ class StageProcess:
 
     def _finish_done(self, bus: StageBus, stage: LoadedStage) -> None:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
-        for plan, rows in stage.in_flight.finished():
-            self._finish(bus, stage.runner, plan, rows)
+        for plan, rows, cancelled in stage.in_flight.finished():
+            self._finish(bus, stage.runner, plan, rows, cancelled=cancelled)
 
     def _finish(
         self,

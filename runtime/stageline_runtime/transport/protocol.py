@@ -13,7 +13,7 @@ from torch import Tensor
 
 FEEDBACK_WIDTH = 4
 """Columns of a feedback row: generation, `num_sampled`, `num_rejected`, newest token."""
-NEWEST_COLUMN = 3
+NUM_SAMPLED_COLUMN, NEWEST_COLUMN = 1, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

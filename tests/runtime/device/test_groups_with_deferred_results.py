@@ -5,6 +5,8 @@ events that are done only after a drawn number of looks, feedback stays in tenso
 """
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -12,16 +14,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.interleaving import Interleaving
+from chaos.drafting_workloads import drafting_workload
+from chaos.interleaving import DeadlockError, Interleaving
 from chaos.local_engine import LocalEngine
 from chaos.local_group import LocalModel, LocalStage, _never, run_group
-from chaos.local_transport import LocalNetwork
+from chaos.local_transport import LocalNetwork, WireError
 from chaos.local_workloads import draw_workload
+from oracles.scripted_drafts import Drafting
 from oracles.simulated_accelerator import ImmediateAccelerator, LateAccelerator, LateEvent
-from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import (
+    Cancel,
+    PlanRow,
+    RequestSampling,
+    SampledRow,
+    Shutdown,
+    SlotFill,
+    StepDone,
+    StepPlan,
+)
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.sampler import sample
-from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
+from stageline_runtime.stage.step.deferred_sampling import DeferredRows, DeferredSampling
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState
@@ -56,6 +69,7 @@ class DeviceStage(LocalStage):
 
     def live(self) -> None:
         mailbox = self._engine.mailboxes[self._stage]
+        cancelled: set[int] = set()
         while True:
             self._interleaving.wait_until(lambda: bool(mailbox or self._plans or self._in_flight), "a plan or a result")
             while mailbox:
@@ -65,16 +79,20 @@ class DeviceStage(LocalStage):
                     while self._in_flight:  # done, or the engine would not have ended; only not looked at yet
                         self._finish()
                     return
-                assert isinstance(message, StepPlan), "nothing is guessed on a device"
+                if isinstance(message, Cancel):
+                    cancelled.add(message.seq)
+                    continue
                 self._runner.accept(message)
                 self._plans.append(message)
             if self._plans:
                 plan = self._plans.popleft()
-                self._in_flight.add(plan, self._runner.run(plan))
+                is_dead = plan.seq in cancelled
+                self._engine.seen["not computed"] += is_dead
+                self._in_flight.add(plan, self._runner.run(plan, cancelled=is_dead), cancelled=is_dead)
             self._finish()
 
     def _finish(self) -> None:
-        for plan, rows in self._in_flight.finished():
+        for plan, rows, _ in self._in_flight.finished():
             self.ran.append(plan.seq)
             if self._runner.is_last:
                 self._engine.done.append(StepDone(plan.seq, rows))
@@ -87,7 +105,68 @@ def test_every_order_gives_the_same_tokens(seed: int) -> None:
         run_group(draw_workload(random.Random(seed)), seed)
 
 
+@pytest.mark.parametrize("drafting", [Drafting.RIGHT, Drafting.WRONG, Drafting.RANDOM, Drafting.LOOKUP])
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
+def test_drafts_are_verified_in_any_order(num_stages: int, drafting: Drafting) -> None:
+    seen: Counter[str] = Counter()
+    with mock.patch("chaos.local_group.LocalStage", DeviceStage):
+        for seed in range(RUNS_WITH_DRAFTS):
+            try:
+                seen += run_group(drafting_workload(seed, num_stages, drafting), seed).seen
+            except Exception as error:
+                error.add_note(f"num_stages {num_stages}, seed {seed}")
+                raise
+    expected = {"verifying row", "preemption"}
+    if num_stages > 1 and drafting is Drafting.RANDOM:
+        expected |= {"chain", "cancelled", "not computed"}
+    assert expected <= {what for what, times in seen.items() if times >= 2}, seen
+
+
+def remember_what_was_drawn_before(patch: pytest.MonkeyPatch) -> None:
+    """Results that come late take the place of what was drawn beside drafts since."""
+
+    def fetch(self: DeferredRows) -> tuple[SampledRow, ...]:
+        sampled = rows(self)
+        for planned, slot, row in zip(self._plan_rows, self._slots, sampled, strict=True):
+            if slot is not None:
+                slot.newest = (planned.position + planned.num_tokens, row.token)
+        return sampled
+
+    rows = DeferredRows.rows
+    patch.setattr(DeferredRows, "rows", fetch)
+
+
+def forget_the_newest_token(patch: pytest.MonkeyPatch) -> None:
+    """What a decode row has drawn is no beginning for a verifying row."""
+    rows = DeferredRows.rows
+
+    def forget(self: DeferredRows) -> tuple[SampledRow, ...]:
+        before = [None if slot is None else slot.newest for slot in self._slots]
+        sampled = rows(self)
+        for slot, newest in zip(self._slots, before, strict=True):
+            if slot is not None and newest is not None:
+                slot.newest = newest
+        return sampled
+
+    patch.setattr(DeferredRows, "rows", forget)
+
+
+@pytest.mark.parametrize("break_rule", [remember_what_was_drawn_before, forget_the_newest_token])
+def test_a_broken_rule_of_drafts_on_a_device_is_found(
+    break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_rule(monkeypatch)
+    monkeypatch.setattr("chaos.local_group.LocalStage", DeviceStage)
+    for seed in range(3 * RUNS_WITH_DRAFTS):
+        try:
+            run_group(drafting_workload(seed, 2 + seed % 3, Drafting.RANDOM), seed)
+        except (AssertionError, WireError, DeadlockError):
+            return
+    raise AssertionError("not found")
+
+
 VOCAB_SIZE = 700
+RUNS_WITH_DRAFTS = 12
 parameters = st.builds(
     RequestSampling,
     temperature=st.sampled_from((0.0, 0.3, 1.0, 2.0)),
@@ -142,6 +221,7 @@ def test_penalties_and_logprobs_do_not_depend_on_when_the_host_learns_of_tokens(
         rows, feedback = on_cpu.sample(plan, logits.clone())
         late, late_feedback = deferred.sample(plan, logits.clone())
         assert late_feedback.tolist() == feedback.tolist()
+        assert not isinstance(late, tuple), "nothing is waited for"
         expected.append(rows)
         pending.append(late)
     assert [rows.rows() for rows in pending] == expected
@@ -164,7 +244,7 @@ def test_marks_of_the_device_tile_the_hosts_time() -> None:
     done: list[int] = []
     while in_flight:
         now[0] += 100
-        done += [plan.seq for plan, _ in in_flight.finished()]
+        done += [plan.seq for plan, _, _ in in_flight.finished()]
     assert done == [0, 1, 2]
     assert [state for state, _ in heard] == [BusyKind.DECODE, WaitReason.HOST] * 3
     moments = [at for _, at in heard]

@@ -7,10 +7,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from oracles.pipeline_checks import draw_prompts, samples
+from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama
+from processes import eager_drafts_engine
+from processes.running_group import running_group
+from stageline_api.engine_http import SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
 from stageline_bench.gpu_check.random_model import RandomModel, write_random_model
@@ -30,6 +36,12 @@ MODEL = RandomModel(
 ROUND = Workload(name="device", requests=6, input_tokens=21, output_tokens=12)
 MAX_NUM_SEQS = 4
 """Two slots per cohort: the plans that end prompts sample more rows than one cohort has slots."""
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"frequency_penalty": 0.2},
+    {"top_logprobs": 2, "temperature": 0.5},
+)
 SUPPORT = Path(__file__).parents[2] / "support"
 DEVICE_STAGE = (str(SUPPORT / "processes" / "late_device_stage.py"),)
 
@@ -78,6 +90,35 @@ def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
     assert len(answers) == ROUND.requests
     assert {len(answer) for answer in answers} == {ROUND.output_tokens}
     assert answers == expected
+
+
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_drafts_are_verified_on_a_device_as_on_a_cpu(stages: int, tmp_path: Path) -> None:
+    """One request at a time, so that guesses follow one another; results that come late change nothing of that."""
+    model_dir = write_tiny_llama(tmp_path / "model", num_layers=3)
+    prompts = [prompt * 3 for prompt in draw_prompts(len(OPTIONS), VOCAB_SIZE, 12)]
+    few = dict.fromkeys(range(70, 73), 40.0)
+    asked = [
+        SamplingParams(max_tokens=60, ignore_eos=True, seed=3, **{"logit_bias": few, "temperature": 0.0} | options)
+        for options in OPTIONS
+    ]
+    settings: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_model_len": 128}
+    with running_group(tmp_path / "plain", model_dir, 1, **settings) as group:
+        expected = [group.generate(prompt, sampling) for prompt, sampling in zip(prompts, asked, strict=True)]
+    with running_group(
+        tmp_path / "drafting",
+        model_dir,
+        stages,
+        stage_command=DEVICE_STAGE,
+        engine_command=eager_drafts_engine.COMMAND,
+        speculative={"tokens": 15, "min_match": 1},
+        **settings,
+    ) as group:
+        assert [group.generate(prompt, one) for prompt, one in zip(prompts, asked, strict=True)] == expected
+        figures = samples(f"{group.url}/metrics")
+        assert figures["stageline_engine_accepted_tokens_total"][()] > 20, figures
+        if stages > 1:
+            assert figures["stageline_engine_cancelled_plans_total"][()] > 0, figures
 
 
 @pytest.mark.thorough

@@ -7,7 +7,6 @@ from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
-from stageline_runtime.speculation import lookup_drafts
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE, StepCost
 
@@ -18,12 +17,6 @@ PROMPT = PERIOD * 2 + (1, 2)
 def make_scheduler(num_stages: int = 1, *, cost: StepCost = FREE, tokens: int = 3) -> Scheduler:
     ledger = SlotLedger(num_stages, 2, 128)
     return Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(tokens, 2, cost))
-
-
-@pytest.fixture(autouse=True)
-def any_chance_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of the acceptance of so few drafts."""
-    monkeypatch.setattr(lookup_drafts, "LEAST_CHANCE", 0.0)
 
 
 def planned(scheduler: Scheduler) -> StepPlan:
@@ -163,6 +156,25 @@ def test_others_go_before_chains() -> None:
     plans = [planned(scheduler), planned(scheduler)]
     assert {row.slot for plan in plans for row in plan.rows} == {0, 2}
     assert sum(row.num_drafts > 0 for plan in plans for row in plan.rows) == 1
+
+
+@pytest.mark.parametrize(("rows_of_a", "chained"), [(0, ["a", "b"]), (5, ["b", "b"])], ids=["alike", "unlike"])
+def test_the_chain_likeliest_to_hold_is_made_longer(rows_of_a: int, chained: list[str]) -> None:
+    """A stage that nobody needs takes a row of whichever request it most probably helps."""
+    scheduler = make_scheduler(num_stages=4)
+    requests = [make_request(name, PROMPT, 40) for name in "ab"]
+    for request in requests:
+        scheduler.add(request)
+    for plan in [planned(scheduler), planned(scheduler)]:
+        (row,) = plan.rows
+        scheduler.complete(plan.seq, [SampledRow(row.slot, row.generation, 3)])
+    assert requests[0].drafts is not None
+    for _ in range(rows_of_a):
+        requests[0].drafts.note_row(3, 1)
+    by_slot = {request.slot: request.request_id for request in requests}
+    asked = [by_slot[planned(scheduler).rows[0].slot] for _ in range(4)]
+    assert asked == ["a", "b", *chained]
+    assert scheduler.schedule() is None
 
 
 def test_an_aborted_chain_is_cancelled_but_for_the_guess_that_is_known() -> None:

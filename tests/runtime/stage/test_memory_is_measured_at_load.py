@@ -97,6 +97,31 @@ def test_a_device_runs_the_largest_step_without_and_with_sampling(
     assert again.held_bytes == 1000, "the slots gave up their blocks, so that it can be run again"
 
 
+@pytest.mark.parametrize(("drafts", "draws"), [(3, 4 * 4), (15, 4 * 16), (16, 4 * 16)])
+def test_drafts_are_measured_where_they_are_drawn(tmp_path: Path, drafts: int, draws: int) -> None:
+    """Each token of a verifying row has logits of its own."""
+    config = read_model_config(write_tiny_llama(tmp_path))
+    shape = shape_of()
+    shape = shape_of(num_blocks=blocks_to_measure(shape))
+    device = ScriptedMemory(100, 300, 500)
+    attention = PlainAttention(attention_heads(config, shape))
+    spy = Spy(build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention))
+    use = measure(cast(Any, spy), config, shape, GraphMode.OFF, device, drafts=drafts)
+    assert use == MemoryUse(held_bytes=1000, step_bytes=500)
+    assert spy.head_rows == [4, 4, draws]
+
+
+def test_stages_that_draw_nothing_measure_no_drafts(tmp_path: Path) -> None:
+    config = read_model_config(write_tiny_llama(tmp_path))
+    shape = shape_of(is_last=False)
+    shape = shape_of(is_last=False, num_blocks=blocks_to_measure(shape))
+    device = ScriptedMemory(100, 300)
+    stage = build_device_stage(
+        tmp_path, config, shape, lambda *_: None, device, PlainAttention(attention_heads(config, shape))
+    )
+    assert measure(stage, config, shape, GraphMode.OFF, device, drafts=15).step_bytes == 300
+
+
 @given(
     cohorts=st.integers(1, 8),
     slots=st.integers(1, 40),

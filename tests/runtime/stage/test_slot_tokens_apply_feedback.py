@@ -1,11 +1,21 @@
-"""Feedback is taken once, in plan order, only as far as asked, and never for a slot's next holder."""
+"""Feedback is taken once, in plan order, only as far as asked, and never for a slot's next holder; on a device too."""
 
+from collections.abc import Callable
+from functools import partial
+
+import pytest
 import torch
 from torch import Tensor
 
+from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.simulated_pipeline import GREEDY
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
-from stageline_runtime.stage.step.runner import SlotTokens
+from stageline_runtime.stage.step.runner import DeviceSlotTokens, SlotTokens
+
+Make = Callable[[int], SlotTokens | DeviceSlotTokens]
+pytestmark = pytest.mark.parametrize(
+    "make", [SlotTokens, partial(DeviceSlotTokens, accelerator=ImmediateAccelerator())], ids=["host", "device"]
+)
 
 
 def plan(seq: int, *slots: tuple[int, int], posted: bool = True, padded_tokens: int = 4) -> StepPlan:
@@ -26,15 +36,15 @@ class Wire:
         return torch.tensor(self.rows.pop(seq))
 
 
-def filled(*slots: tuple[int, int]) -> SlotTokens:
-    tokens = SlotTokens(4)
+def filled(make: Make, *slots: tuple[int, int]) -> SlotTokens | DeviceSlotTokens:
+    tokens = make(4)
     for slot, generation in slots:
         tokens.fill(SlotFill(slot, generation, GREEDY))
     return tokens
 
 
-def test_feedback_is_applied_in_order_and_only_as_far_as_asked() -> None:
-    tokens, wire = filled((0, 1), (2, 1)), Wire()
+def test_feedback_is_applied_in_order_and_only_as_far_as_asked(make: Make) -> None:
+    tokens, wire = filled(make, (0, 1), (2, 1)), Wire()
     for seq, rows in enumerate(([[1, 1, 0, 10], [1, 1, 0, 20]], [[1, 1, 0, 11]], [[1, 1, 0, 21]])):
         wire.rows[seq] = rows
     tokens.expect(plan(0, (0, 1), (2, 1)))
@@ -51,15 +61,15 @@ def test_feedback_is_applied_in_order_and_only_as_far_as_asked() -> None:
     assert tokens.inputs(plan(4, (0, 1), (2, 1), padded_tokens=2)).tolist() == [11, 21]
 
 
-def test_plans_without_feedback_are_not_waited_for() -> None:
-    tokens, wire = filled((0, 1)), Wire()
+def test_plans_without_feedback_are_not_waited_for(make: Make) -> None:
+    tokens, wire = filled(make, (0, 1)), Wire()
     tokens.expect(plan(0, (0, 1), posted=False))
     tokens.apply_through(5, wire.take)
     assert wire.taken == []
 
 
-def test_feedback_of_a_former_holder_is_taken_and_dropped() -> None:
-    tokens, wire = filled((0, 1)), Wire()
+def test_feedback_of_a_former_holder_is_taken_and_dropped(make: Make) -> None:
+    tokens, wire = filled(make, (0, 1)), Wire()
     tokens.expect(plan(0, (0, 1)))
     tokens.expect(plan(1, (0, 1)))
     wire.rows = {0: [[1, 1, 0, 10]], 1: [[1, 1, 0, 11]]}
@@ -71,15 +81,15 @@ def test_feedback_of_a_former_holder_is_taken_and_dropped() -> None:
     assert tokens.inputs(plan(9, (0, 2), padded_tokens=1)).tolist() == before == [10]
 
 
-def test_prompt_chunks_come_from_the_plan() -> None:
-    tokens = filled((0, 1), (1, 1))
+def test_prompt_chunks_come_from_the_plan(make: Make) -> None:
+    tokens = filled(make, (0, 1), (1, 1))
     rows = (PlanRow(0, 1, 0, 3, (7, 8, 9), need_sample=False), PlanRow(1, 1, 4, 1, (6,), need_sample=True))
     mixed = StepPlan(0, 0, (), rows, 8, -1, feedback_posted=False, dummy=False)
     assert tokens.inputs(mixed).tolist() == [7, 8, 9, 6, 0, 0, 0, 0]
 
 
-def test_a_guess_that_ran_dead_leaves_the_newest_token() -> None:
-    tokens, wire = filled((0, 1)), Wire()
+def test_a_guess_that_ran_dead_leaves_the_newest_token(make: Make) -> None:
+    tokens, wire = filled(make, (0, 1)), Wire()
     wire.rows = {0: [[1, 2, 3, 30]], 1: [[1, 0, 5, 0]]}
     tokens.expect(plan(0, (0, 1)))
     tokens.expect(plan(1, (0, 1)))

@@ -12,7 +12,7 @@ from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
 from stageline_runtime.stage.step import sampling_state
 from stageline_runtime.stage.step.runner import SlotTokens, StageRunner
-from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling
+from stageline_runtime.stage.step.sampling_state import Draws, SamplingState, SlotSampling
 
 Patch = pytest.MonkeyPatch
 
@@ -51,10 +51,10 @@ def draw_every_draft_by_one_noise(patch: Patch) -> None:
 
 
 def forget_history_between_drafts(patch: Patch) -> None:
-    def draw(self: SlotSampling, row: PlanRow, logits: Tensor) -> list[int]:
+    def draw(self: SlotSampling, row: PlanRow, logits: Tensor, draws: Draws) -> list[int]:
         history, self.seen = self.seen, None
         try:
-            return _draw_without_history(self, row, logits)
+            return _draw_without_history(self, row, logits, draws)
         finally:
             self.seen = history
 
@@ -154,11 +154,8 @@ def chain_beyond_the_stages(patch: Patch) -> None:
     """Plans that nobody has to wait for are sent whatever is in flight."""
 
     def chain(self: Scheduler) -> StepPlan | None:
-        for cohort in self._slots.cohorts.turns() if self._unfinished else ():
-            rows = select_chained(self._slots, cohort, self._next_seq, self.max_step_tokens)
-            if rows.rows:
-                return self._plan_of(cohort, rows)
-        return None
+        rows = select_chained(self._slots, self._next_seq, self.max_step_tokens)
+        return self._plan_of(rows.requests[0].cohort, rows) if rows.rows else None
 
     patch.setattr(Scheduler, "_chain", chain)
 

@@ -73,8 +73,9 @@ class ScriptedDrafts(LookupDrafts):
         """Of any length; those past the end of the request say anything."""
         return self.continuation(known, tokens, self._random.randint(0, MOST))
 
-    def may_chain(self, num_tokens: int) -> bool:  # noqa: ARG002
-        return True
+    def chance_of(self, num_tokens: int) -> float:
+        """Always likely enough, and the less the more."""
+        return 1.0 / (1 + num_tokens)
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
         """As `propose`, of this length; what it says of a place is always the same."""

@@ -197,8 +197,11 @@ def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
 
 def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> None:
     on_devices = [stage for stage, hello in sorted(hellos.items()) if hello.device]
-    if config.speculative is not None and on_devices:
-        detail = f"spec.engine.speculative is not built for devices yet, and stage {on_devices[0]} has one"
+    if config.speculative is not None and config.speculative.draft_source and on_devices:
+        detail = (
+            "spec.engine.speculative.method draft is not built for devices yet, and "
+            f"stage {on_devices[0]} has one: use method lookup, or set engine.device to cpu"
+        )
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check speculative")
 
 

@@ -171,6 +171,13 @@ class Request:
         if self.drafts is not None and token_ids:
             self.drafts.take_drafted(position, token_ids)
 
+    @property
+    def chain_chance(self) -> float:
+        """How likely all guesses in flight are right, and with them the next one's newest token; 0 without a chain."""
+        if self.drafts is None or not self.guesses:
+            return 0.0
+        return self.drafts.chance_of(sum(len(guess.token_ids) for guess in self.guesses))
+
     def extend_chain(self) -> tuple[int, ...]:
         """The next guess of a chain, as if all in flight held: a guessed newest token and drafts; () where none is due.
 
@@ -182,7 +189,7 @@ class Request:
         assumed = sum((guess.token_ids for guess in self.guesses), ())[1:]
         room = self.max_new_tokens - len(self.output) - len(assumed) - 2
         count = min(newest.num_drafts, room)
-        if count < 1 or not self.drafts.may_chain(len(assumed) + 1):
+        if count < 1:
             return ()
         following = self.drafts.continuation(self.known_tokens, self.tokens, len(assumed) + 1 + count)
         return following[len(assumed) :] if following[: len(assumed)] == assumed else ()

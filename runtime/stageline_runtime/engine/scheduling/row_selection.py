@@ -16,6 +16,11 @@ from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
+LEAST_CHANCE = 0.01
+"""Of a chain's row to count: a broken one costs stages that had nothing else to do their time, and little more."""
+LEAST_CHANCE_BESIDE_OTHERS = 0.05
+"""Where another request's row may have to wait for the end of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class FirstRow:
@@ -157,10 +162,12 @@ def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int, occas
     return plan
 
 
-def select_chained(slots: SlotAssignment, cohort: int, seq: int, budget: int) -> SelectedRows:
-    """A row that makes a chain of `cohort` longer, alone in its plan; there may be none."""
+def select_chained(slots: SlotAssignment, seq: int, budget: int) -> SelectedRows:
+    """A row that makes a chain longer, alone in its plan: the chain likeliest to hold; there may be none."""
     plan = SelectedRows(seq, budget)
-    for request in slots.cohorts.members(cohort):
+    least = LEAST_CHANCE if len(slots.running) == 1 else LEAST_CHANCE_BESIDE_OTHERS
+    chains = [request for request in slots.running.values() if request.chain_chance >= least]
+    for request in sorted(chains, key=lambda each: each.chain_chance, reverse=True):
         token_ids = request.extend_chain()[:budget]
         if len(token_ids) > 1 and slots.ledger.grow(request.slot, request.chain_position + len(token_ids)):
             plan.add_chained(request, token_ids)

@@ -161,11 +161,8 @@ class Scheduler:
         """
         if not self._unfinished or len(self._unfinished) >= self.ledger.num_cohorts:
             return None
-        for cohort in self._slots.cohorts.turns():
-            rows = select_chained(self._slots, cohort, self._next_seq, self.max_step_tokens)
-            if rows.rows:
-                return self._plan_of(cohort, rows)
-        return None
+        rows = select_chained(self._slots, self._next_seq, self.max_step_tokens)
+        return self._plan_of(rows.requests[0].cohort, rows) if rows.rows else None
 
     def take_cancelled(self) -> list[int]:
         """Plans found since the last call to be of no use to anyone: chains that broke or whose request has ended."""

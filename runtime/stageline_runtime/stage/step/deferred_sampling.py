@@ -2,7 +2,12 @@
 
 Only a request whose next token depends on what it has said (penalties, a grammar) needs its last token on the host
 before its next draw. That token was sampled at least one plan of its cohort earlier, so its copy is mostly long done.
+
+A plan that verifies drafts is waited for: how many hold is the host's to say, before the next guess of a chain is
+judged by it. Drafts are sent where stages would have nothing to do, so the wait keeps little work from the device.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,30 +17,32 @@ from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.logprobs import RawLogprobs
-from stageline_runtime.stage.step.in_flight import PendingRows
-from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling, draws_of, top_counts
+from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.sampling_state import Draws, SamplingState, SlotSampling, draws_of, top_counts
 
 
 class DeferredSampling(SamplingState):
-    """As `SamplingState`, but nothing waits for the device."""
+    """As `SamplingState`, but nothing waits for the device unless drafts are verified."""
 
     def __init__(self, accelerator: Accelerator, guides: GuideMaker | None = None) -> None:
-        super().__init__(guides)
+        super().__init__(guides, Draws(partial(sample_on_device, place=accelerator.place), accelerator.place))
         self._accelerator = accelerator
         self._newest: dict[int, DeferredRows] = {}
         """By slot: the newest sample of a request that needs its history."""
 
-    def sample(self, plan: StepPlan, logits: Tensor) -> tuple[PendingRows, Tensor]:  # type: ignore[override]
-        """Sample the plan's rows from logits `[num_sampled_rows, vocab_size]` float32, which are overwritten.
+    def sample(self, plan: StepPlan, logits: Tensor) -> tuple[Sampled, Tensor]:  # type: ignore[override]
+        """Sample the plan's rows from logits `[num_draws, vocab_size]` float32, which are overwritten.
 
-        Returns the rows to come and the feedback tensor `[num_sampled_rows, 4]` on the device.
+        Returns the rows, those to come where there are no drafts, and the feedback tensor `[num_sampled_rows, 4]` on
+        the device.
         """
         rows = plan.sampled_rows
-        assert not any(row.num_drafts for row in rows), f"plan {plan.seq}: drafts are not verified on a device"
-        slots = [self.live(row) for row in rows]
+        slots = [self.holder(row) for row in rows]
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history and (earlier := self._newest.pop(row.slot, None)):
                 earlier.rows()
+        if any(row.num_drafts for row in rows):
+            return super().sample(plan, logits)
         place = self._accelerator.place
         logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
         sampling, positions = draws_of(slots, rows)
@@ -87,9 +94,11 @@ class DeferredRows:
             assert self._copied is not None
             self._copied.wait()
             tokens = self._on_host[0].tolist()
-            for slot, token in zip(self._slots, tokens, strict=True):
+            for row, slot, token in zip(self._plan_rows, self._slots, tokens, strict=True):
                 if slot is not None:
                     slot.take_output(token)
+                    # A plan with drafts beside this request's next row may have been sampled meanwhile.
+                    slot.newest = max(slot.newest, (row.position + row.num_tokens, token))
             self._rows = tuple(self._row(index, token) for index, token in enumerate(tokens))
         return self._rows
 

@@ -87,10 +87,18 @@ POLL_SECONDS = 0.0002
 """Between two looks while the host has nothing else to do. Feedback doesn't wait for it; clients do."""
 
 
+class FinishedPlan(NamedTuple):
+    plan: StepPlan
+    rows: tuple[SampledRow, ...]
+    cancelled: bool
+    """Nothing of it was computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     plan: StepPlan
     sampled: Sampled
+    cancelled: bool
     marks: list[DeviceMark]
 
 
@@ -109,24 +117,25 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def add(self, plan: StepPlan, sampled: Sampled) -> None:
+    def add(self, plan: StepPlan, sampled: Sampled, *, cancelled: bool = False) -> None:
         """All of a plan's work is queued; what it sampled begins its way to the host."""
         if not isinstance(sampled, tuple):
             sampled.copy_out()
         if not self._plans:
             self._times.pending_nanoseconds = self._clock.now_nanoseconds()
-        self._plans.append(_Plan(plan, sampled, self._marks.take()))
+        self._plans.append(_Plan(plan, sampled, cancelled, self._marks.take()))
         self._watched = None
         self._watch()
 
-    def finished(self) -> Iterator[tuple[StepPlan, tuple[SampledRow, ...]]]:
+    def finished(self) -> Iterator[FinishedPlan]:
         """The plans done since the last call, oldest first; their marks are in the clock when they are given out."""
         while self._plans and self._plans[0].marks[-1].event.is_done():
             done = self._plans.popleft()
             now = self._clock.now_nanoseconds()
             for mark, at in self._times.moments(done.marks, now):
                 self._clock.enter_at(mark.state, mark.operation, at)
-            yield done.plan, done.sampled if isinstance(done.sampled, tuple) else done.sampled.rows()
+            rows = done.sampled if isinstance(done.sampled, tuple) else done.sampled.rows()
+            yield FinishedPlan(done.plan, rows, done.cancelled)
         self._times.pending_nanoseconds = self._clock.now_nanoseconds()
         self._watch()
 

@@ -36,6 +36,7 @@ from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, share_
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
 from stageline_runtime.transport.protocol import NEWEST_COLUMN as NEWEST
+from stageline_runtime.transport.protocol import NUM_SAMPLED_COLUMN as NUM_SAMPLED
 from stageline_runtime.transport.protocol import Transport
 
 
@@ -97,8 +98,8 @@ class SlotTokens(ExpectedFeedback):
 class DeviceSlotTokens(ExpectedFeedback):
     """Newest token of every slot, in device memory: the host never sees a value, so it never waits for one.
 
-    Which rows of a feedback are stale follows from generations alone, which the host knows; a stale row's token is
-    written to one more place, which no slot reads.
+    Which rows of a feedback are stale follows from generations, which the host knows, and whether a guess ran dead from
+    the feedback itself; such a row's token is written to one more place, which no slot reads.
     """
 
     def __init__(self, num_slots: int, accelerator: Accelerator) -> None:
@@ -113,7 +114,9 @@ class DeviceSlotTokens(ExpectedFeedback):
             places = [
                 row.slot if self.is_current(row.slot, row.generation) else self._unread for row in plan.sampled_rows
             ]
-            self._token[self._accelerator.place(torch.tensor(places, dtype=torch.int64))] = rows[:, NEWEST]
+            written = self._accelerator.place(torch.tensor(places, dtype=torch.int64))
+            written = written.masked_fill_(rows[:, NUM_SAMPLED] == 0, self._unread)
+            self._token[written] = rows[:, NEWEST]
 
     def inputs(self, plan: StepPlan) -> Tensor:
         """As `SlotTokens.inputs`; decode rows are given to the device as `-1 - slot`."""

@@ -9,7 +9,7 @@ by one would have said. Where history changes logits, each draw waits for the on
 verifying row whose first token is not the newest one drawn for its slot was a wrong guess and changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,17 @@ from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
 _CHEAPEST = RequestSampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How tokens are drawn where the logits are: on the CPU, or on a device by `sample_on_device`."""
+
+    sample: Callable[[Tensor, list[RequestSampling], list[int]], Tensor]
+    place: Placing
+
+
+ON_CPU = Draws(sample, stay)
 
 
 @dataclass(slots=True)
@@ -80,13 +91,13 @@ class SlotSampling:
         if self.guide is not None:
             self.guide.take((token,))
 
-    def draw_in_turn(self, row: PlanRow, logits: Tensor) -> list[int]:
+    def draw_in_turn(self, row: PlanRow, logits: Tensor, draws: Draws) -> list[int]:
         """What a verifying row of a request with history keeps, drawn one by one from `[num_draws, vocab_size]`."""
         tokens: list[int] = []
         for index, expected in enumerate((*row.token_ids[1:], None)):
             position = row.position + index + 1
-            self.change(logits[index], position)
-            token = int(sample(logits[index : index + 1], [self.sampling], [position]))
+            self.change(logits[index], position, draws.place)
+            token = int(draws.sample(logits[index : index + 1], [self.sampling], [position]))
             self.take_output(token)
             tokens.append(token)
             if token != expected or self.failure is not None:
@@ -112,9 +123,10 @@ def slot_sampling(generation: int, sampling: RequestSampling, guide: Guide | Non
 class SamplingState:
     """Sampling parameters and history by slot; filled by the plan that gives the slot out."""
 
-    def __init__(self, guides: GuideMaker | None = None) -> None:
+    def __init__(self, guides: GuideMaker | None = None, draws: Draws = ON_CPU) -> None:
         """`guides` is needed by requests with a schema only."""
         self._guides = guides
+        self._draws = draws
         self._by_slot: dict[int, SlotSampling] = {}
 
     def accept(self, plan: StepPlan) -> None:
@@ -131,23 +143,23 @@ class SamplingState:
         Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 4]` for the first stage.
         """
         rows = plan.sampled_rows
+        place = self._draws.place
         slots = [self.live(row) for row in rows]
-        logprobs = RawLogprobs(logits, top_counts(slots, rows))
-        drawn, kept = _draw(rows, slots, logits)
-        read = logprobs.read(drawn)
+        logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
+        drawn, kept = _draw(rows, slots, logits, self._draws)
+        read = [tensor.cpu() for tensor in logprobs.read(place(torch.tensor(drawn)))]
         sampled: list[SampledRow] = []
         first = 0
         for row, slot, tokens in zip(rows, slots, kept, strict=True):
             listed = [logprobs.of(first + index, read) for index in range(len(tokens))]
             sampled.append(_sampled_row(row, slot, tokens, listed))
             first += row.num_draws
-        return tuple(sampled), _feedback(sampled)
+        return tuple(sampled), place(_feedback(sampled))
 
-    @staticmethod
-    def leave_out(plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
+    def leave_out(self, plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
         """As `sample`, for a plan that nobody waits for: all its rows run dead and nothing changes."""
         sampled = tuple(_sampled_row(row, None, [], []) for row in plan.sampled_rows)
-        return sampled, _feedback(sampled)
+        return sampled, self._draws.place(_feedback(sampled))
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
@@ -174,9 +186,9 @@ class SamplingState:
 
 
 def _draw(
-    rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor
-) -> tuple[Tensor, list[list[int]]]:
-    """Draw all rows and let their requests take what they keep: the draws `[num_draws]` and each row's tokens.
+    rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor, draws: Draws
+) -> tuple[list[int], list[list[int]]]:
+    """Draw all rows and let their requests take what they keep: the `num_draws` draws, and each row's tokens.
 
     A verifying row that runs dead keeps none.
     """
@@ -185,25 +197,23 @@ def _draw(
     for row, slot in zip(rows, slots, strict=True):
         if slot is not None and not _is_drawn_in_turn(row, slot):
             for index in range(first, first + row.num_draws):
-                slot.change(logits[index], positions[index])
+                slot.change(logits[index], positions[index], draws.place)
         first += row.num_draws
-    drawn = sample(logits, sampling, positions)
-    all_tokens: list[int] = drawn.tolist()
+    all_tokens: list[int] = draws.sample(logits, sampling, positions).tolist()
     kept: list[list[int]] = []
-    first, drawn_in_turn = 0, False
+    first = 0
     for row, slot in zip(rows, slots, strict=True):
         end = first + row.num_draws
         if slot is not None and _is_drawn_in_turn(row, slot):
-            tokens = slot.draw_in_turn(row, logits[first:end])
+            tokens = slot.draw_in_turn(row, logits[first:end], draws)
             all_tokens[first : first + len(tokens)] = tokens
-            drawn_in_turn = True
         else:
             tokens = _kept(row, slot, all_tokens[first:end])
         if slot is not None:
             slot.newest = (row.position + row.num_tokens - row.num_drafts + len(tokens) - 1, tokens[-1])
         kept.append(tokens)
         first = end
-    return (torch.tensor(all_tokens) if drawn_in_turn else drawn), kept
+    return all_tokens, kept
 
 
 def _kept(row: PlanRow, slot: SlotSampling | None, tokens: list[int]) -> list[int]:
