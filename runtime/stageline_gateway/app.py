@@ -24,6 +24,7 @@ from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.tokenizing import add_tokenize_routes
 from stageline_gateway.fleet import build_fleets
 from stageline_gateway.groups.watching import run_forever
+from stageline_gateway.server.client_stream import Cut
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import open_tracing
@@ -33,7 +34,7 @@ def build_app(settings: GatewaySettings) -> FastAPI:
     """A gateway: the application for clients.
 
     `app.state.admin` is the application for the admin port, `app.state.leave` says why clients should go elsewhere,
-    `app.state.cut` is an event that ends open answers with an error when it is set, `app.state.metrics` counts what the
+    `app.state.cut` ends open answers with an error when it is set, `app.state.metrics` counts what the
     application can't see itself, `app.state.send_timeout_seconds` and `app.state.hosts` are for who talks with clients.
     """
     metrics = GatewayMetrics(settings.home_namespace)
@@ -44,12 +45,12 @@ def build_app(settings: GatewaySettings) -> FastAPI:
         body_limit_bytes=settings.body_limit_bytes,
         timeout_seconds=settings.body_timeout_seconds,
         retry_after_seconds=settings.retry_after_seconds,
-        on_change=metrics.body_bytes.set,
     )
+    metrics.body_bytes.set_function(lambda: bodies.held_bytes)
     limits = (settings.queue_limit, settings.open_limit, settings.retry_after_seconds)
     admission = Admission(metrics, keys, *limits, bodies)
     tracing = open_tracing(settings.otlp_endpoint)
-    services = Services(settings, metrics, fleets, fleets.served, admission, asyncio.Event(), tracing)
+    services = Services(settings, metrics, fleets, fleets.served, admission, Cut(), tracing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -66,6 +66,7 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.dispatcher.engine.close()
             await self.calls.aclose()
 
 

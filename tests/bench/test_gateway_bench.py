@@ -12,7 +12,7 @@ from stageline_api.errors import UserError
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import measure, quantiles
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import added_ms, result_of, update_page
+from stageline_bench.gateway.report import added_ms, cpu_us_per_token, result_of, update_page
 
 LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0, "seconds": 4.0}
 
@@ -47,19 +47,21 @@ def figures(relay: str, ttft_ms: float, **more: float) -> dict[str, Any]:
 
 
 def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tmp_path: Path) -> None:
-    relayed = {"cpu_share": 0.5, "memory_bytes_per_stream": 2048.0}
+    relayed = {"cpu_share": 0.5, "memory_bytes_per_stream": 2048.0, "cpu_ms_per_stream": 2.0}
     paced = [figures("direct", 1.0), figures("gateway", 4.0, **relayed)]
     assert added_ms(paced, 64, "p50") == 3.0
-    saturated = [figures("nginx", 1.0, streams_per_second=100.0, cpu_ms_per_stream=0.25, **relayed)]
-    result = result_of(paced, saturated, 0.1)
-    assert [target["met"] for target in result["targets"]] == [False, True]
+    saturated = [figures("nginx", 1.0, streams_per_second=100.0, **relayed | {"cpu_ms_per_stream": 0.25})]
+    long = figures("gateway", 4.0, **relayed | {"cpu_ms_per_stream": 4.0}) | {"tokens": 125}
+    assert cpu_us_per_token(paced, long) == 20.0
+    result = result_of(paced, saturated, [long], 0.1)
+    assert [target["met"] for target in result["targets"]] == [False, False, True]
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- begin gateway -->\nold\n<!-- end gateway -->\nafter\n")
     update_page(page, result)
     text = page.read_text()
     assert "| 64 | gateway | 4.00 / 12.00 | 3.00 / 9.00 |" in text
     assert "| nginx | 100 | 2500 | 0.25 | 50% |" in text
-    assert "p50, ms | ≤ 2 | 3 | **no** |" in text
+    assert "p50, ms | ≤ 0.7 | 3 | **no** |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text

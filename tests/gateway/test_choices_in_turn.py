@@ -1,7 +1,7 @@
 """Several choices deliver through one function: one at a time, one Admitted for all, nothing after a failure."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,12 +16,13 @@ from stageline_api.engine_http import (
     SamplingParams,
     TextPrompt,
 )
+from stageline_gateway.engine_client.engine_connection import Pause
 from stageline_gateway.engine_client.generation import (
     AnswerFailedError,
     EngineClient,
-    EngineEvent,
     EngineTimeouts,
     StreamEvent,
+    TakeEvents,
 )
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.errors import ApiError
@@ -44,22 +45,28 @@ class ScriptedEvents(EngineClient):
         self.fails = fails
         self.opened = self.closed = 0
 
-    async def events(
+    async def generate(
         self,
         url: str,  # noqa: ARG002 - the client's signature
         request: GenerateRequest,
+        take: TakeEvents,
         on_open: Callable[[Any], None] = lambda _: None,  # noqa: ARG002 - the client's signature
         tls_name: str = "",  # noqa: ARG002 - the client's signature
-    ) -> AsyncGenerator[EngineEvent, None]:
+    ) -> None:
+        async def say(*events: Admitted | Delta | Finished) -> None:
+            await asyncio.sleep(0)
+            if (pause := take(events)) is not None:
+                await pause()
+
         self.opened += 1
+        choice = request.sampling.choice
         try:
-            yield Admitted(prompt_tokens=1)
-            for number in range(DELTAS):
-                await asyncio.sleep(0)
-                yield Delta(text=f"{request.sampling.choice}.{number}", token_ids=(number,))
-                if self.fails and request.sampling.choice == FAILS:
-                    raise AnswerFailedError("It can't be finished.")
-            yield Finished(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=DELTAS)
+            await say(Admitted(prompt_tokens=1), Delta(text=f"{choice}.0", token_ids=(0,)))
+            if self.fails and choice == FAILS:
+                raise AnswerFailedError("It can't be finished.")
+            for number in range(1, DELTAS):
+                await say(Delta(text=f"{choice}.{number}", token_ids=(number,)))
+            await say(Finished(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=DELTAS))
         finally:
             self.closed += 1
 
@@ -74,17 +81,21 @@ async def run_with(engine: ScriptedEvents, deliver: Deliver) -> None:
 
 
 async def run(engine: ScriptedEvents, seen: list[tuple[int, StreamEvent]]) -> None:
-    """Run all choices with a reader that takes a while over every event."""
-    delivering = 0
+    """Run all choices with a reader that has them wait a while after every event."""
+    awaited = False
 
-    async def deliver(choice: int, event: StreamEvent) -> None:
-        nonlocal delivering
-        delivering += 1
-        assert delivering == 1, f"choice {choice} delivers while another one does"
+    async def read() -> None:
+        nonlocal awaited
         for _ in range(5):
             await asyncio.sleep(0)
-        seen.append((choice, event))
-        delivering -= 1
+        awaited = False
+
+    def deliver(choice: int, events: Sequence[StreamEvent]) -> Pause:
+        nonlocal awaited
+        assert not awaited, f"choice {choice} delivers while another one waits for the reader"
+        awaited = True
+        seen.extend((choice, event) for event in events)
+        return read
 
     await run_with(engine, deliver)
 
@@ -117,7 +128,7 @@ def test_a_failure_comes_behind_the_events_before_it_and_ends_all() -> None:
 def test_a_deliver_that_refuses_an_event_ends_all_at_once() -> None:
     """Its turn is not given back, and whoever then waits for one must not wait for ever."""
 
-    async def refuse(choice: int, event: StreamEvent) -> None:  # noqa: ARG001 - the signature of a deliver
+    def refuse(choice: int, events: Sequence[StreamEvent]) -> None:  # noqa: ARG001 - the signature of a deliver
         raise ApiError(500, "It can't be written.", "server_error", "answer_failed")
 
     engine = ScriptedEvents(fails=False)

@@ -215,11 +215,16 @@ def test_a_bug_in_the_gateway_ends_a_stream_with_an_error_event(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    engine.script = lambda _: answer("a", "b")
     gateway.serve(group(engine.url))
     monkeypatch.setattr(CompletionShape, "closing", broken)
-    events = events_of(gateway.http.post("/v1/completions", json=STREAM).text)
+    engine.script = lambda _: [ADMITTED, PIECE, Hold(), *answer("b")[1:]]
+    with gateway.http.stream("POST", "/v1/completions", json=STREAM) as answered:
+        texts = answered.iter_text()
+        begun = next(texts)
+        engine.release()
+        events = events_of(begun + "".join(texts))
     assert events[-1]["error"]["code"] == "internal", events
+    engine.script = lambda _: answer("a", "b")
     monkeypatch.setattr(CompletionShape, "whole", broken)
     assert gateway.http.post("/v1/completions", json=BODY).status_code == 500
     gateway.settle()

@@ -5,7 +5,6 @@ measured through the gateway and directly; then streams come faster than a core 
 """
 
 import os
-import socket
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,16 +17,13 @@ from stageline_bench.benchmark_program import run_benchmark
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import CLIENT_CORE, measure
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import result_of, update_page, write_result
+from stageline_bench.gateway.report import TARGET_CONCURRENT, result_of, update_page, write_result
 from stageline_bench.page_section import EXISTING_PAGE
 
 PACED: Final[dict[str, Any]] = {"tokens": 25, "tokens_per_second": 25.0}
+LONG: Final[dict[str, Any]] = PACED | {"concurrent": TARGET_CONCURRENT, "tokens": 125}
+"""What a token costs by itself is what longer streams cost more."""
 SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per_second": 1000.0}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict[str, Any]:
@@ -35,6 +31,7 @@ def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict
     load_average = os.getloadavg()[0]
     paced: list[dict[str, Any]] = []
     saturated: list[dict[str, Any]] = []
+    long: list[dict[str, Any]] = []
     engine_command = python_module("stageline_bench.gateway.synthetic_engine")
     with started(engine_command, CLIENT_CORE, directory / "engine.log") as engine:
         assert engine.stdout is not None
@@ -43,20 +40,23 @@ def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict
             paced.append(
                 _say(measure(relays.direct(engine_port), directory, concurrent=concurrent, seconds=seconds, **PACED))
             )
-            with relays.gateway(engine_port, _free_port(), directory) as relay:
+            with relays.gateway(engine_port, relays.free_port(), directory) as relay:
                 measure(
                     relay, directory, concurrent=8, seconds=2, **PACED
                 )  # so that nothing is done for the first time
                 paced.append(_say(measure(relay, directory, concurrent=concurrent, seconds=seconds, **PACED)))
+        with relays.gateway(engine_port, relays.free_port(), directory) as relay:
+            measure(relay, directory, concurrent=8, seconds=2, **PACED)
+            long.append(_say(measure(relay, directory, seconds=seconds, **LONG)))
         with ExitStack() as stack:
             beside = [
-                stack.enter_context(relays.gateway(engine_port, _free_port(), directory)),
-                stack.enter_context(relays.nginx(engine_port, _free_port(), directory)),
+                stack.enter_context(relays.gateway(engine_port, relays.free_port(), directory)),
+                stack.enter_context(relays.nginx(engine_port, relays.free_port(), directory)),
             ]
             for one in beside:
                 if one is not None:
                     saturated.append(_say(measure(one, directory, seconds=seconds / 2, **SATURATING)))
-    return result_of(paced, saturated, load_average)
+    return result_of(paced, saturated, long, load_average)
 
 
 def _say(figures: dict[str, Any]) -> dict[str, Any]:

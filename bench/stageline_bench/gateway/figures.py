@@ -21,7 +21,7 @@ def measure(
     relay: Relay, directory: Path, *, concurrent: int, tokens: int, tokens_per_second: float, seconds: float
 ) -> dict[str, Any]:
     """Load `relay`; all times in milliseconds."""
-    body = _body(relay.path, tokens, round(tokens_per_second))
+    body = request_body(relay.path, tokens, round(tokens_per_second))
     load = Load(relay.port, relay.path, body, concurrent, tokens, tokens_per_second, seconds, TOKENS_MARK[relay.path])
     memory_before = sum(memory_bytes(pid) for pid in relay.pids)
     cpu_before, began = cpu_seconds(relay.pids), time.monotonic()
@@ -62,7 +62,8 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def _body(path: str, tokens: int, rate: int) -> dict[str, Any]:
+def request_body(path: str, tokens: int, rate: int) -> dict[str, Any]:
+    """What a relay at `path` is asked for, at `rate` tokens a second."""
     if path == "/v1/completions":
         return {"model": SERVED_NAME, "prompt": PROMPT, "max_tokens": tokens, "seed": rate, "stream": True}
     sampling = SamplingParams(max_tokens=tokens, seed=rate)

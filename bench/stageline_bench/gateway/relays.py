@@ -1,10 +1,11 @@
 """What stands between clients and the synthetic engine: nothing, the gateway, or nginx.
 
-The gateway and nginx have one core to themselves; nginx relays the engine's own stream, which is less work than
-turning it into OpenAI's events.
+The gateway and nginx have one core to themselves, and both keep their connections to the engine. nginx relays the
+engine's own stream, which is less work than turning it into OpenAI's events.
 """
 
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,9 +25,12 @@ events {{ worker_connections 8192; }}
 http {{
   access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
   fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
+  upstream engine {{ server 127.0.0.1:{engine_port}; keepalive 256; }}
   server {{
     listen 127.0.0.1:{port} backlog=2048;
-    location / {{ proxy_pass http://127.0.0.1:{engine_port}; proxy_http_version 1.1; proxy_buffering off; }}
+    location / {{
+      proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    }}
   }}
 }}
 """
@@ -40,6 +44,12 @@ class Relay:
     port: int
     path: str
     pids: tuple[int, ...] = field(default=())
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def direct(engine_port: int) -> Relay:

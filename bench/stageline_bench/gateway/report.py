@@ -11,14 +11,23 @@ from typing import Any, Final
 from stageline_bench.page_section import cpu_name, replace_section
 
 PROGRAM: Final = "gateway"
-TARGET_P50_MS: Final = 2.0
-TARGET_P99_MS: Final = 10.0
 TARGET_CONCURRENT: Final = 64
+MOST_CONCURRENT: Final = 512
+TARGET_ADDED_MS: Final = (
+    (TARGET_CONCURRENT, "p50", 0.7),
+    (TARGET_CONCURRENT, "p99", 3.0),
+    (MOST_CONCURRENT, "p50", 60.0),
+)
+TARGET_STREAM_MS: Final = 1.0
+"""CPU of a saturated gateway for a stream of 50 tokens."""
+TARGET_TOKEN_US: Final = 30.0
+"""CPU for one more token of a paced stream."""
 
 
-def result_of(paced: list[dict[str, Any]], saturated: list[dict[str, Any]], load_average: float) -> dict[str, Any]:
-    """Everything measured, and the targets."""
-    added = {quantile: added_ms(paced, TARGET_CONCURRENT, quantile) for quantile in ("p50", "p99")}
+def result_of(
+    paced: list[dict[str, Any]], saturated: list[dict[str, Any]], long: list[dict[str, Any]], load_average: float
+) -> dict[str, Any]:
+    """Everything measured, and the targets of what was; `long` are paced streams of more tokens."""
     return {
         "program": PROGRAM,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -31,11 +40,33 @@ def result_of(paced: list[dict[str, Any]], saturated: list[dict[str, Any]], load
         },
         "paced": paced,
         "saturated": saturated,
-        "targets": [
-            _target(f"added TTFT at {TARGET_CONCURRENT} streams, p50, ms", added["p50"], TARGET_P50_MS),
-            _target(f"added TTFT at {TARGET_CONCURRENT} streams, p99, ms", added["p99"], TARGET_P99_MS),
-        ],
+        "long": long,
+        "targets": _targets(paced, saturated, long),
     }
+
+
+def _targets(
+    paced: list[dict[str, Any]], saturated: list[dict[str, Any]], long: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    measured = {one["concurrent"] for one in paced}
+    targets = [
+        _target(f"added TTFT at {streams} streams, {quantile}, ms", added_ms(paced, streams, quantile), at_most)
+        for streams, quantile, at_most in TARGET_ADDED_MS
+        if streams in measured
+    ]
+    of_streams = [one["cpu_ms_per_stream"] for one in saturated if one["relay"] == "gateway"]
+    targets += [_target("CPU for a saturated stream of 50 tokens, ms", each, TARGET_STREAM_MS) for each in of_streams]
+    if TARGET_CONCURRENT in measured:
+        name = f"CPU for a token of {TARGET_CONCURRENT} paced streams, µs"
+        targets += [_target(name, cpu_us_per_token(paced, one), TARGET_TOKEN_US) for one in long]
+    return targets
+
+
+def cpu_us_per_token(paced: list[dict[str, Any]], long: dict[str, Any]) -> float:
+    """CPU of one more token: of long streams beside short ones, as many at once."""
+    [short] = [one for one in paced if (one["relay"], one["concurrent"]) == (long["relay"], long["concurrent"])]
+    more_ms = long["cpu_ms_per_stream"] - short["cpu_ms_per_stream"]
+    return float(round(1e3 * more_ms / (long["tokens"] - short["tokens"]), 2))
 
 
 def added_ms(paced: list[dict[str, Any]], concurrent: int, quantile: str, what: str = "ttft_ms") -> float:

@@ -17,16 +17,18 @@ END: Final = b"0\r\n\r\n"
 WORD: Final = " word"
 
 
-def _chunk(content: bytes) -> bytes:
+def chunk(content: bytes) -> bytes:
+    """One chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
-ADMITTED: Final = _chunk(b'{"type":"admitted","prompt_tokens":8}\n')
-DELTA: Final = _chunk(json.dumps({"type": "delta", "text": WORD, "token_ids": [7]}).encode() + b"\n")
+ADMITTED: Final = chunk(b'{"type":"admitted","prompt_tokens":8}\n')
+DELTA: Final = chunk(json.dumps({"type": "delta", "text": WORD, "token_ids": [7]}).encode() + b"\n")
 
 
 class SyntheticStream(asyncio.Protocol):
-    """One connection: reads one request, then writes its tokens. The rate comes with `temperature`: see `rate_of`."""
+    """One connection: reads a request, writes its tokens, and takes the next one unless the client said that it is the
+    last. The rate is the request's seed: see `rate_of`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -35,6 +37,7 @@ class SyntheticStream(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._left = self._tokens = 0
         self._period_seconds = self._due = 0.0
+        self._is_last = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came."""
@@ -59,6 +62,7 @@ class SyntheticStream(asyncio.Protocol):
             self._transport.close()
         elif len(body) >= _content_length(head):
             self._received = b""
+            self._is_last = b"connection: close" in head.lower() or b"HTTP/1.0" in head
             self._start(json.loads(body))
 
     def _start(self, request: dict[str, object]) -> None:
@@ -77,8 +81,9 @@ class SyntheticStream(asyncio.Protocol):
         self._left -= 1
         if not self._left:
             finished = {"type": "finished", "reason": "length", "prompt_tokens": 8, "completion_tokens": self._tokens}
-            self._transport.write(_chunk(json.dumps(finished).encode() + b"\n") + END)
-            self._transport.close()
+            self._transport.write(chunk(json.dumps(finished).encode() + b"\n") + END)
+            if self._is_last:
+                self._transport.close()
             return
         self._due += self._period_seconds
         self._timer = self._loop.call_at(self._due, self._next)

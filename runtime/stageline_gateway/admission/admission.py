@@ -208,17 +208,15 @@ class Permit:
 
     def see(self, event: StreamEvent, choice: int = 0) -> None:
         """Spend what `event` costs; a choice's first token takes it out of the queue, its end gives its place back."""
-        match event:
-            case Admitted(prompt_tokens=prompt_tokens):
-                self._spend(prompt_tokens)
-            case Delta(token_ids=token_ids):
+        if isinstance(event, Delta):
+            if self._waiting:
                 self._has_begun(choice)
-                self._spend(len(token_ids))
-            case Finished():
-                self._has_begun(choice)
-                self._leave(1)
-            case _:
-                pass
+            self._spend(len(event.token_ids))
+        elif isinstance(event, Admitted):
+            self._spend(event.prompt_tokens)
+        elif isinstance(event, Finished):
+            self._has_begun(choice)
+            self._leave(1)
 
     def _leave(self, places: int) -> None:
         self._held -= places
@@ -228,7 +226,7 @@ class Permit:
     def _spend(self, tokens: int) -> None:
         self._use.spend(tokens)
         if self.caller.name:
-            self.admission.metrics.key_tokens.labels(self.caller.name).inc(tokens)
+            self.admission.metrics.key_tokens.of(self.caller.name).value += tokens
 
     def _has_begun(self, choice: int) -> None:
         if choice in self._waiting:
@@ -240,4 +238,4 @@ class Permit:
         waiting = self.admission.waiting
         waiting[self.model] += len(choices) - len(self._waiting)
         self._waiting = choices
-        self.admission.metrics.of(self.model.namespace).queued.labels(self.model.name).set(waiting[self.model])
+        self.admission.metrics.of(self.model.namespace).of_model(self.model.name).queued.set(waiting[self.model])

@@ -12,6 +12,7 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, Final, Self, TypeVar
@@ -99,7 +100,7 @@ class BodyShare:
 
 @dataclass(slots=True)
 class BodyMemory:
-    """What the bodies of all open requests hold. `on_change` is told the bytes."""
+    """What the bodies of all open requests hold."""
 
     limit_bytes: int = 128 * 1024 * 1024
     body_limit_bytes: int = 4 * 1024 * 1024
@@ -107,7 +108,6 @@ class BodyMemory:
     timeout_seconds: float = 30.0
     """From the end of a request's headers to the end of its body."""
     retry_after_seconds: float = 2.0
-    on_change: Callable[[int], None] = lambda _: None
     held_bytes: int = 0
     most_held_bytes: int = 0
     """The highest that `held_bytes` ever was."""
@@ -128,7 +128,6 @@ class BodyMemory:
         """Count bytes that came (or, negative, that were given back)."""
         self.held_bytes += size_bytes
         self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
-        self.on_change(self.held_bytes)
 
 
 @dataclass(slots=True)
@@ -161,15 +160,15 @@ class HeldBody:
         if error is not None or not self._is_kept:
             self.give_back()
 
-    async def read_object(self, request: Request) -> dict[str, Any]:
-        """The body of `request`, a JSON object.
+    async def read_object(self, request: Request, is_here: bool = False) -> dict[str, Any]:
+        """The body of `request`, a JSON object; `is_here` says that none of it is still to come.
 
         Raises ApiError (400, 408, 413, 415, 503), and starlette's ClientDisconnect when the client left while sending.
         """
         _require_json(request)
         timeout_seconds = self.memory.timeout_seconds
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with nullcontext() if is_here else asyncio.timeout(timeout_seconds):
                 raw = await self._read(request)
         except TimeoutError:
             message = f"The request's body did not arrive within {timeout_seconds:g} s."
@@ -239,6 +238,8 @@ class HeldBody:
 
 def _require_json(request: Request) -> None:
     header = request.headers.get("content-type", "")
+    if header == "application/json" and "content-encoding" not in request.headers:
+        return
     parsed = Message()
     parsed["content-type"] = header
     if not header or parsed.get_content_type() != "application/json":

@@ -1,12 +1,11 @@
 """One request's answer, whole or as server-sent events, from the first engine event to the last byte.
 
 A status is sent only once the engine has admitted the request, so a refusal always has its own status. After that a
-stream ends in one of two ways: with its closing chunk and `[DONE]`, or with an error event and no `[DONE]`. Each event
-is written to the client before the engine's next one is read, and connections to engines are closed before the answer
-is over, however it ends.
+stream ends in one of two ways: with its closing chunk and `[DONE]`, or with an error event and no `[DONE]`. What came
+from the engine in one read is written in one, in the call that read it, before anything more is taken from there.
+Connections to engines are let go before the answer is over, however it ends.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +25,12 @@ from stageline_gateway.endpoints.json_answers import (
     sse_event,
 )
 from stageline_gateway.endpoints.kept_answer import KeptChoice
+from stageline_gateway.endpoints.written_pieces import WrittenPieces
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.relay.dispatch import Deliver
-from stageline_gateway.server.http_protocol import Ending, is_slow, run_while_connected
+from stageline_gateway.server.client_stream import ClientStream, Cut, Ending, Pause, client_of, run_while_connected
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
 
@@ -60,7 +60,7 @@ class Exchange:
     stamp: Stamp
     meter: RequestMeter
     permit: Permit
-    cut: asyncio.Event
+    cut: Cut
     with_logprobs: bool = False
     include_usage: bool = False
     num_prompts: int = 1
@@ -110,13 +110,13 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, meter = self.exchange, self.exchange.meter
-        code = CLIENT_GONE_CODE
-        with meter.metrics.in_flight.labels(meter.model).track_inprogress():
+        code, client = CLIENT_GONE_CODE, client_of(scope)
+        with meter.of_model.in_flight.track_inprogress():
             try:
                 with exchange.permit:
-                    ending = await run_while_connected(self._answer(send), receive, exchange.cut)
+                    ending = await run_while_connected(self._answer(client), client, exchange.cut)
                 failure = answer_broken(CUT_OFF) if ending is Ending.CUT else None
-                was_given_up = ending is Ending.CLIENT_GONE and is_slow(scope)
+                was_given_up = ending is Ending.CLIENT_GONE and client.is_slow
                 if was_given_up:
                     meter.metrics.slow_readers.labels(meter.model).inc()
                 elif ending is Ending.CLIENT_GONE:
@@ -129,20 +129,34 @@ class Answer(Response):
                 logger.exception("a bug in the gateway: %s", type(error).__name__, extra=exchange.names)
                 failure = gateway_failed()
             if failure is not None:
+                self.started = client.has_begun  # what waits for a full client to read was never written
                 code = 200 if self.started else failure.status
-                await self._fail(failure, scope, receive, send)
+                if not client.is_complete:
+                    await self._fail(failure, scope, receive, send)
             # While it is in flight: where none is, every answer has been counted.
-            meter.metrics.requests.labels(meter.model, str(code)).inc()
+            meter.of_model.answered(code)
             logger.debug("answered with %d: %d tokens", code, meter.all_tokens, extra=exchange.names)
         names = {"model": meter.model, "request_id": exchange.stamp.id, "key_name": exchange.permit.caller.name}
         exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, client: ClientStream) -> None:
         raise NotImplementedError
 
-    async def _send_piece(self, body: bytes, send: Send, more: bool = True) -> None:
-        begun, self._said_first = self._said_first, b""
-        await send({"type": "http.response.body", "body": begun + body, "more_body": more})
+    def _write(self, client: ClientStream, body: bytes, *, more: bool = True) -> Pause | None:
+        """Write a piece of a stream, which is opened by the first."""
+        if self._said_first:
+            body, self._said_first = self._said_first + body, b""
+        if self.started:
+            return client.write(body, more) if body or not more else None
+        self.started = True
+        headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
+        return client.open(headers, body, more)
+
+    async def _send_at_once(self, client: ClientStream, answer: Response) -> None:
+        """Send an answer that isn't streamed."""
+        self.started = True
+        if (pause := client.open(answer.raw_headers, bytes(answer.body), more=False)) is not None:
+            await pause()
 
     def _usage(self, ends: Mapping[int, Finished]) -> dict[str, Any]:
         return usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
@@ -157,94 +171,72 @@ class Answer(Response):
 
 
 class WholeAnswer(Answer):
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, client: ClientStream) -> None:
         exchange = self.exchange
         kept = [KeptChoice(shape, exchange.with_logprobs) for shape in exchange.shapes]
         ends: dict[int, Finished] = {}
 
-        async def collect(choice: int, event: StreamEvent) -> None:
-            exchange.count(event, choice)
-            match event:
-                case Delta():
-                    exchange.permit.body.grow(kept[choice].take(event))
-                case Finished():
-                    ends[choice] = event
-                case Admitted():
-                    exchange.admitted(event)
-                case Resumed():
-                    self.resumes += 1
+        def collect(choice: int, events: Sequence[StreamEvent]) -> None:
+            for event in events:
+                exchange.count(event, choice)
+                match event:
+                    case Delta():
+                        exchange.permit.body.grow(kept[choice].take(event))
+                    case Finished():
+                        ends[choice] = event
+                    case Admitted():
+                        exchange.admitted(event)
+                    case Resumed():
+                        self.resumes += 1
 
         await exchange.run(collect)
         written = [one.written(ends[index].reason) for index, one in enumerate(kept)]
-        await self._send_whole(written, self._usage(ends), send)
+        await self._send_at_once(client, self._whole(written, self._usage(ends)))
 
-    async def _send_whole(
-        self, written: list[tuple[dict[str, Any], str, bytes]], counts: dict[str, Any], send: Send
-    ) -> None:
+    def _whole(self, written: list[tuple[dict[str, Any], str, bytes]], counts: dict[str, Any]) -> Response:
         exchange = self.exchange
         choices = [choice for choice, _, _ in written]
         body = encode_json(exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | {"usage": counts})
         for _, mark, logprobs in written:
             body = body.replace(encode_json(mark), logprobs, 1) if logprobs else body
         resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
-        answer = Response(body, headers=exchange.headers | resumed, media_type=JsonAnswer.media_type)
-        self.started = True
-        await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        return Response(body, headers=exchange.headers | resumed, media_type=JsonAnswer.media_type)
 
 
 class StreamedAnswer(Answer):
     """The answer as server-sent events, one chunk per piece of one choice's text."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, client: ClientStream) -> None:
         exchange = self.exchange
+        pieces = WrittenPieces(exchange.stamp, exchange.shapes, exchange.with_logprobs, exchange.include_usage)
         ends: dict[int, Finished] = {}
 
-        async def write(choice: int, event: StreamEvent) -> None:
-            exchange.count(event, choice)
-            shape = exchange.shapes[choice]
-            match event:
-                case Admitted():
-                    exchange.admitted(event)
-                    await self._open(send)
-                case Delta():
-                    # Log probabilities may come before their text, which waits for the rest of a character.
-                    logprobs = event.logprobs if exchange.with_logprobs else None
-                    if event.text or logprobs:
-                        await self._send_choices(shape.piece(event.text, logprobs), send)
-                case Resumed():
-                    self.resumes += 1
-                    self._said_first = RESUMED_COMMENT
-                case Finished():
-                    ends[choice] = event
-                    await self._send_choices([*shape.held_back(), shape.closing(event.reason)], send)
+        def write(choice: int, events: Sequence[StreamEvent]) -> Pause | None:
+            written: list[bytes] = []
+            for event in events:
+                exchange.count(event, choice)
+                match event:
+                    case Delta():
+                        written.append(pieces.delta(choice, event))
+                    case Admitted():
+                        exchange.admitted(event)
+                        # Without an opening chunk the status alone says that the request holds a place.
+                        written.append(pieces.openings())
+                    case Resumed():
+                        self.resumes += 1
+                        self._said_first = RESUMED_COMMENT
+                    case Finished():
+                        ends[choice] = event
+                        written.append(pieces.closing(choice, event.reason))
+            body = b"".join(written)
+            if not (is_over := len(ends) == len(exchange.shapes)):
+                return self._write(client, body) if body or not self.started else None
+            return self._write(client, body + self._end(pieces, ends), more=not is_over)
 
         await exchange.run(write)
-        await self._close(ends, send)
 
-    async def _open(self, send: Send) -> None:
-        headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
-        self.started = True
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        openings = [shape.opening() for shape in self.exchange.shapes]
-        chunks = b"".join(sse_event(self._chunk(opening)) for opening in openings if opening is not None)
-        # Without an opening chunk the status alone says that the request holds a place.
-        if chunks:
-            await self._send_piece(chunks, send)
-
-    async def _close(self, ends: dict[int, Finished], send: Send) -> None:
-        body = b""
-        if self.exchange.include_usage:
-            counts = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [])
-            resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
-            body = sse_event(counts | {"usage": self._usage(ends) | resumed})
-        await self._send_piece(body + SSE_DONE, send, more=False)
-
-    async def _send_choices(self, choices: Sequence[dict[str, Any]], send: Send) -> None:
-        chunks = b"".join(sse_event(self._chunk(choice)) for choice in choices)
-        if chunks:
-            await self._send_piece(chunks, send)
-
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk = self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, [choice])
-        return chunk | {"usage": None} if self.exchange.include_usage else chunk
+    def _end(self, pieces: WrittenPieces, ends: dict[int, Finished]) -> bytes:
+        if not self.exchange.include_usage:
+            return SSE_DONE
+        resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
+        return pieces.counts(self._usage(ends) | resumed) + SSE_DONE

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stageline_gateway.endpoints.completions import complete
+from stageline_gateway.endpoints.direct_routes import add_direct_post
 from stageline_gateway.endpoints.json_answers import JsonAnswer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.errors import ApiError
@@ -15,9 +16,10 @@ from stageline_gateway.openai_api.dialects.prepared_message import prepare_messa
 
 
 def add_messages(app: FastAPI, services: Services) -> None:
-    @app.post("/v1/messages")
     async def messages(request: Request) -> Response:
         return await complete(services, prepare_message, request, refuse)
+
+    add_direct_post(app, "/v1/messages", messages)
 
 
 def refuse(error: ApiError, headers: Mapping[str, str]) -> Response:

@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -19,6 +20,7 @@ from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
 from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
+from stageline_gateway.endpoints.direct_routes import add_direct_post
 from stageline_gateway.endpoints.json_answers import error_answer
 from stageline_gateway.endpoints.models import stageline_version
 from stageline_gateway.endpoints.services import Services
@@ -29,6 +31,7 @@ from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
+from stageline_gateway.server.client_stream import client_of
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
@@ -36,13 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 def add_completions(app: FastAPI, services: Services) -> None:
-    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await complete(services, prepare_chat, request)
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await complete(services, prepare_completion, request)
+
+    add_direct_post(app, "/v1/chat/completions", chat_completions)
+    add_direct_post(app, "/v1/completions", completions)
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
@@ -50,6 +54,7 @@ def add_completions(app: FastAPI, services: Services) -> None:
         raise not_supported("The models served here generate text; none of them makes embeddings.")
 
 
+@lru_cache(maxsize=256)
 def system_fingerprint(model: str) -> str:
     """What may change an answer besides the request: the model served and Stageline's version."""
     return "fp_" + sha256(f"{stageline_version()}/{model}".encode()).hexdigest()[:12]
@@ -68,7 +73,7 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
         span = services.tracing.begin(request.url.path, context.trace)
         context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
-            fields = await body.read_object(request)
+            fields = await body.read_object(request, is_here=client_of(request.scope).has_whole_body)
             checked = await off_the_loop(body.size_bytes, lambda: prepare(fields, strict))
             prepared = _with_context(checked, context, caller)
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +31,13 @@ def encode_json(value: Any) -> bytes:
     Escaping everything else keeps U+2028 and U+0085 out of the stream: clients that split it with a general line
     splitter would cut an event there. It also makes any string encodable.
     """
+    try:
+        quick = to_json(value, inf_nan_mode="constants")
+    except ValueError:
+        quick = b"\xff"
+    # What holds nothing else is written so by both; the quick one knows no escapes, and no NaN to refuse.
+    if quick.isascii() and b"NaN" not in quick and b"Infinity" not in quick:
+        return quick
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 

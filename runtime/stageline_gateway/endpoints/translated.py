@@ -12,12 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_gateway.endpoints.answers import RESUMED_COMMENT, RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
-from stageline_gateway.endpoints.json_answers import SSE_HEADERS, JsonAnswer, encode_json
+from stageline_gateway.endpoints.json_answers import JsonAnswer, encode_json
 from stageline_gateway.endpoints.kept_answer import KeptChoice
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import Dialect, Event, usage
 from stageline_gateway.openai_api.thoughts import ThoughtTokens
+from stageline_gateway.server.client_stream import ClientStream, Pause
 
 Refuse = Callable[[ApiError, Mapping[str, str]], Response]
 """Writes a refusal in the API's own form."""
@@ -31,40 +32,45 @@ class TranslatedAnswer(Answer):
         self._streams = streams
         self._thoughts = ThoughtTokens(None)
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, client: ClientStream) -> None:
         exchange, shape = self.exchange, self.exchange.shapes[0]
         kept = KeptChoice(shape, with_logprobs=False)
 
-        async def take(choice: int, event: StreamEvent) -> None:
-            exchange.count(event, choice)
-            match event:
-                case Admitted():
-                    exchange.admitted(event)
-                    self._thoughts = ThoughtTokens(event.thoughts)
-                    begun = self._dialect.begin(event.prompt_tokens)
-                    if self._streams:
-                        await self._open(begun, send)
-                case Delta():
-                    exchange.permit.body.grow(kept.take(event))
-                    self._thoughts.take(event.text, len(event.token_ids))
-                    if self._streams and event.text:
-                        await self._write(self._taken(shape.piece(event.text, None)), send)
-                case Resumed():
-                    self.resumes += 1
-                    self._said_first = RESUMED_COMMENT
-                case Finished() if self._streams:
-                    events = self._taken(shape.held_back())
-                    reason = shape.closing(event.reason)["finish_reason"]
-                    events += self._dialect.end(reason, self._counts(event), event.stop_string)
-                    await self._write(events, send, more=False)
-                case Finished():
-                    choice_at_once, _, _ = kept.written(event.reason)
-                    self._dialect.take(choice_at_once["message"])
-                    self._dialect.end(choice_at_once["finish_reason"], self._counts(event), event.stop_string)
+        def take(choice: int, events: Sequence[StreamEvent]) -> Pause | None:
+            told: list[Event] = []
+            is_over = False
+            for event in events:
+                exchange.count(event, choice)
+                match event:
+                    case Admitted():
+                        exchange.admitted(event)
+                        self._thoughts = ThoughtTokens(event.thoughts)
+                        told += self._dialect.begin(event.prompt_tokens)
+                    case Delta():
+                        exchange.permit.body.grow(kept.take(event))
+                        self._thoughts.take(event.text, len(event.token_ids))
+                        if self._streams and event.text:
+                            told += self._taken(shape.piece(event.text, None))
+                    case Resumed():
+                        self.resumes += 1
+                        self._said_first = RESUMED_COMMENT
+                    case Finished() if self._streams:
+                        is_over = True
+                        told += self._taken(shape.held_back())
+                        reason = shape.closing(event.reason)["finish_reason"]
+                        told += self._dialect.end(reason, self._counts(event), event.stop_string)
+                    case Finished():
+                        choice_at_once, _, _ = kept.written(event.reason)
+                        self._dialect.take(choice_at_once["message"])
+                        self._dialect.end(choice_at_once["finish_reason"], self._counts(event), event.stop_string)
+            if not self._streams or not (told or is_over):
+                return None
+            return self._write(client, _named_events(told), more=not is_over)
 
         await exchange.run(take)
         if not self._streams:
-            await self._send_whole(send)
+            resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
+            await self._send_at_once(client, JsonAnswer(self._dialect.whole(), headers=exchange.headers | resumed))
 
     def _counts(self, end: Finished) -> dict[str, Any]:
         return usage([end]) | {"completion_tokens_details": {"reasoning_tokens": self._thoughts.count}}
@@ -72,32 +78,17 @@ class TranslatedAnswer(Answer):
     def _taken(self, choices: Sequence[dict[str, Any]]) -> list[Event]:
         return [event for choice in choices for event in self._dialect.take(choice["delta"])]
 
-    async def _open(self, events: Sequence[Event], send: Send) -> None:
-        headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
-        self.started = True
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(events, send)
-
-    async def _write(self, events: Sequence[Event], send: Send, more: bool = True) -> None:
-        body = b"".join(_named_event(event) for event in events)
-        if body or not more:
-            await self._send_piece(body, send, more)
-
-    async def _send_whole(self, send: Send) -> None:
-        resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
-        answer = JsonAnswer(self._dialect.whole(), headers=self.exchange.headers | resumed)
-        self.started = True
-        await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
-        await send({"type": "http.response.body", "body": answer.body})
-
     async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.started:
             await self._refuse(failure, self.exchange.headers)(scope, receive, send)
             return
         if failure.status >= SERVER_ERRORS:
             self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
-        await self._write(self._dialect.failed(failure), send, more=False)
+        body = _named_events(self._dialect.failed(failure))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _named_event(event: Event) -> bytes:
-    return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode_json(event) + b"\n\n"
+def _named_events(events: Sequence[Event]) -> bytes:
+    return b"".join(
+        b"event: " + str(event["type"]).encode() + b"\ndata: " + encode_json(event) + b"\n\n" for event in events
+    )

@@ -1,14 +1,13 @@
 """One generation on one engine: POST /v1/generate and its newline-delimited JSON events.
 
-A request has a connection of its own and the connection's end is the request's end: closing the iterator, for
-whatever reason, closes the connection, and that aborts the request in the engine. The iterator yields exactly one
-Admitted, any number of Delta and one Finished; everything else is an `EngineRefusedError`, an `EngineLostError` or an
+A request has a connection to itself, and leaving `generate` before the answer's end closes it, for whatever reason:
+that aborts the request in the engine. Its taker gets exactly one Admitted, any number of Delta and one Finished, all
+that came in one read at once; everything else is an `EngineRefusedError`, an `EngineLostError` or an
 `AnswerFailedError`.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, assert_never
 from urllib.parse import urlsplit
@@ -26,7 +25,13 @@ from stageline_api.engine_http import (
     FinishReason,
     GenerateRequest,
 )
-from stageline_gateway.engine_client.engine_connection import ConnectionBrokenError, EngineConnection, SilentEngineError
+from stageline_gateway.engine_client.connection_pool import ConnectionPool, EngineAddress
+from stageline_gateway.engine_client.engine_connection import (
+    ConnectionBrokenError,
+    EngineConnection,
+    Pause,
+    SilentEngineError,
+)
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
 from stageline_gateway.engine_trust import EngineTrust
 
@@ -45,6 +50,10 @@ class Resumed:
 StreamEvent = EngineEvent | Resumed
 """What the rest of the gateway sees of one choice: one Admitted, any number of Delta and Resumed, one Finished,
 however many engines took part."""
+
+
+TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
+"""Takes the next events of one run, at once and never none."""
 
 
 class LossKind(StrEnum):
@@ -86,6 +95,10 @@ class AnswerFailedError(Exception):
     message: str
 
 
+class _UsedUpError(Exception):
+    """A connection that was used before broke without a word of an answer: most likely it had ended meanwhile."""
+
+
 @dataclass(slots=True)
 class _Order:
     """Checks the order of a stream's events: Admitted first and once, nothing after the end."""
@@ -94,6 +107,8 @@ class _Order:
     finished: bool = False
 
     def check(self, event: Event) -> EngineEvent:
+        if isinstance(event, Delta) and self.admitted and not self.finished:
+            return event
         if self.finished or (isinstance(event, Admitted) == self.admitted and not isinstance(event, Failed)):
             raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{event.type}' out of order.")
         match event:
@@ -115,6 +130,43 @@ class _Order:
         return event
 
 
+@dataclass(slots=True)
+class _EventReader:
+    """Lines to events of one run. A line that is no event, or out of order, fails it behind those before it."""
+
+    connection: EngineConnection
+    take: TakeEvents
+    timeouts: "EngineTimeouts"
+    limit_seconds: float
+    """How long the engine may be silent now."""
+    order: _Order = field(default_factory=_Order)
+
+    def read(self, lines: list[bytes]) -> Pause | None:
+        events: list[EngineEvent] = []
+        try:
+            for line in lines:
+                event = self.order.check(_parse(line))
+                events.append(event)
+                if isinstance(event, Delta) and self.limit_seconds != (stall := self.timeouts.stall_seconds):
+                    self.limit_seconds = stall
+                    self.connection.allow_silence(stall)
+        except Exception as error:
+            return self._fail_behind(events, error)
+        if self.order.finished:
+            self.connection.stop()
+        return self.take(events)
+
+    def _fail_behind(self, events: list[EngineEvent], error: Exception) -> Pause:
+        pause = self.take(events) if events else None
+
+        async def fail() -> None:
+            if pause is not None:
+                await pause()
+            raise error
+
+        return fail
+
+
 @dataclass(frozen=True, slots=True)
 class EngineTimeouts:
     """How long an engine may take; the values are those of `GatewaySettings`."""
@@ -125,66 +177,75 @@ class EngineTimeouts:
 
 
 class EngineClient:
-    """Opens connections to engines. Never goes through a proxy from the environment."""
+    """Asks engines over connections of its own. Never goes through a proxy from the environment."""
 
     def __init__(self, timeouts: EngineTimeouts, key: EngineKey, trust: EngineTrust | None = None) -> None:
+        self._pool = ConnectionPool(timeouts.connect_seconds, trust or EngineTrust())
         self._timeouts = timeouts
         self._key = key
-        self._trust = trust or EngineTrust()
 
-    async def events(
+    async def generate(
         self,
         url: str,
         request: GenerateRequest,
+        take: TakeEvents,
         on_open: Callable[[EngineConnection], None] = lambda _: None,
         tls_name: str = "",
-    ) -> AsyncGenerator[EngineEvent, None]:
-        """The events of `request` on the engine at `url`, whose certificate must be for `tls_name` if that is given.
-        Raises the three errors."""
-        limit_seconds = self._timeouts.idle_seconds
-        order = _Order()
-        connection, host = await self._open(url, tls_name)
+    ) -> None:
+        """Give the events of `request` on the engine at `url` to `take`; raises the three errors, or what it does.
+
+        The engine's certificate must be for `tls_name`, if that is given.
+        """
+        engine = EngineAddress(url, tls_name)
+        try:
+            await self._exchange(engine, request, take, on_open)
+        except _UsedUpError:
+            await self._exchange(engine, request, take, on_open, is_second=True)
+
+    def close(self) -> None:
+        """Close the connections that rest."""
+        self._pool.close()
+
+    async def _exchange(
+        self,
+        engine: EngineAddress,
+        request: GenerateRequest,
+        take: TakeEvents,
+        on_open: Callable[[EngineConnection], None],
+        is_second: bool = False,
+    ) -> None:
+        connection, was_used = await self._open(engine, is_second)
+        reader = _EventReader(connection, take, self._timeouts, self._timeouts.idle_seconds)
         try:
             on_open(connection)
-            connection.post(host, GENERATE_PATH, request.model_dump_json().encode(), self._key.authorization)
-            if await connection.head(limit_seconds) != HTTP_OK:
-                raise _refusal(connection.status, await connection.body(limit_seconds))
-            while (line := await connection.line(limit_seconds)) is not None:
-                event = order.check(_parse(line))
-                if isinstance(event, Delta):
-                    limit_seconds = self._timeouts.stall_seconds
-                yield event
+            host, body = urlsplit(engine.url).netloc, request.model_dump_json().encode()
+            connection.post(host, GENERATE_PATH, body, self._key.authorization)
+            if await connection.head(reader.limit_seconds) != HTTP_OK:
+                raise _refusal(connection.status, await connection.body(reader.limit_seconds))
+            await connection.relay(reader.read, reader.limit_seconds)
         except ConnectionBrokenError as error:
+            if was_used and not connection.has_heard:
+                raise _UsedUpError from None
             raise EngineLostError(LossKind.CONNECTION_LOST, str(error)) from None
         except SilentEngineError:
-            raise EngineLostError(LossKind.STALLED, f"The engine was silent for {limit_seconds:g} s.") from None
+            raise EngineLostError(LossKind.STALLED, f"The engine was silent for {reader.limit_seconds:g} s.") from None
         finally:
-            connection.close()
-        if not order.finished:
+            self._pool.give_back(engine, connection, ended_well=reader.order.finished)
+        if not reader.order.finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 
-    async def _open(self, url: str, tls_name: str) -> tuple[EngineConnection, str]:
+    async def _open(self, engine: EngineAddress, is_second: bool) -> tuple[EngineConnection, bool]:
         try:
-            parts = urlsplit(url)
-            if parts.scheme != ("https" if tls_name else "http") or not parts.hostname:
-                raise ValueError(url)
-            loop = asyncio.get_running_loop()
-            async with asyncio.timeout(self._timeouts.connect_seconds):
-                _, connection = await loop.create_connection(
-                    EngineConnection,
-                    parts.hostname,
-                    parts.port or 80,
-                    ssl=self._trust.context if tls_name else None,
-                    server_hostname=tls_name or None,
-                )
+            return await self._pool.take(engine, is_new=is_second)
         except (OSError, ValueError):  # TimeoutError is an OSError
+            if is_second:  # the engine may have got the request on the other connection, and ended over it
+                raise EngineLostError(LossKind.CONNECTION_LOST, "The connection to the engine broke.") from None
             raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
-        return connection, parts.netloc
 
 
 def _parse(line: bytes) -> Event:
     try:
-        return _EVENTS.validate_json(line)
+        return _EVENTS.validator.validate_json(line)  # type: ignore[no-any-return]
     except ValidationError:
         raise EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.") from None
 

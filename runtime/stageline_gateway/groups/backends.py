@@ -44,6 +44,9 @@ class DiscoveredGroups:
     clock: Callable[[], float] = time.monotonic
     _at_zero: dict[str, float] = field(default_factory=dict)
     """Served name -> when it was last known to be scaled to zero, by `clock`."""
+    _found: dict[str, tuple[GroupEndpoint, ...]] = field(default_factory=dict)
+    """Name -> its groups, where there are any, in the version `_found_in`: every request asks."""
+    _found_in: Endpoints | None = None
 
     def models(self) -> tuple[str, ...]:
         current = self.current
@@ -98,6 +101,15 @@ class DiscoveredGroups:
 
     def groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
         """Those of a served name, or that have an adapter of this name."""
+        if self._found_in is not self.current:
+            self._found, self._found_in = {}, self.current
+        if (known := self._found.get(model)) is not None:
+            return known
+        if groups := self._find_groups_of(model):
+            self._found[model] = groups
+        return groups
+
+    def _find_groups_of(self, model: str) -> tuple[GroupEndpoint, ...]:
         if self.adapter_of(model) is not None:
             return tuple(group for group in self.current.groups if model in group.adapters)
         return tuple(group for group in self.current.groups if group.model == model)

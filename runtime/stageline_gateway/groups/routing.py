@@ -85,7 +85,7 @@ def identity(group: GroupEndpoint) -> str:
     return f"{group.url}#{group.group}.{group.incarnation}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     tokens: int = 0
     """Expected of the requests that run or wait there."""
@@ -205,13 +205,15 @@ def choose(
     accounts: Mapping[str, EngineAccount] = MappingProxyType({}),
 ) -> GroupEndpoint | None:
     """The group for a request; None when there is no candidate. `loads` and `accounts` are keyed by `identity`."""
+    if len(candidates) < 2:
+        return next(iter(candidates), None)
     keys = [identity(group) for group in candidates]
     standings = [
         Standing(group, loads.get(key, IDLE), accounts.get(key, UNKNOWN))
         for key, group in zip(keys, candidates, strict=True)
     ]
-    if not wish.affinity or len(standings) < 2:
-        return min(standings, key=lambda each: each.burden).group if standings else None
+    if not wish.affinity:
+        return min(standings, key=lambda each: each.burden).group
     least = min(each.requests for each in standings)
     within = [each for each in standings if each.is_within(least)]
     opened = [each for each in within if each.has_free_slot] or within
@@ -256,7 +258,7 @@ class Lease:
         """Reduce the load by tokens that have come."""
         spent = min(num_tokens, self.tokens)
         self.tokens -= spent
-        self.ledger.add(self.key, tokens=-spent)
+        self.ledger.loads[self.key].tokens -= spent
 
 
 @dataclass(slots=True)
@@ -274,8 +276,12 @@ class Ledger:
             self.add(key, tokens=-lease.tokens, requests=-1)
 
     def add(self, key: str, tokens: int = 0, requests: int = 0, started: int = 0) -> None:
-        now = self.loads.get(key, IDLE)
-        self.loads[key] = Load(now.tokens + tokens, now.requests + requests, now.started + started)
+        load = self.loads.get(key)
+        if load is None:
+            load = self.loads[key] = Load()
+        load.tokens += tokens
+        load.requests += requests
+        load.started += started
 
     def keep(self, keys: Collection[str]) -> None:
         """Forget groups that are gone, unless a request still runs on one."""

@@ -108,6 +108,11 @@ class AnswerShape(ABC):
     def admitted(self, event: Admitted) -> None:  # noqa: B027 - matters to those that read tool calls only
         """The engine has taken the request."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every piece from here on is one choice that differs from the others in its text alone."""
+        return False
+
     @abstractmethod
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         """The choices of chunks with new text, in order; none when there is nothing to say yet."""
@@ -146,6 +151,10 @@ class ChatShape(AnswerShape):
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice({"role": "assistant", "content": ""}, None, None)
+
+    @property
+    def is_plain(self) -> bool:
+        return self._thoughts is None
 
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         if self._thoughts is None:
@@ -199,6 +208,10 @@ class CompletionShape(AnswerShape):
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice(self.echo, None, None) if self.echo else None
+
+    @property
+    def is_plain(self) -> bool:
+        return True
 
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         return [self._choice(text, logprobs, None)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -151,13 +152,18 @@ def _as_api_error(detail: ErrorDetails) -> ApiError:
             return bad_value(param, f"Invalid value for '{param}': {rule}; got {shown(detail['input'])}.")
 
 
+@cache
+def _optional_fields(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in model.model_fields.items() if not field.is_required())
+
+
 def checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
     """`fields` as a `model`; raises ApiError 400 naming the first field that is wrong."""
     if len(fields) > MAX_FIELDS:
         message = f"The body has {len(fields)} fields; at most {MAX_FIELDS} are allowed."
         raise ApiError(400, message, code="invalid_value")
     # OpenAI's clients may send null for any optional field.
-    optional = {name for name, field in model.model_fields.items() if not field.is_required()}
+    optional = _optional_fields(model)
     given = {name: value for name, value in fields.items() if value is not None or name not in optional}
     try:
         return model.model_validate(given)

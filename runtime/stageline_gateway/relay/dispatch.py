@@ -1,7 +1,8 @@
-"""Runs the choices of a request on groups and delivers their events: one loop for each choice, no queue between.
+"""Runs the choices of a request on groups and delivers their events, in the call that read them, with no queue between.
 
-`deliver` is awaited for every event before the next one is read, so a client that reads slowly makes the engine wait.
-Of one choice it gets one Admitted, then Delta, then Finished, and a Resumed where another engine went on. What was only
+`deliver` takes what came at once. A client that reads slowly makes the engine wait: what `deliver` returns is awaited
+before anything more is read. Of one choice it gets one Admitted, then Delta, then Finished, and a Resumed where another
+engine went on. What was only
 queued is sent to any other group. What has begun is continued by a group of the same revision, since another revision
 may hold other weights; on the same group too, when it is back in time. Until then the request waits. What can't go on
 leaves as an `ApiError`.
@@ -9,17 +10,18 @@ leaves as an `ApiError`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest, Prompt
+from stageline_gateway.engine_client.engine_connection import Pause
 from stageline_gateway.engine_client.generation import (
     AnswerFailedError,
     EngineClient,
+    EngineEvent,
     EngineLostError,
     EngineRefusedError,
     LossKind,
@@ -34,7 +36,7 @@ from stageline_gateway.errors import (
     refused_by_engine,
 )
 from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.routing import Wish, expected_tokens, identity
+from stageline_gateway.groups.routing import Lease, Wish, expected_tokens, identity
 from stageline_gateway.relay.placement import Progress, RetryPolicy, Runs, Search
 from stageline_gateway.telemetry.metrics import ModelMetrics
 from stageline_gateway.telemetry.tracing import RequestSpan
@@ -50,9 +52,9 @@ MOST_HANGS: Final = 1
 BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 """Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
 
-Deliver = Callable[[int, StreamEvent], Awaitable[None]]
-"""Takes the number of a choice and its next event. Never called again before it has returned."""
-DeliverOne = Callable[[StreamEvent], Awaitable[None]]
+Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
+"""Takes the number of a choice and its next events, at once and never none."""
+DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,11 @@ class GenerateJob:
 
 
 class _ChoicesInTurn:
-    """Lets several choices deliver through one `deliver`, one at a time and in the order in which they come.
+    """Lets several choices deliver through one `deliver`, which is never called while it has them wait.
 
     The first to be admitted has its Admitted delivered when all of them have been admitted, and stands for all, with
     the tokens of all prompts: so a refusal of any choice is a refusal of the request. A choice that waits for its turn
-    holds one event; what comes after that waits in its connection to the engine.
+    holds what came in one read; the rest waits in its connection to the engine. Nothing is delivered after a failure.
     """
 
     def __init__(self, count: int, each: int, deliver: Deliver) -> None:
@@ -97,36 +99,75 @@ class _ChoicesInTurn:
         self._prompt_tokens = 0
         self._first: tuple[int, Admitted] | None = None
         self._all_admitted = asyncio.Event()
+        self._free = asyncio.Event()
+        """Not set while something that `deliver` asked for is awaited."""
+        self._free.set()
         self._has_failed = False
-        # Wakes those who wait in the order in which they came.
-        self._turn = asyncio.Lock()
 
-    async def deliver(self, choice: int, event: StreamEvent) -> None:
-        await self._turn.acquire()
-        try:
-            await self._take(choice, event)
-        except BaseException:
-            self._has_failed = True  # and keeps its turn: nothing is delivered after a failure
-            raise
-        self._turn.release()
-        await self._all_admitted.wait()
+    def deliver(self, choice: int, events: Sequence[StreamEvent]) -> Pause | None:
+        if isinstance(first := events[0], Admitted):
+            self._admit(choice, first)
+            return partial(self._later, choice, events[1:])
+        if self._has_failed or not self._free.is_set():
+            return partial(self._later, choice, events)
+        return self._pass_on(choice, events)
 
-    async def fail(self) -> None:
-        """Wait for the events that came before a failure, and let none follow it: this turn is never given back."""
-        if not self._has_failed:
-            await self._turn.acquire()
+    def fail(self) -> None:
+        """Let nothing follow what was delivered before."""
+        self._has_failed = True
 
-    async def _take(self, choice: int, event: StreamEvent) -> None:
-        if not isinstance(event, Admitted):
-            await self._deliver(choice, event)
-            return
-        self._first = self._first or (choice, event)
+    def _admit(self, choice: int, admitted: Admitted) -> None:
+        self._first = self._first or (choice, admitted)
         self._unadmitted -= 1
-        self._prompt_tokens += 0 if choice % self._each else event.prompt_tokens
+        self._prompt_tokens += 0 if choice % self._each else admitted.prompt_tokens
         if not self._unadmitted:
-            number, admitted = self._first
-            await self._deliver(number, admitted.model_copy(update={"prompt_tokens": self._prompt_tokens}))
             self._all_admitted.set()
+
+    def _pass_on(self, choice: int, events: Sequence[StreamEvent]) -> Pause | None:
+        try:
+            pause = self._deliver(choice, events) if events else None
+        except BaseException:
+            self._has_failed = True
+            raise
+        if pause is None:
+            return None
+        self._free.clear()
+        return partial(self._hold_all, pause)
+
+    async def _hold_all(self, pause: Pause) -> None:
+        try:
+            await pause()
+        except BaseException:
+            self._has_failed = True
+            raise
+        finally:
+            self._free.set()
+
+    async def _later(self, choice: int, events: Sequence[StreamEvent]) -> None:
+        """Deliver `events` when all choices are admitted, that was delivered, and nobody is waited for."""
+        await self._all_admitted.wait()
+        while not self._free.is_set():
+            await self._free.wait()
+        if self._has_failed:
+            await asyncio.Event().wait()  # until the failure has ended this choice too
+        if self._first is not None:
+            (number, admitted), self._first = self._first, None
+            await self._later(number, [admitted.model_copy(update={"prompt_tokens": self._prompt_tokens})])
+            await self._later(choice, events)
+        elif (pause := self._pass_on(choice, events)) is not None:
+            await pause()
+
+
+@dataclass(frozen=True, slots=True)
+class _Relayed:
+    """One choice on one group."""
+
+    group: GroupEndpoint
+    key: str
+    progress: Progress
+    lease: Lease
+    weights: str
+    deliver: DeliverOne
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +198,7 @@ class Dispatcher:
         try:
             await self.run(job, partial(turns.deliver, number))
         except ApiError:
-            await turns.fail()
+            turns.fail()
             raise
 
     async def run(self, job: GenerateJob, deliver: DeliverOne) -> None:
@@ -203,18 +244,24 @@ class Dispatcher:
             self.backends.trial(key),
             span.run(group, progress.runs, request) as traced,
         ):
-            async with aclosing(self.engine.events(group.url, traced, run.opened, group.tls_name)) as events:
-                async for event in events:
-                    if isinstance(event, Delta):
-                        self.backends.answered(key)
-                        lease.spend(len(event.token_ids))
-                    elif isinstance(event, Admitted) and progress.runs > 1:
-                        outcome = "resumed" if progress.has_output else "moved"
-                        self.metrics.resumes.labels(group.model, outcome).inc()
-                        if progress.has_output:
-                            await deliver(Resumed())
-                    if progress.take(event, group.revision, account.weights):
-                        await deliver(event)
+            take = partial(self._take, _Relayed(group, key, progress, lease, account.weights, deliver))
+            await self.engine.generate(group.url, traced, take, run.opened, group.tls_name)
+
+    def _take(self, run: _Relayed, events: Sequence[EngineEvent]) -> Pause | None:
+        """Account for events of one run, and deliver those that the client is to see."""
+        progress, seen = run.progress, list[StreamEvent]()
+        for event in events:
+            if isinstance(event, Delta):
+                self.backends.answered(run.key)
+                run.lease.spend(len(event.token_ids))
+            elif isinstance(event, Admitted) and progress.runs > 1:
+                outcome = "resumed" if progress.has_output else "moved"
+                self.metrics.resumes.labels(run.group.model, outcome).inc()
+                if progress.has_output:
+                    seen.append(Resumed())
+            if progress.take(event, run.group.revision, run.weights):
+                seen.append(event)
+        return run.deliver(seen) if seen else None
 
     def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when none may."""

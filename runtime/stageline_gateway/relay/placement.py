@@ -9,10 +9,10 @@ only in that time: so time alone bounds how often a group that can't be reached 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
-from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, Finished, GenerateRequest
+from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, GenerateRequest
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.errors import ApiError, answer_broken, model_suspended, not_ready, revision_replaced
@@ -92,18 +92,13 @@ class Progress:
 
     def take(self, event: EngineEvent, revision: str, weights: str = "") -> bool:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""
-        match event:
-            case Admitted():
-                self.admissions += 1
-                return self.admissions == 1
-            case Delta(text=text, token_ids=token_ids):
-                self.revision, self.weights = revision, weights
-                self.token_ids.extend(token_ids)
-                self.characters += len(text)
-            case Finished():
-                pass
-            case _:
-                assert_never(event)
+        if isinstance(event, Delta):
+            self.revision, self.weights = revision, weights
+            self.token_ids += event.token_ids
+            self.characters += len(event.text)
+        elif isinstance(event, Admitted):
+            self.admissions += 1
+            return self.admissions == 1
         return True
 
 
@@ -140,11 +135,17 @@ class Search:
         self._since_seconds = self.backends.clock()
 
     async def next_group(self) -> GroupEndpoint:
-        """The group to send it to, as soon as there is one; raises ApiError when there is none in time."""
+        """The group to send it to, as soon as there is one: one that hasn't failed it yet before one that has.
+
+        Raises ApiError when there is none in time.
+        """
         while True:
+            able = [group for group in self.backends.candidates(self.model) if self._may_go_on(group)]
+            if fresh := [group for group in able if identity(group) not in self._asked_again_at]:
+                return self._choose(fresh)
             left_seconds = self._since_seconds + self._window_seconds - self.backends.clock()
-            if (group := self._choose(may_repeat=left_seconds > 0)) is not None:
-                return group
+            if rested := [group for group in able if left_seconds > 0 and self._is_rested(group)]:
+                return self._choose(rested)
             if left_seconds <= 0:
                 raise self._why_none()
             await self.backends.changed(min(left_seconds, LOOK_AGAIN_SECONDS))
@@ -175,13 +176,15 @@ class Search:
         set_for_all = self.retry.resume_window_seconds
         return self.backends.discovered.resume_window_seconds(self.model) if set_for_all is None else set_for_all
 
-    def _choose(self, may_repeat: bool) -> GroupEndpoint | None:
-        """One that hasn't failed it yet; else, with `may_repeat`, one that has and has been left alone since."""
+    def _choose(self, groups: Sequence[GroupEndpoint]) -> GroupEndpoint:
+        chosen = choose(groups, self.backends.ledger.loads, self.wish, self.backends.accounts.known)
+        assert chosen is not None, "nothing to choose from"
+        return chosen
+
+    def _is_rested(self, group: GroupEndpoint) -> bool:
+        """Whether a group that has failed it has been left alone since."""
         now = self.backends.clock()
-        able = [group for group in self.backends.candidates(self.model) if self._may_go_on(group)]
-        fresh = [group for group in able if identity(group) not in self._asked_again_at]
-        rested = [group for group in able if may_repeat and self._asked_again_at.get(identity(group), now) <= now]
-        return choose(fresh or rested, self.backends.ledger.loads, self.wish, self.backends.accounts.known)
+        return self._asked_again_at.get(identity(group), now) <= now
 
     def _may_go_on(self, group: GroupEndpoint) -> bool:
         return self.progress.may_go_on(group, self.backends.accounts.of(identity(group)).weights)

@@ -1,26 +1,23 @@
-"""The HTTP server's side of one connection: uvicorn's with bounds on it, and work that lasts as long as its client.
+"""The HTTP server's side of one connection: uvicorn's with bounds on it.
 
 Connections are bounded in number, headers in bytes and in time, requests sent ahead in number, and every write in time,
 whoever writes: a client that leaves its end full is dropped. Where there are as many connections as may be, the one
-that has been idle longest makes room for a new one. Bytes that aren't HTTP are answered in JSON. The server tells of a
-client that left by a message on `receive`, not by failing a write, so `run_while_connected` watches for it: between two
-tokens nothing is written. Whatever ends first decides, and the rest is cancelled before it returns, so that a request
-never outlives its client.
+that has been idle longest makes room for a new one. Bytes that aren't HTTP are answered in JSON. A request's
+`ClientStream` goes with it, in its scope.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stageline_api.engine_access import is_of_this_machine
 from stageline_gateway.errors import ApiError
+from stageline_gateway.server.client_stream import CLIENT_EXTENSION, ClientStream
 
 HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""
@@ -32,53 +29,6 @@ SDKs over it 5 s, many balancers 60 s), so that they let go first and send no re
 """
 MOST_SENT_AHEAD: Final = 16
 """Requests that may wait on a connection for the answer to the one before."""
-CONNECTION_EXTENSION: Final = "stageline.connection"
-"""Name in an ASGI scope's `extensions` of its `Connection`."""
-
-
-class Ending(Enum):
-    """What ended `run_while_connected`."""
-
-    FINISHED = "finished"
-    CLIENT_GONE = "client gone"
-    CUT = "cut"
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive, cut: asyncio.Event) -> Ending:
-    """Run `work` to its end unless the client leaves or `cut` is set first. Raises what `work` raises."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    stopped = asyncio.ensure_future(cut.wait())
-    everything: tuple[asyncio.Future[Any], ...] = (task, gone, stopped)
-    try:
-        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return Ending.FINISHED
-        return Ending.CLIENT_GONE if gone.done() else Ending.CUT
-    finally:
-        for one in everything:
-            one.cancel()
-        await asyncio.gather(*everything, return_exceptions=True)
-
-
-@dataclass(slots=True)
-class Connection:
-    """What an answer may know of the connection that it goes out on."""
-
-    is_slow: bool = False
-    """Its client has left its end full for too long, and it was dropped for that."""
-
-
-def is_slow(scope: Scope) -> bool:
-    """Whether the client of this request was given up because it stopped reading."""
-    connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
-    return isinstance(connection, Connection) and connection.is_slow
 
 
 _NOT_HTTP: Final = ApiError(400, "The request is not valid HTTP.", code="invalid_http")
@@ -124,6 +74,8 @@ class BoundedConfig(uvicorn.Config):
 
     def __init__(self, app: ASGIApp, **options: Any) -> None:
         super().__init__(app, timeout_keep_alive=IDLE_SECONDS, **options)
+        self.direct_posts: Mapping[str, ASGIApp] = {}
+        """What answers a POST before the application is asked, by its path."""
         self.idle: dict[GatewayProtocol, None] = {}
         """Connections whose answers are all sent and that ask for nothing, in the order in which they became so."""
 
@@ -142,6 +94,8 @@ class GatewayProtocol(HttpToolsProtocol):
     _refusal: ApiError | None = None
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _client: ClientStream | None = None
+    """Of the request that is being answered."""
     on_lost: Callable[[], None] | None = None
     """Called when the connection is gone."""
 
@@ -151,7 +105,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._state = Connection()
         self._await_headers()
         config = self._bounds
         if len(self.connections) > config.connection_limit and not config.make_room():
@@ -162,6 +115,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._headers_came()
         self._written()
         super().connection_lost(exc)
+        if self._client is not None:
+            self._client.gone()
         if self.on_lost is not None:
             self.on_lost()
 
@@ -191,8 +146,6 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
-        extensions: dict[str, Any] = {CONNECTION_EXTENSION: self._state}
-        self.scope["extensions"] = extensions
         if len(self.pipeline) >= MOST_SENT_AHEAD:
             self._refusal = _TOO_MUCH_AHEAD
             raise ValueError("too many requests sent ahead")
@@ -259,8 +212,18 @@ class GatewayProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def _give_up(self) -> None:
-        self._state.is_slow = True
+        if self._client is not None:
+            self._client.is_slow = True
         self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._client = ClientStream(cycle)
+        extensions: dict[str, Any] = {CLIENT_EXTENSION: self._client}
+        cycle.scope["extensions"] = extensions
+        scope = cycle.scope
+        super()._start_asgi_task(
+            cycle, self._bounds.direct_posts.get(scope["path"], app) if scope["method"] == "POST" else app
+        )
 
     def _refuse(self, refusal: ApiError) -> None:
         self._headers_came()

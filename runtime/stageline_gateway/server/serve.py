@@ -107,6 +107,8 @@ class GatewayServers:
         for each in (config, self._admin.config):
             cast(BoundedConfig, each).send_timeout_seconds = app.state.send_timeout_seconds
         config.hosts = app.state.hosts
+        # With a log of accesses by way of what puts the client of a trusted proxy there.
+        config.direct_posts = {} if access_log else app.state.direct_posts
         self.tls_listener: TlsListener | None = None
         """Of the public port, where it speaks TLS: the server knows nothing of that."""
         if sockets.tls is not None:

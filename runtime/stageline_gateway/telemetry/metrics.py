@@ -7,8 +7,9 @@ metrics has the labels `namespace` and `model_name` first.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from importlib.metadata import version
 from typing import Final, Generic, Self, TypeVar
 
@@ -22,6 +23,7 @@ from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
 from stageline_gateway.engine_client.generation import LossKind, StreamEvent
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry import metric_names as names
+from stageline_gateway.telemetry.quick_metrics import QuickCount, QuickCounter, QuickHistogram, QuickSeries
 
 
 class _Expiry(Collector):
@@ -47,15 +49,23 @@ class ModelCollectors:
     counters: Mapping[str, Counter]
     gauges: Mapping[str, Gauge]
     histograms: Mapping[str, Histogram]
+    token_gaps: QuickHistogram
+    tokens: QuickCounter
 
     @classmethod
     def registered(cls, registry: MetricRegistry) -> Self:
         """All metrics that have the label `namespace`, on `registry`."""
-        specs = [spec for spec in names.ALL_METRICS if names.NAMESPACE in spec.labels]
+        of_models = [spec for spec in names.ALL_METRICS if names.NAMESPACE in spec.labels]
+        specs = [spec for spec in of_models if spec not in (names.INTER_TOKEN_LATENCY, names.GENERATION_TOKENS)]
+        token_gaps, tokens = QuickHistogram(names.INTER_TOKEN_LATENCY), QuickCounter(names.GENERATION_TOKENS)
+        registry.add(token_gaps)
+        registry.add(tokens)
         return cls(
             {spec.name: registry.counter(spec) for spec in specs if spec.kind is MetricKind.COUNTER},
             {spec.name: registry.gauge(spec) for spec in specs if spec.kind is MetricKind.GAUGE},
             {spec.name: registry.histogram(spec) for spec in specs if spec.kind is MetricKind.HISTOGRAM},
+            token_gaps,
+            tokens,
         )
 
 
@@ -88,13 +98,11 @@ class ModelMetrics:
 
         self.time_to_first_token = histogram(names.TIME_TO_FIRST_TOKEN)
         self.time_per_output_token = histogram(names.TIME_PER_OUTPUT_TOKEN)
-        self.inter_token_latency = histogram(names.INTER_TOKEN_LATENCY)
         self.queue_time = histogram(names.QUEUE_TIME)
         self.e2e_request_latency = histogram(names.E2E_REQUEST_LATENCY)
         self.requests = counter(names.REQUESTS)
         self.abandoned_after = histogram(names.ABANDONED_AFTER)
         self.prompt_tokens = counter(names.PROMPT_TOKENS)
-        self.generation_tokens = counter(names.GENERATION_TOKENS)
         self.broken_answers = counter(names.BROKEN_ANSWERS)
         self.slow_readers = counter(names.SLOW_READERS)
         self.queued = gauge(names.QUEUED)
@@ -105,8 +113,23 @@ class ModelMetrics:
         self.discovery_age = collectors.gauges[names.DISCOVERY_AGE.name].labels(namespace)
         self._circuits_open = gauge(names.CIRCUITS_OPEN)
         self._groups = gauge(names.GROUPS)
+        self._collectors = collectors
+        self._namespace = namespace
+        self._of_models: dict[str, ServedModelMetrics] = {}
         self._begun: set[str] = set()
         self._shown: set[str] = set()
+
+    def of_model(self, model: str) -> "ServedModelMetrics":
+        """Those of one that is served: always the same for the same one."""
+        if model not in self._of_models:
+            self._of_models[model] = ServedModelMetrics(self, model)
+        return self._of_models[model]
+
+    def token_gaps(self, model: str) -> QuickSeries:
+        return self._collectors.token_gaps.of(self._namespace, model)
+
+    def tokens(self, model: str) -> QuickCount:
+        return self._collectors.tokens.of(self._namespace, model)
 
     def show_groups(self, readiness: Mapping[str, Sequence[bool]], circuits_open: Mapping[str, int]) -> None:
         """Show these models, both by name, and no others."""
@@ -127,12 +150,64 @@ class ModelMetrics:
         self._begun.add(model)
         self.requests.labels(model, "200")
         self.abandoned_after.labels(model)
-        for counter in (self.prompt_tokens, self.generation_tokens, self.broken_answers, self.slow_readers):
+        for counter in (self.prompt_tokens, self.broken_answers, self.slow_readers):
             counter.labels(model)
+        self.tokens(model)
         for kind in LossKind:
             self.engine_losses.labels(model, kind)
         for outcome in RESUME_OUTCOMES:
             self.resumes.labels(model, outcome)
+
+
+class ServedModelMetrics:
+    """What requests of one model count on, each looked up once, when it is first needed."""
+
+    def __init__(self, metrics: ModelMetrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._answered: dict[int, Counter] = {}
+
+    @cached_property
+    def time_to_first_token(self) -> Histogram:
+        return self._metrics.time_to_first_token.labels(self._model)
+
+    @cached_property
+    def time_per_output_token(self) -> Histogram:
+        return self._metrics.time_per_output_token.labels(self._model)
+
+    @cached_property
+    def inter_token_latency(self) -> QuickSeries:
+        return self._metrics.token_gaps(self._model)
+
+    @cached_property
+    def queue_time(self) -> Histogram:
+        return self._metrics.queue_time.labels(self._model)
+
+    @cached_property
+    def e2e_request_latency(self) -> Histogram:
+        return self._metrics.e2e_request_latency.labels(self._model)
+
+    @cached_property
+    def prompt_tokens(self) -> Counter:
+        return self._metrics.prompt_tokens.labels(self._model)
+
+    @cached_property
+    def generation_tokens(self) -> QuickCount:
+        return self._metrics.tokens(self._model)
+
+    @cached_property
+    def in_flight(self) -> Gauge:
+        return self._metrics.in_flight.labels(self._model)
+
+    @cached_property
+    def queued(self) -> Gauge:
+        return self._metrics.queued.labels(self._model)
+
+    def answered(self, code: int) -> None:
+        """Count a request by its status."""
+        if code not in self._answered:
+            self._answered[code] = self._metrics.requests.labels(self._model, str(code))
+        self._answered[code].inc()
 
 
 class GatewayMetrics:
@@ -143,7 +218,8 @@ class GatewayMetrics:
         self.registry = registry = MetricRegistry()
         self._collectors = ModelCollectors.registered(registry)
         self._of: dict[str, ModelMetrics] = {}
-        self.key_tokens = registry.counter(names.KEY_TOKENS)
+        self.key_tokens = QuickCounter(names.KEY_TOKENS)
+        registry.add(self.key_tokens)
         self.body_bytes = registry.gauge(names.BODY_BYTES)
         self.refusals = registry.counter(names.REFUSALS)
         # What is not in use (keys, TLS) is not stale: its gauge stays 0.
@@ -191,26 +267,27 @@ class RequestMeter:
     trace_id: str = ""
     """Of the request's span, for whoever looks at a slow one; empty where none is kept."""
     _admitted: bool = False
+    of_model: ServedModelMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.of_model = self.metrics.of_model(self.model)
 
     def see(self, event: StreamEvent, choice: int = 0) -> None:
         if isinstance(event, Delta):
-            self.all_tokens += len(event.token_ids)
-        match event:
-            case Admitted(prompt_tokens=prompt_tokens):
-                self.metrics.prompt_tokens.labels(self.model).inc(prompt_tokens)
-                if not self._admitted:  # the first run ends the wait for a group
-                    self._admitted = True
-                    self.metrics.queue_time.labels(self.model).observe(self.clock() - self.arrived)
-            case Delta(token_ids=token_ids) if choice:
-                self.metrics.generation_tokens.labels(self.model).inc(len(token_ids))
-            case Delta(token_ids=token_ids) if token_ids:
-                self._new_tokens(len(token_ids), self.clock())
-            case Finished():
-                self.choices -= 1
-                if not self.choices:
-                    self._finished(self.clock())
-            case _:
-                pass
+            if count := len(event.token_ids):
+                self.all_tokens += count
+                self.of_model.generation_tokens.value += count
+                if not choice:
+                    self._new_tokens(count, self.clock())
+        elif isinstance(event, Admitted):
+            self.of_model.prompt_tokens.inc(event.prompt_tokens)
+            if not self._admitted:  # the first run ends the wait for a group
+                self._admitted = True
+                self.of_model.queue_time.observe(self.clock() - self.arrived)
+        elif isinstance(event, Finished):
+            self.choices -= 1
+            if not self.choices:
+                self._finished(self.clock())
 
     def client_left(self) -> None:
         """Who had no token yet gave the request up, however far the answer's headers had come."""
@@ -220,18 +297,17 @@ class RequestMeter:
     def _new_tokens(self, count: int, now: float) -> None:
         if self.first_token is None:
             self.first_token = now
-            self.metrics.time_to_first_token.labels(self.model).observe(now - self.arrived, self._exemplar())
+            self.of_model.time_to_first_token.observe(now - self.arrived, self._exemplar())
         else:
-            self.metrics.inter_token_latency.labels(self.model).observe(now - self.last_token)
+            self.of_model.inter_token_latency.observe(now - self.last_token)
         self.last_token = now
         self.tokens += count
-        self.metrics.generation_tokens.labels(self.model).inc(count)
 
     def _finished(self, now: float) -> None:
-        self.metrics.e2e_request_latency.labels(self.model).observe(now - self.arrived, self._exemplar())
+        self.of_model.e2e_request_latency.observe(now - self.arrived, self._exemplar())
         if self.first_token is not None and self.tokens > 1:
             per_token_seconds = (self.last_token - self.first_token) / (self.tokens - 1)
-            self.metrics.time_per_output_token.labels(self.model).observe(per_token_seconds)
+            self.of_model.time_per_output_token.observe(per_token_seconds)
 
     def _exemplar(self) -> dict[str, str] | None:
         return {"trace_id": self.trace_id} if self.trace_id else None

@@ -1,0 +1,154 @@
+"""`python -m stageline_bench.gateway.lock_step`: relays' CPU time for a request and a token, on a busy machine too.
+
+One stream at a time: an engine and a client in this process wait for each other's every write, and the scheduler says
+what time the relay had on a core meanwhile. Nothing depends on how soon anybody runs, so a load beside it moves the
+lowest of several windows by a few percent only. It says nothing of waiting: that is `make bench-gateway`'s.
+"""
+
+import json
+import queue
+import socket
+import statistics
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import click
+
+from stageline_api.health import EngineStatus, Phase
+from stageline_bench.benchmark_program import run_benchmark
+from stageline_bench.gateway import relays
+from stageline_bench.gateway.figures import request_body
+from stageline_bench.gateway.synthetic_engine import ADMITTED, DELTA, END, HEAD, SERVED_NAME, chunk
+
+PATIENCE_SECONDS: Final = 60.0
+LONG: Final = 51
+BURST: Final = 5
+STATUS: Final = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME).model_dump_json().encode()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that the engine holds until it is answered."""
+
+    connection: socket.socket
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class HeldEngine:
+    """Answers probes by itself, and puts each request to generate into `asked`."""
+
+    def __init__(self) -> None:
+        self.asked: queue.Queue[Asked] = queue.Queue()
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port = int(self._listening.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with connection, connection.makefile("rb") as stream:
+            while head := b"".join(iter(stream.readline, b"\r\n")):
+                if head.startswith(b"GET "):
+                    length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(STATUS)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + STATUS)
+                    return
+                stream.read(int(head.lower().partition(b"content-length:")[2].partition(b"\r")[0]))
+                asked = Asked(connection)
+                self.asked.put(asked)
+                asked.answered.wait()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One relayed stream, token after token."""
+
+    engine: HeldEngine
+    relay: relays.Relay
+
+    def run(self, tokens: int, burst: int) -> None:
+        """Have `tokens` relayed, `burst` of them written at once."""
+        body = json.dumps(request_body(self.relay.path, tokens, 25)).encode()
+        head = f"POST {self.relay.path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.relay.port)) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.sendall(head.encode() + body)
+            asked = self.engine.asked.get(timeout=PATIENCE_SECONDS)
+            asked.connection.sendall(HEAD + ADMITTED)
+            self._relay_tokens(client, asked.connection, tokens, burst)
+            end = {"type": "finished", "reason": "length", "prompt_tokens": 8, "completion_tokens": tokens}
+            asked.connection.sendall(chunk(json.dumps(end).encode() + b"\n") + END)
+            asked.answered.set()
+            while client.recv(65536):
+                pass
+
+    def _relay_tokens(self, client: socket.socket, engine: socket.socket, tokens: int, burst: int) -> None:
+        mark, seen, sent = relays.TOKENS_MARK[self.relay.path].encode(), b"", 0
+        while sent < tokens:
+            count = min(burst, tokens - sent)
+            engine.sendall(DELTA * count)
+            sent += count
+            while seen.count(mark) < sent:
+                came = client.recv(65536)
+                assert came, seen
+                seen += came
+
+    def microseconds(self, streams: int, tokens: int, burst: int) -> float:
+        """The relay's CPU time for one such stream."""
+        before = _nanoseconds(self.relay)
+        for _ in range(streams):
+            self.run(tokens, burst)
+        return (_nanoseconds(self.relay) - before) / streams / 1e3
+
+
+def _nanoseconds(relay: relays.Relay) -> int:
+    """On a core, of the relay's only busy thread; see `schedstat` in Linux's documentation of /proc."""
+    return sum(int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) for pid in relay.pids)
+
+
+@contextmanager
+def _relayed(name: str, engine: HeldEngine, directory: Path) -> Iterator[relays.Relay | None]:
+    with ExitStack() as stack:
+        start = {"gateway": relays.gateway, "nginx": relays.nginx}[name]
+        yield stack.enter_context(start(engine.port, relays.free_port(), directory))
+
+
+def measure(stream: Stream, windows: int) -> dict[str, tuple[float, float]]:
+    """Lowest and median over the windows, in microseconds."""
+    for _ in range(40):
+        stream.run(5, 1)
+    short, long, bursts = list[float](), list[float](), list[float]()
+    for _ in range(windows):
+        short.append(stream.microseconds(12, 1, 1))
+        long.append(stream.microseconds(4, LONG, 1))
+        bursts.append(stream.microseconds(8, LONG - 1, BURST))
+    ends = [(min(each), statistics.median(each)) for each in (short, long, bursts)]
+    of_token = (ends[1][0] - ends[0][0]) / (LONG - 1), (ends[1][1] - ends[0][1]) / (LONG - 1)
+    return {"stream of one token": ends[0], "one more token": of_token, "50 tokens by fives": ends[2]}
+
+
+@click.command()
+@click.option("--windows", type=click.IntRange(2), default=15, show_default=True)
+def bench(windows: int) -> None:
+    """CPU time of the gateway, and of nginx where there is one."""
+    engine = HeldEngine()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in ("gateway", "nginx"):
+            with _relayed(name, engine, Path(scratch)) as relay:
+                if relay is None:
+                    continue
+                for what, (lowest, median) in measure(Stream(engine, relay), windows).items():
+                    click.echo(f"{name}: {what}: {lowest:.1f} µs lowest, {median:.1f} median")
+
+
+if __name__ == "__main__":
+    run_benchmark(bench)

@@ -1,0 +1,62 @@
+"""The chunks of a stream of chats or completions, as the bytes that are sent.
+
+Nearly all chunks of an answer are one choice with some more text. Where a shape's pieces differ in nothing else, the
+bytes around the text are made once for each choice, by the way that makes the others, and then only the text is
+written.
+"""
+
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final
+
+from stageline_api.engine_http import Delta, FinishReason
+from stageline_gateway.endpoints.json_answers import encode_json, sse_event
+from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp
+
+_MARK: Final = "\x00text\x00"
+"""Stands for the text of a piece: no field of a chunk holds it."""
+
+
+class WrittenPieces:
+    def __init__(self, stamp: Stamp, shapes: Sequence[AnswerShape], with_logprobs: bool, include_usage: bool) -> None:
+        self._stamp = stamp
+        self._shapes = shapes
+        self._with_logprobs = with_logprobs
+        self._include_usage = include_usage
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def openings(self) -> bytes:
+        openings = (shape.opening() for shape in self._shapes)
+        return self._chunks([opening for opening in openings if opening is not None])
+
+    def delta(self, choice: int, delta: Delta) -> bytes:
+        # Log probabilities may come before their text, which waits for the rest of a character.
+        logprobs = delta.logprobs if self._with_logprobs else None
+        if logprobs is None and (around := self._around.get(choice)) is not None:
+            text = delta.text
+            return around[0] + encode_basestring_ascii(text).encode() + around[1] if text else b""
+        if not delta.text and not logprobs:
+            return b""
+        shape = self._shapes[choice]
+        if logprobs is None and shape.is_plain:
+            self._around[choice] = self._around_text(shape)
+            return self.delta(choice, delta)
+        return self._chunks(shape.piece(delta.text, logprobs))
+
+    def closing(self, choice: int, reason: FinishReason) -> bytes:
+        shape = self._shapes[choice]
+        return self._chunks([*shape.held_back(), shape.closing(reason)])
+
+    def counts(self, usage: dict[str, Any]) -> bytes:
+        return sse_event(self._stamp.envelope(self._shapes[0].chunk_kind, []) | {"usage": usage})
+
+    def _around_text(self, shape: AnswerShape) -> tuple[bytes, bytes]:
+        begin, _, end = self._chunks(shape.piece(_MARK, None)).partition(encode_json(_MARK))
+        return begin, end
+
+    def _chunks(self, choices: Sequence[dict[str, Any]]) -> bytes:
+        return b"".join(sse_event(self._chunk(choice)) for choice in choices)
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self._stamp.envelope(self._shapes[0].chunk_kind, [choice])
+        return chunk | {"usage": None} if self._include_usage else chunk

@@ -1,0 +1,111 @@
+"""Connections to engines, used one request after another.
+
+A connection goes back when its answer has come to its end; all others are closed, which aborts their requests. Bytes
+that nobody asked for close it, too. It rests for seconds only: what an idle connection leads to may be gone, and the
+fewer of them there are, the seldomer a request finds out. One that does, before any answer came, is sent again on a new
+connection (`generation`).
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_gateway.engine_trust import EngineTrust
+
+IDLE_SECONDS: Final = 5.0
+"""Far less than engines keep a connection (75 s), so that none is used that its engine is about to close."""
+MOST_IDLE: Final = 256
+"""To one engine."""
+END_SECONDS: Final = 1.0
+"""How long the end of an answer may come after its last event."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    url: str
+    tls_name: str = ""
+    """Whose certificate it must show; empty: it speaks plain HTTP."""
+
+
+class ConnectionPool:
+    def __init__(self, connect_seconds: float, trust: EngineTrust) -> None:
+        self._connect_seconds = connect_seconds
+        self._trust = trust
+        self._idle: dict[EngineAddress, deque[tuple[EngineConnection, asyncio.TimerHandle]]] = {}
+
+    async def take(self, engine: EngineAddress, *, is_new: bool = False) -> tuple[EngineConnection, bool]:
+        """A connection to `engine`, and whether it was used before; `is_new` asks for one that wasn't.
+
+        Raises OSError (TimeoutError among them) when there is none to be had, and ValueError for a URL that is none.
+        """
+        idle = self._idle.get(engine)
+        while idle and not is_new:
+            connection, timer = idle.pop()
+            timer.cancel()
+            connection.on_free = None
+            if connection.is_open:
+                connection.begin()
+                return connection, True
+        return await self._connect(engine), False
+
+    async def _connect(self, engine: EngineAddress) -> EngineConnection:
+        parts = urlsplit(engine.url)
+        if parts.scheme != ("https" if engine.tls_name else "http") or not parts.hostname:
+            raise ValueError(engine.url)
+        async with asyncio.timeout(self._connect_seconds):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                EngineConnection,
+                parts.hostname,
+                parts.port or 80,
+                ssl=self._trust.context if engine.tls_name else None,
+                server_hostname=engine.tls_name or None,
+            )
+        return connection
+
+    def give_back(self, engine: EngineAddress, connection: EngineConnection, *, ended_well: bool) -> None:
+        """Keep a connection whose answer has been read to its end, or soon will be; close any other."""
+        if connection.is_free:
+            self._keep(engine, connection)
+        elif ended_well and connection.is_open:
+            timer = asyncio.get_running_loop().call_later(END_SECONDS, connection.close)
+            connection.on_free = partial(self._has_ended, engine, connection, timer)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close those that rest."""
+        for idle in self._idle.values():
+            for connection, timer in idle:
+                timer.cancel()
+                connection.close()
+        self._idle.clear()
+
+    def _has_ended(self, engine: EngineAddress, connection: EngineConnection, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        connection.on_free = None
+        self.give_back(engine, connection, ended_well=False)
+
+    def _keep(self, engine: EngineAddress, connection: EngineConnection) -> None:
+        idle = self._idle.setdefault(engine, deque())
+        if len(idle) >= MOST_IDLE:
+            connection.close()
+            return
+        forget = partial(self._forget, engine, connection)
+        connection.rest(forget)
+        idle.append((connection, asyncio.get_running_loop().call_later(IDLE_SECONDS, forget)))
+
+    def _forget(self, engine: EngineAddress, connection: EngineConnection) -> None:
+        """It has rested for too long, or its engine ended it."""
+        idle = self._idle.get(engine, deque())
+        for entry in tuple(idle):
+            if entry[0] is connection:
+                idle.remove(entry)
+                entry[1].cancel()
+        if not idle:
+            self._idle.pop(engine, None)
+        connection.on_free = None
+        connection.close()

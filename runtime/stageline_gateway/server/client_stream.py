@@ -1,0 +1,165 @@
+"""The way of an answer to its client, without a task of its own: what is written at once, and who hears of the end.
+
+A handler of ASGI hears that its client left by a message that something must wait for, and each of its messages is a
+coroutine. Every token is one, so here they are calls: `ClientStream` hands what it is given to uvicorn's own cycle of
+request and response, at once wherever nothing would have to be awaited, and has a callback for a client that left. It
+never writes past a client that leaves its end full: what it returns then is to be awaited first.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+CLIENT_EXTENSION: Final = "stageline.client"
+"""Name in an ASGI scope's `extensions` of its `ClientStream`."""
+
+Pause = Callable[[], Awaitable[None]]
+"""What is to be awaited before more is written; begun only then."""
+
+
+class ClientStream:
+    """One request's answer on its connection."""
+
+    __slots__ = ("_cycle", "is_slow", "on_gone")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self.is_slow = False
+        """Its client has left its end full for too long, and it was dropped for that."""
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self._cycle.disconnected
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether the request's body has come."""
+        return not self._cycle.more_body
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a status has been written."""
+        return self._cycle.response_started
+
+    @property
+    def is_complete(self) -> bool:
+        return self._cycle.response_complete
+
+    def gone(self) -> None:
+        """The connection is lost. uvicorn tells only the last request that came on it."""
+        if not self._cycle.response_complete:
+            self._cycle.disconnected = True
+            self._cycle.message_event.set()
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def open(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True) -> Pause | None:
+        """Begin an answer with status 200; without `more` it is all of it."""
+        begin = {"type": "http.response.start", "status": 200, "headers": headers}
+        return self._send([begin, _piece(body, more)] if body or not more else [begin])
+
+    def write(self, body: bytes, more: bool = True) -> Pause | None:
+        """One piece of a stream that is open."""
+        cycle = self._cycle
+        if more and body and cycle.chunked_encoding and not (cycle.flow.write_paused or cycle.disconnected):
+            # What uvicorn would do; the check of the order of messages is left out.
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return None
+        return self._send([_piece(body, more)])
+
+    def _send(self, messages: Sequence[dict[str, Any]]) -> Pause | None:
+        if self._cycle.flow.write_paused:
+            return partial(self._send_when_written, messages)
+        for message in messages:
+            _finish(self._cycle.send(message))  # type: ignore[arg-type]
+        return None
+
+    async def _send_when_written(self, messages: Sequence[dict[str, Any]]) -> None:
+        for message in messages:
+            await self._cycle.send(message)  # type: ignore[arg-type]
+
+
+def _piece(body: bytes, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Run what has nothing to wait for. Raises what it raises."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise RuntimeError("a message to a client that could be written had to wait")
+
+
+def client_of(scope: Scope) -> ClientStream:
+    """The client of a request that `server.http_protocol` took."""
+    client = scope["extensions"][CLIENT_EXTENSION]
+    assert isinstance(client, ClientStream), client
+    return client
+
+
+class Ending(Enum):
+    """What ended `run_while_connected`."""
+
+    FINISHED = "finished"
+    CLIENT_GONE = "client gone"
+    CUT = "cut"
+
+
+class Cut:
+    """Ends all open answers when it is set. For one event loop, and its thread."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._open: dict[Callable[[], None], None] = {}
+
+    def set(self) -> None:
+        self.is_set = True
+        for end in tuple(self._open):
+            end()
+
+    def add(self, end: Callable[[], None]) -> None:
+        self._open[end] = None
+
+    def remove(self, end: Callable[[], None]) -> None:
+        del self._open[end]
+
+
+async def run_while_connected(work: Coroutine[Any, Any, None], client: ClientStream, cut: Cut) -> Ending:
+    """Run `work` to its end unless the client leaves or `cut` is set first. Raises what `work` raises.
+
+    Whatever ends first decides: a request never outlives its client.
+    """
+    if client.is_gone or cut.is_set:
+        work.close()
+        return Ending.CLIENT_GONE if client.is_gone else Ending.CUT
+    task = asyncio.current_task()
+    assert task is not None
+    endings: list[Ending] = []
+
+    def end(ending: Ending) -> None:
+        if not endings:
+            task.cancel()
+        endings.append(ending)
+
+    client.on_gone, cut_off = partial(end, Ending.CLIENT_GONE), partial(end, Ending.CUT)
+    cut.add(cut_off)
+    try:
+        await work
+    except asyncio.CancelledError:
+        # As `asyncio.timeout` does it: whoever else cancels the task is to have it end.
+        if not endings or task.uncancel() > 0:
+            raise
+        return endings[0]
+    finally:
+        client.on_gone = None
+        cut.remove(cut_off)
+    return Ending.FINISHED
