@@ -122,6 +122,29 @@ def test_drafts_are_verified_in_any_order(num_stages: int, drafting: Drafting) -
     assert expected <= {what for what, times in seen.items() if times >= 2}, seen
 
 
+def test_a_peer_that_a_plan_with_drafts_waits_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for the device, and the device for what the stage before sends."""
+    watched: list[tuple[str, int | None]] = []
+    awaited: set[tuple[str, int | None]] = set()
+    watch, await_arrival = DeviceMarks.watch, StageRunner._await_arrival
+
+    def note(self: DeviceMarks, step: int, operation: str, peer: int | None) -> None:
+        watched[:] = [(operation, peer)]
+        watch(self, step, operation, peer)
+
+    class Arrival(LateEvent):
+        def wait(self) -> None:
+            awaited.update(watched)
+
+    monkeypatch.setattr(DeviceMarks, "watch", note)
+    monkeypatch.setattr(
+        StageRunner, "_await_arrival", lambda self, plan, _arrived: await_arrival(self, plan, Arrival(0, 0.0))
+    )
+    monkeypatch.setattr("chaos.local_group.LocalStage", DeviceStage)
+    assert run_group(drafting_workload(0, 3, Drafting.RANDOM), 0).seen["verifying row"] > 0
+    assert awaited == {("receive hidden", 1)}
+
+
 def remember_what_was_drawn_before(patch: pytest.MonkeyPatch) -> None:
     """Results that come late take the place of what was drawn beside drafts since."""
 

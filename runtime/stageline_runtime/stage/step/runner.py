@@ -24,7 +24,7 @@ from stageline_api.telemetry.timeline import (
     SEND_FEEDBACK,
     SEND_HIDDEN,
 )
-from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.models.protocol import CPU, StageModel
 from stageline_runtime.plan_bus.messages import Drafted, SlotFill, StepPlan
@@ -178,6 +178,8 @@ class StageRunner:
         self._accelerator = accelerator
         self._device = CPU if accelerator is None else accelerator.device
         self._tokens = SlotTokens(num_slots) if accelerator is None else DeviceSlotTokens(num_slots, accelerator)
+        self._arrived: Event | None = None
+        """On a device: the hidden tensor of a plan with drafts is here."""
         self._guides = guides
         self._ranks = ranks if ranks is not None else LoneRank()
         self._sampling: SamplingState | OtherRankSampling
@@ -267,7 +269,10 @@ class StageRunner:
 
     def _receive(self, plan: StepPlan) -> Tensor:
         self._enter(WaitReason.RECV, plan, RECEIVE_HIDDEN, self._stage - 1)
-        return self._transport.wait_hidden(plan.seq)
+        hidden = self._transport.wait_hidden(plan.seq)
+        is_awaited = self.is_last and any(row.num_drafts for row in plan.rows)
+        self._arrived = self._accelerator.main.record() if self._accelerator is not None and is_awaited else None
+        return hidden
 
     def _send(self, plan: StepPlan, hidden: Tensor) -> None:
         reason = WaitReason.SEND if self._transport.would_block() else WaitReason.HOST
@@ -277,12 +282,20 @@ class StageRunner:
     def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
         indices = torch.tensor(sampled_token_indices(plan), dtype=torch.int64)
         logits = self._model.head(hidden[indices if self._accelerator is None else self._accelerator.place(indices)])
+        if self._arrived is not None:
+            self._await_arrival(plan, self._arrived)
         sampled, feedback = self._sampling.sample(plan, logits)
         self._send_feedback(plan, feedback)
         if self._drafter is not None:
             assert isinstance(sampled, tuple), "drafts follow what the host knows"
             self._drafter.take(plan, sampled)
         return sampled
+
+    def _await_arrival(self, plan: StepPlan, arrived: Event) -> None:
+        """Drafts are judged on the host, which waits for the device: first for what a peer sends it, and says so."""
+        self._watchdog.watch(plan.seq, RECEIVE_HIDDEN, self._stage - 1)
+        arrived.wait()
+        self._watchdog.watch(plan.seq, FORWARD, None)
 
     def draft(self, plan: StepPlan) -> Drafted | None:
         """Run the draft steps of a plan that has been run and told; None where it has none."""
