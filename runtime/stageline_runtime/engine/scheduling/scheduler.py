@@ -156,8 +156,8 @@ class Scheduler:
     def _chain(self) -> StepPlan | None:
         """A plan for a stage that would have nothing to do: a verifying row whose request has one in flight already.
 
-        Only while fewer plans are in flight than there are stages, so that nobody who comes meanwhile waits behind more
-        than one of them at any stage.
+        Only while fewer plans are in flight than there are stages. While a chain holds, each plan that is done makes
+        room for one more, so who comes meanwhile waits behind about one; where it begins, all are sent at once.
         """
         if not self._unfinished or len(self._unfinished) >= self.ledger.num_cohorts:
             return None
