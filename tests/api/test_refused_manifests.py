@@ -380,6 +380,10 @@ SPEC_CASES = {
         "engine: {name: vllm}\n  network: {tls: {secretName: certs}}",
         "spec.network.tls: is for engine.name stageline only: what nodes of vLLM say to each other has no TLS",
     ),
+    "TLS between ranks": (
+        "parallelism: {tensor: 2}\n  network: {tls: {secretName: certs}}",
+        "spec.network.tls: is for stages of one rank only: parallelism.tensor must be 1",
+    ),
     "TLS on another interface": (
         "network: {interface: eth1, tls: {secretName: certs}}",
         'spec.network.interface: "eth1" is not allowed: '

@@ -54,7 +54,10 @@ class PointToPointTransport:
         hidden_size: int,
         dtype: torch.dtype,
         step_timeout_seconds: float,
+        store: object = None,
     ) -> None:
+        """`store` is what the groups met by: torch may ask it later, and keeps no Python object alive."""
+        self._store = store
         self._hidden_group = hidden_group
         self._feedback_group = feedback_group
         self._stage = stage

@@ -19,6 +19,7 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.challenge import store_name
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
+from stageline_runtime.transport.guarded_store import GuardedStore
 from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
 from stageline_runtime.transport.protocol import Transport, WireSizes
 from stageline_runtime.transport.secure_link import SecureGroup
@@ -42,16 +43,20 @@ def join(
     wire: Transport
     if contract.config.tls is not None:
         assert kind is not TransportKind.NCCL, "NCCL has no TLS"
+        if contract.config.tensor != 1:
+            detail = "spec.network.tls is for stages of one rank only"
+            raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="rendezvous")
         wire = _join_ring(contract, sizes, next_address)
         return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
     try:
         store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
         life = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
-        scope = PrefixStore(f"{store_name(contract.bus_token, life)}/rank-{contract.rank}", store)
+        name = f"{store_name(contract.bus_token, life)}/rank-{contract.rank}"
         if kind is TransportKind.NCCL:
             assert accelerator is not None, "nccl needs a device on every stage"
-            return _join_nccl(contract, scope, sizes, accelerator)
-        wire = _join_gloo(contract, scope, sizes)
+            # Not guarded: NCCL's own threads may ask it at any time, and would wait for the interpreter.
+            return _join_nccl(contract, PrefixStore(name, store), sizes, accelerator)
+        wire = _join_gloo(contract, GuardedStore(store, contract.bus_token), name, sizes)
     except RuntimeError as error:
         raise _failure(contract, str(error).splitlines()[0]) from error
     return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
@@ -71,11 +76,11 @@ def _join_nccl(contract: PodContract, scope: Store, sizes: WireSizes, accelerato
     )
 
 
-def _join_gloo(contract: PodContract, scope: Store, sizes: WireSizes) -> PointToPointTransport:
+def _join_gloo(contract: PodContract, store: GuardedStore, scope: str, sizes: WireSizes) -> PointToPointTransport:
     timeouts = contract.config.timeouts
     groups = [
         ProcessGroupGloo(
-            PrefixStore(name, scope),
+            PrefixStore(f"{scope}/{name}", store),
             contract.stage,
             contract.stage_count,
             _options(contract, timeouts.rendezvous_seconds),
@@ -90,6 +95,7 @@ def _join_gloo(contract: PodContract, scope: Store, sizes: WireSizes) -> PointTo
         hidden_size=sizes.hidden_size,
         dtype=sizes.dtype,
         step_timeout_seconds=timeouts.step_seconds,
+        store=store,
     )
 
 
