@@ -90,6 +90,9 @@ class RuntimeConfig(BaseModel):
     """Served beside the model, each under its own name; vLLM only."""
     tensor: int = 1
     """Ranks of a stage that share each of its layers: processes of the one pod, or devices under vLLM."""
+    expert: int = 1
+    """Ranks of a stage among which the experts of a mixture are divided; each holds all else, and requests of its own.
+    """
     dtype: str = "auto"
     """`auto` (the model's own), `float32` or `bfloat16`."""
     max_model_len: int | None = None
@@ -119,4 +122,9 @@ class RuntimeConfig(BaseModel):
     @property
     def stage_ranks(self) -> int:
         """How many processes a stage of Stageline's own engine is; another engine's nodes start their own."""
+        return self.tensor_ranks * self.expert
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Of these, the ones that share each layer."""
         return self.tensor if self.engine_name == "stageline" else 1

@@ -16,7 +16,7 @@ from stageline_api.resource.engine import MOST_RANKS
 from stageline_api.resource.field_problem import show_value
 from stageline_api.resource.model_source import FileSource, ModelSource
 from stageline_api.resource.pipeline_model import PipelineModel, model_problems
-from stageline_cli.plan_ranks import all_reduce_seconds, ranks_to_plan, with_tensor
+from stageline_cli.plan_ranks import RankOptions, all_reduce_seconds, ranks_to_plan, with_ranks
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
@@ -51,12 +51,19 @@ _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "
     help=f"Tokens in each sequence's cache. Default: {USUAL_CONTEXT_TOKENS}, or engine.maxModelLen when that is less.",
 )
 @click.option(
-    "--tensor", type=click.IntRange(min=1, max=MOST_RANKS), help="Ranks of each stage. Default: parallelism.tensor."
+    "--tensor",
+    type=click.IntRange(min=1, max=MOST_RANKS),
+    help="Ranks that share each layer of a stage. Default: parallelism.tensor.",
+)
+@click.option(
+    "--expert",
+    type=click.IntRange(min=1, max=MOST_RANKS),
+    help="Ranks that share the experts of a stage. Default: parallelism.expert.",
 )
 @click.option(
     "--all-reduce-microseconds",
     type=click.FloatRange(min=0, max=MOST_SUM_MICROSECONDS),
-    help="What you measured one sum over a stage's ranks to take. Default: a guess, which the plan shows.",
+    help="What you measured one exchange of a stage's ranks to take. Default: a guess, which the plan shows.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 when a stage can't hold its part.")
@@ -67,6 +74,7 @@ def plan(
     batch: int | None,
     context: int | None,
     tensor: int | None,
+    expert: int | None,
     all_reduce_microseconds: float | None,
     as_json: bool,
     strict: bool,
@@ -75,7 +83,8 @@ def plan(
 
     Reads the model's config.json and no weights. Speeds are predictions from the hardware's figures, not measurements.
     """
-    model = with_tensor(load_one_model(file), tensor)
+    options = RankOptions(tensor=tensor, expert=expert)
+    model = with_ranks(load_one_model(file), options)
     config = find_config(model, model_config)
     refuse(
         [
@@ -84,11 +93,11 @@ def plan(
         ]
     )
     stage_count = model.spec.parallelism.pipeline
-    ranks = ranks_to_plan(model, config, is_option=tensor is not None)
+    ranks = ranks_to_plan(model, config, options)
     alone = build_workload(model, config, batch, context, on_this_machine=devices is None)
     rows = -(-alone.num_sequences // stage_count)
     seconds = all_reduce_seconds(all_reduce_microseconds, config, rows, on_devices=alone.on_devices)
-    workload = replace(alone, ranks=ranks.count, all_reduce_seconds=seconds)
+    workload = replace(alone, ranks=ranks.tensor, experts=ranks.expert, all_reduce_seconds=seconds)
     hardware = find_hardware(devices, stage_count, ranks.count)
     group = plan_group(config, hardware, workload, model.spec.stage_layers, find_hardware(devices, stage_count))
     report = PlanReport(

@@ -1,6 +1,6 @@
-"""What `stageline plan` is told of a stage's ranks: how many there are, and what one sum over them takes.
+"""What `stageline plan` is told of a stage's ranks: how many there are, what they share, what one exchange takes.
 
-A model that T ranks can't share is refused with the numbers that don't divide, as the engine would at its start. vLLM
+A model that they can't share is refused with the numbers that don't divide, as the engine would at its start. vLLM
 divides models by rules of its own, so what these ranks can't share is planned there for one, and the plan says so.
 """
 
@@ -9,47 +9,74 @@ from dataclasses import dataclass
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.manifests.manifest_loader import refuse
 from stageline_api.resource.pipeline_model import PipelineModel, spec_problems
+from stageline_runtime.model_facts.expert_cut import refuse_experts
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.model_facts.rank_cut import refuse_ranks
 from stageline_runtime.planning.devices import all_reduce_guess
 
-_FIELD = "spec.parallelism.tensor"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksToPlan:
-    count: int
+    """Of each stage. One of the two is 1."""
+
+    tensor: int = 1
+    """That share each layer."""
+    expert: int = 1
+    """That share the experts alone."""
     note: str | None = None
-    """Why it is not the number asked for."""
+    """Why they are not as many as asked for."""
+
+    @property
+    def count(self) -> int:
+        return self.tensor * self.expert
 
 
-def with_tensor(model: PipelineModel, tensor: int | None) -> PipelineModel:
-    """The model with `tensor` ranks a stage in place of its own; raises UserError where the spec then says no."""
-    if tensor is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOptions:
+    """`--tensor` and `--expert`; None where one is not given."""
+
+    tensor: int | None
+    expert: int | None
+
+    @property
+    def given(self) -> dict[str, int]:
+        both = {"tensor": self.tensor, "expert": self.expert}
+        return {name: count for name, count in both.items() if count is not None}
+
+
+def with_ranks(model: PipelineModel, options: RankOptions) -> PipelineModel:
+    """The model with the options in place of its own ranks; raises UserError where the spec then says no."""
+    if not options.given:
         return model
-    parallelism = model.spec.parallelism.model_copy(update={"tensor": tensor})
+    parallelism = model.spec.parallelism.model_copy(update=options.given)
     spec = model.spec.model_copy(update={"parallelism": parallelism})
-    refuse([problem.placed(f"--tensor {tensor}", None) for problem in spec_problems(spec)])
+    words = " ".join(f"--{name} {count}" for name, count in options.given.items())
+    refuse([problem.placed(words, None) for problem in spec_problems(spec)])
     return model.model_copy(update={"spec": spec})
 
 
-def ranks_to_plan(model: PipelineModel, config: ModelConfig, *, is_option: bool) -> RanksToPlan:
-    """Ranks of each stage; raises UserError, of the option where `is_option`, for a model that they can't share."""
-    asked = model.spec.parallelism.tensor
+def ranks_to_plan(model: PipelineModel, config: ModelConfig, options: RankOptions) -> RanksToPlan:
+    """Ranks of each stage; raises UserError, of the option where it is one, for a model that they can't share."""
+    tensor, expert = model.spec.parallelism.tensor, model.spec.parallelism.expert
+    name, asked = ("expert", expert) if expert > 1 else ("tensor", tensor)
     try:
-        refuse_ranks(config, asked)
+        refuse_ranks(config, tensor)
+        refuse_experts(config, expert)
     except UnsupportedModelError as error:
         if model.spec.engine.name == "vllm":
-            return RanksToPlan(count=1, note=f"All figures are those of one rank a stage: {error} here, but by vLLM.")
-        where = "--tensor" if is_option else _FIELD
+            return RanksToPlan(note=f"All figures are those of one rank a stage: {error} here, but by vLLM.")
+        where = f"--{name}" if name in options.given else f"spec.parallelism.{name}"
         raise UserError(f"{where}: {asked} is not allowed: {error}", USAGE_EXIT_CODE) from error
-    return RanksToPlan(count=asked)
+    return RanksToPlan(tensor=tensor, expert=expert)
 
 
 def all_reduce_seconds(
     measured_microseconds: float | None, config: ModelConfig, rows: int, *, on_devices: bool
 ) -> float:
-    """What one sum of `[rows, hidden_size]` takes: as measured, else the guess for such ranks."""
+    """What one sum of `[rows, hidden_size]` takes: as measured, else the guess for such ranks.
+
+    Gathering the rows of all ranks for their experts, and scattering the experts' sums, each move as much.
+    """
     if measured_microseconds is not None:
         return measured_microseconds * 1e-6
     return all_reduce_guess(rows * config.hidden_size, on_devices=on_devices)

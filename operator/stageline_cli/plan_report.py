@@ -33,7 +33,7 @@ class PlanReport:
     plan: GroupPlan
     hardware: Hardware
     sum_is_measured: bool = False
-    """Whether somebody measured what a sum over a stage's ranks takes."""
+    """Whether somebody measured what a sum over a stage's ranks takes, or an exchange of their rows."""
     ranks_note: str | None = None
 
     @property
@@ -53,8 +53,8 @@ class PlanReport:
             notes.append(THIS_MACHINE)
         if self.ranks_note is not None:
             notes.append(self.ranks_note)
-        if self.workload.ranks > 1:
-            notes.append(self._sums())
+        if self.workload.stage_ranks > 1:
+            notes.append(self._exchanges())
         if self.plan.ranks_do_not_pay is not None:
             notes.append(f"{self.plan.ranks_do_not_pay}.")
         admitted, asked = self.plan.prediction.admitted_sequences, self.workload.num_sequences
@@ -69,12 +69,18 @@ class PlanReport:
             )
         return tuple(notes)
 
-    def _sums(self) -> str:
+    def _exchanges(self) -> str:
         how = "as measured" if self.sum_is_measured else "a guess: measure it, and give --all-reduce-microseconds"
         takes = f"{self.workload.all_reduce_seconds * 1e6:.1f} µs"
+        each = f"Each stage is {self.workload.stage_ranks} ranks, on what the table calls its device each"
+        if self.workload.experts > 1:
+            return (
+                f"{each}, which share its experts and have sequences of their own; weights and step are those of one. "
+                f"Gathering their rows takes {takes}, and scattering what the experts gave for them as long, {how}; "
+                "a layer with experts waits for both."
+            )
         return (
-            f"Each stage is {self.workload.ranks} ranks, on what the table calls its device each; weights and step are "
-            f"those of one. A sum over them takes {takes}, {how}; a layer waits for two."
+            f"{each}; weights and step are those of one. A sum over them takes {takes}, {how}; a layer waits for two."
         )
 
     def _shortage(self, stages: list[StagePrediction]) -> str:
@@ -116,7 +122,8 @@ def ranges_text(cut: tuple[LayerRange, ...]) -> str:
 
 
 def _table(report: PlanReport) -> Table:
-    ranks = f", {report.workload.ranks} ranks a stage" if report.workload.ranks > 1 else ""
+    count = report.workload.stage_ranks
+    ranks = f", {count} ranks a stage" if count > 1 else ""
     table = Table(title=escape(f"{report.name}: {report.config.num_layers} layers, {report.workload.dtype}{ranks}"))
     weights = "weights/rank" if ranks else "weights"
     for header in ("stage", "device", "layers", "count", weights, "KV capacity", "step", "bubble"):
@@ -140,7 +147,7 @@ def _totals(report: PlanReport) -> list[str]:
     prediction, workload = report.plan.prediction, report.workload
     rate = prediction.tokens_per_second
     shown = "nothing, as it can't be served; the times are" if rate is None else f"{rate:.0f} tokens/s"
-    weights = workload.ranks * sum(stage.weight_bytes for stage in prediction.stages)
+    weights = workload.stage_ranks * sum(stage.weight_bytes for stage in prediction.stages)
     return [
         f"cut: {'explicit, from stages[].layers' if report.plan.is_explicit else 'by estimated cost, within memory'}",
         f"weights: {format_bytes(weights)} in all; KV capacity: "
@@ -161,8 +168,9 @@ def _document(report: PlanReport) -> dict[str, object]:
         "dtype": workload.dtype,
         "max_model_len": workload.max_model_len,
         "context_tokens": workload.context_tokens,
-        "ranks": workload.ranks,
-        "all_reduce_seconds": workload.all_reduce_seconds if workload.ranks > 1 else None,
+        "ranks": workload.stage_ranks,
+        "ranks_that_share_experts": workload.experts,
+        "all_reduce_seconds": workload.all_reduce_seconds if workload.stage_ranks > 1 else None,
         "ranks_do_not_pay": plan.ranks_do_not_pay,
         "is_explicit_cut": plan.is_explicit,
         "stages": [_stage_document(stage) for stage in prediction.stages],

@@ -61,7 +61,28 @@ SPEC_CASES = {
     "graphs-of-ranks": (
         "engine: {graphs: piecewise}\n  parallelism: {tensor: 2}",
         'spec.engine.graphs: "piecewise" is not allowed: '
-        "can't be had where parallelism.tensor is above 1, whose sums are not captured: auto or off",
+        "can't be had where parallelism.tensor or parallelism.expert is above 1, whose exchanges are not captured: "
+        "auto or off",
+    ),
+    "graphs-of-ranks-of-experts": (
+        "engine: {graphs: full}\n  parallelism: {expert: 2}",
+        'spec.engine.graphs: "full" is not allowed: '
+        "can't be had where parallelism.tensor or parallelism.expert is above 1, whose exchanges are not captured: "
+        "auto or off",
+    ),
+    "expert-above-8": (
+        "parallelism: {expert: 9}",
+        "spec.parallelism.expert: 9 is not allowed: must be at most 8",
+    ),
+    "expert-and-tensor": (
+        "parallelism: {expert: 2, tensor: 2}",
+        "spec.parallelism.expert: 2 is not allowed: "
+        "can't be above 1 where parallelism.tensor is: ranks share each layer, or its experts alone",
+    ),
+    "expert-under-vllm": (
+        "engine: {name: vllm}\n  parallelism: {expert: 2}",
+        "spec.parallelism.expert: 2 is not allowed: is only for engine.name: stageline: vllm divides experts among the "
+        "devices of parallelism.tensor, with --enable-expert-parallel in engine.extraArgs",
     ),
     "engine-unknown": (
         "engine: {name: sglang}",
@@ -257,18 +278,28 @@ SPEC_CASES = {
     ),
     "ranks-on-devices": (
         "engine: {device: cuda}\n  parallelism: {tensor: 2}",
-        'spec.engine.device: "cuda" is not allowed: is not built for parallelism.tensor above 1 yet, '
-        "whose ranks compute on CPUs: leave it out, or set it to cpu",
+        'spec.engine.device: "cuda" is not allowed: is not built for parallelism.tensor or parallelism.expert above 1 '
+        "yet, whose ranks compute on CPUs: leave it out, or set it to cpu",
+    ),
+    "ranks-of-experts-on-devices": (
+        "engine: {device: cuda}\n  parallelism: {expert: 2}",
+        'spec.engine.device: "cuda" is not allowed: is not built for parallelism.tensor or parallelism.expert above 1 '
+        "yet, whose ranks compute on CPUs: leave it out, or set it to cpu",
+    ),
+    "ranks-of-experts-that-would-find-devices": (
+        "parallelism: {expert: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
+        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor or "
+        "parallelism.expert above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out",
     ),
     "ranks-that-would-find-devices": (
         "parallelism: {tensor: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
-        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor above 1 "
-        "under engine.name stageline, whose ranks compute on CPUs: leave it out",
+        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor or "
+        "parallelism.expert above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out",
     ),
     "ranks-that-would-find-devices-in-a-stage": (
         "parallelism: {tensor: 2}\n  stages: [{resources: {limits: {nvidia.com/gpu: '2'}}}]",
-        "spec.stages[0].resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor above 1 "
-        "under engine.name stageline, whose ranks compute on CPUs: leave it out",
+        "spec.stages[0].resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor or "
+        "parallelism.expert above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out",
     ),
     "a-stage-without-a-gpu": (
         "engine: {device: cuda}\n  stages: [{resources: {limits: {nvidia.com/gpu: '0'}}}]",

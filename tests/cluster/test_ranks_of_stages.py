@@ -55,11 +55,12 @@ def test_pods_of_two_devices_each_are_placed_and_ready(
         assert {pod["spec"]["nodeName"] for pod in pods.values()} == {each.name for each in kubelets}
 
 
+@pytest.mark.parametrize("field", ["tensor", "expert"])
 def test_a_stage_of_ranks_is_one_pod_and_the_rank_that_failed_is_on_record(
-    cluster: Cluster, namespace: str, kubelets: list[InstantKubelet], tmp_path: Path
+    field: str, cluster: Cluster, namespace: str, kubelets: list[InstantKubelet], tmp_path: Path
 ) -> None:
     template = {"tolerations": [TOLERATION], "resources": {"limits": {"cpu": "3"}, "requests": {"cpu": "3"}}}
-    spec = {"parallelism": {"pipeline": 2, "tensor": 3}, "stages": [each.selection for each in kubelets]}
+    spec = {"parallelism": {"pipeline": 2, field: 3}, "stages": [each.selection for each in kubelets]}
     with operator_replica(
         cluster.kubeconfig, tmp_path / "log", "--namespace", namespace, "--no-leader-elect"
     ) as operator:
@@ -70,7 +71,8 @@ def test_a_stage_of_ranks_is_one_pod_and_the_rank_that_failed_is_on_record(
         (volume,) = [each for each in pods["tiny-0-1-1"]["spec"]["volumes"] if each["name"] == "config"]
         config_map = cluster.api.get("ConfigMap", volume["configMap"]["name"], namespace)
         assert config_map is not None
-        assert RuntimeConfig.model_validate_json(config_map["data"]["config.json"]).tensor == 3
+        config = RuntimeConfig.model_validate_json(config_map["data"]["config.json"])
+        assert (getattr(config, field), config.stage_ranks) == (3, 3)
         told = TerminationMessage(failure_class=FailureClass.OUT_OF_MEMORY, stage=1, rank=2, detail="no room for it")
         kubelets[1].end_container(pods["tiny-0-1-1"], 66, told.model_dump_json())
 

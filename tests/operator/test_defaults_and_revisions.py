@@ -91,6 +91,7 @@ FIRST: dict[str, Any] = {
     "engine.seed": 0,
     "parallelism.pipeline": 1,
     "parallelism.tensor": 1,
+    "parallelism.expert": 1,
     "stages": [],
     "template.imagePullSecrets": [],
     "template.resources.requests": {},

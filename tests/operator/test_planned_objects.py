@@ -261,7 +261,8 @@ def test_the_revision_changes_exactly_when_pods_would(change: dict[str, Any], re
 def test_a_revision_is_the_same_in_every_version_of_the_operator() -> None:
     # A change here restarts every group of every model at an upgrade: it needs a line in the changelog.
     assert revision_of(pipeline_model()) == "b22ccd7755"
-    assert revision_of(pipeline_model(parallelism={"pipeline": 2, "tensor": 1}, network={})) == "b22ccd7755"
+    ones = {"pipeline": 2, "tensor": 1, "expert": 1}
+    assert revision_of(pipeline_model(parallelism=ones, network={})) == "b22ccd7755"
 
 
 def test_stages_of_an_incarnation_are_spread_and_may_be_kept_near() -> None:
@@ -368,16 +369,19 @@ def test_a_model_on_cuda_asks_for_its_gpus_and_their_runtime_class_by_itself() -
     assert container(on_cpu, "stage")["resources"] == {}
 
 
-def test_a_stage_of_ranks_is_one_pod_with_one_process_that_kubernetes_knows() -> None:
+@pytest.mark.parametrize("field", ["tensor", "expert"])
+def test_a_stage_of_ranks_is_one_pod_with_one_process_that_kubernetes_knows(field: str) -> None:
     """Its ranks share what it asks for."""
     template = {"resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "8", "memory": "32Gi"}}}
-    model = pipeline_model(template=template, parallelism={"pipeline": 2, "tensor": 4})
+    model = pipeline_model(template=template, parallelism={"pipeline": 2, field: 4})
     alone = pipeline_model(template=template, parallelism={"pipeline": 2})
     for stage in range(2):
         own, of_one = (stage_pod(each, stage)["spec"] for each in (model, alone))
         assert container({"spec": own}, "stage")["resources"] == template["resources"]
         assert (own["containers"], own["initContainers"]) == (of_one["containers"], of_one["initContainers"])
-    assert build_config(model).tensor == 4
+    config = build_config(model)
+    assert (config.tensor, config.expert) == ((4, 1) if field == "tensor" else (1, 4))
+    assert (config.stage_ranks, build_config(alone).stage_ranks) == (4, 1)
     assert revision_of(model) != revision_of(alone)
 
 

@@ -32,6 +32,7 @@ def sections(directory: Path) -> tuple[Section, ...]:
         ("device", "which hardware and software", device.facts),
         ("attention kernels", "Triton's kernels equal plain torch on the GPU", device.attention),
         ("layers", "a stage's tokens on the GPU equal the CPU's", device.layers),
+        ("experts", "grouped products over experts equal one expert after the other on the CPU", device.experts),
         ("graphs", "captured layers give the eager tokens, replay after replay", device.graphs),
         ("memory", "a device that is full says how much was missing", device.shortage),
         ("measured memory", "the largest step takes no more than was measured at load", device.measured),

@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 
 from stageline_bench.gpu_check.attention_cases import TOLERANCE, cases, run
+from stageline_bench.gpu_check.expert_cases import TOLERANCE as EXPERT_TOLERANCE
+from stageline_bench.gpu_check.expert_cases import cases as expert_cases
 from stageline_bench.gpu_check.one_stage import Answers, draw_prompts, whole_model
 from stageline_bench.gpu_check.random_model import SMALL, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures
@@ -96,6 +98,17 @@ class DeviceParts:
         if min(first) < NUM_TOKENS and sum(first) < (1 - MOST_DIFFERENT_SHARE) * NUM_TOKENS * NUM_PROMPTS:
             raise CheckFailedError(f"tokens equal to the CPU's before the first other one, by prompt: {first}")
         return {"tokens equal to the CPU's": f"{sum(first)} of {NUM_TOKENS * NUM_PROMPTS}"}
+
+    def experts(self) -> Figures:
+        """Grouped products over experts against one expert after the other on the CPU."""
+        largest: dict[str, float] = {}
+        for case in expert_cases():
+            error = case.largest_error(self.accelerator.device)
+            if not error <= EXPERT_TOLERANCE[case.dtype]:
+                raise CheckFailedError(f"{case}: an error of {error:.1e}")
+            dtype = str(case.dtype).removeprefix("torch.")
+            largest[dtype] = max(largest.get(dtype, 0.0), error)
+        return {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
 
     def graphs(self) -> Figures:
         """Captured and eager runs of one stage give the same tokens; what a capture makes and costs."""

@@ -17,9 +17,18 @@ MOST_RANKS: Final = 8
 MOST_ARGUMENTS: Final = 48
 MOST_ADAPTERS: Final = 16
 
-_GRAPHS_OF_RANKS: Final = "can't be had where parallelism.tensor is above 1, whose sums are not captured: auto or off"
+_GRAPHS_OF_RANKS: Final = (
+    "can't be had where parallelism.tensor or parallelism.expert is above 1, whose exchanges are not captured: "
+    "auto or off"
+)
 _DEVICE_OF_RANKS: Final = (
-    "is not built for parallelism.tensor above 1 yet, whose ranks compute on CPUs: leave it out, or set it to cpu"
+    "is not built for parallelism.tensor or parallelism.expert above 1 yet, whose ranks compute on CPUs: "
+    "leave it out, or set it to cpu"
+)
+_EXPERT_OR_TENSOR: Final = "can't be above 1 where parallelism.tensor is: ranks share each layer, or its experts alone"
+_EXPERT_OF_VLLM: Final = (
+    "is only for engine.name: stageline: vllm divides experts among the devices of parallelism.tensor, with "
+    "--enable-expert-parallel in engine.extraArgs"
 )
 _ONLY_VLLM: Final = "is only for engine.name: vllm"
 _ARGUMENT_RULE: Final = "is decided by the operator, not by extraArgs"
@@ -230,12 +239,25 @@ class ParallelismSpec(SpecBase):
             "devices: `nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 and 8."
         ),
     )
+    expert: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_RANKS,
+        description=(
+            "Number of ranks among which the experts in each layer of a stage are divided, for mixtures of experts "
+            "under `stageline`: processes of one pod, each with all else of the layers and requests of its own "
+            "(docs/expert-ranks.md). It must divide the model's number of experts, `tensor` must be 1 beside it, and "
+            "devices aren't built. Default 1, between 1 and 8."
+        ),
+    )
 
     @property
     def devices_per_stage(self) -> int:
         """Devices that each stage computes on, where it computes on devices."""
-        return self.tensor
+        return self.tensor * self.expert
 
+
+_LONE_RANKS: Final = "self.engine.name == 'vllm' || (self.parallelism.tensor == 1 && self.parallelism.expert == 1)"
 
 ENGINE_RULES: Final = (
     cel("self.engine.name == 'vllm' || !has(self.engine.image)", _ONLY_VLLM, ".engine.image"),
@@ -258,33 +280,38 @@ ENGINE_RULES: Final = (
     cel("self.engine.name == 'stageline' || self.engine.graphs == 'auto'", _GRAPHS_RULE, ".engine.graphs"),
     cel("self.engine.name == 'stageline' || self.engine.device == 'auto'", _DEVICE_RULE, ".engine.device"),
     cel("self.engine.name == 'stageline' || !has(self.engine.speculative)", _SPECULATIVE_RULE, ".engine.speculative"),
-    cel(
-        "self.engine.name == 'vllm' || self.parallelism.tensor == 1 || self.engine.device != 'cuda'",
-        _DEVICE_OF_RANKS,
-        ".engine.device",
-    ),
-    cel(
-        "self.engine.name == 'vllm' || self.parallelism.tensor == 1 || self.engine.graphs in ['auto', 'off']",
-        _GRAPHS_OF_RANKS,
-        ".engine.graphs",
-    ),
+    cel("self.parallelism.expert == 1 || self.parallelism.tensor == 1", _EXPERT_OR_TENSOR, ".parallelism.expert"),
+    cel("self.parallelism.expert == 1 || self.engine.name != 'vllm'", _EXPERT_OF_VLLM, ".parallelism.expert"),
+    cel(f"{_LONE_RANKS} || self.engine.device != 'cuda'", _DEVICE_OF_RANKS, ".engine.device"),
+    cel(f"{_LONE_RANKS} || self.engine.graphs in ['auto', 'off']", _GRAPHS_OF_RANKS, ".engine.graphs"),
 )
 """What the API server checks between the engine's name and the other fields, as `engine_problems` does."""
 
 
 def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_name: str | None) -> list[FieldProblem]:
     """Fields that the named engine gives no meaning to."""
+    ranks = _problems_of_experts(engine, parallelism)
     if engine.name == "stageline":
         given = {"image": engine.image, "extraArgs": engine.extra_args, "loraAdapters": engine.lora_adapters}
         problems = [FieldProblem(path=f"spec.engine.{name}", rule=_ONLY_VLLM) for name, it in given.items() if it]
-        return problems + (_problems_of_ranks(engine) if parallelism.tensor != 1 else [])
-    problems = []
+        return ranks + problems + (_problems_of_ranks(engine) if parallelism.devices_per_stage != 1 else [])
+    problems = ranks
     for name, value, rule in (("graphs", engine.graphs, _GRAPHS_RULE), ("device", engine.device, _DEVICE_RULE)):
         if value != "auto":
             problems.append(FieldProblem(path=f"spec.engine.{name}", value=show_value(value), rule=rule))
     if engine.speculative is not None:
         problems.append(FieldProblem(path="spec.engine.speculative", rule=_SPECULATIVE_RULE))
     return problems + _adapter_problems(engine.lora_adapters, served_name)
+
+
+def _problems_of_experts(engine: EngineSpec, parallelism: ParallelismSpec) -> list[FieldProblem]:
+    """What `parallelism.expert` above 1 is not for."""
+    if parallelism.expert == 1:
+        return []
+    rules = [_EXPERT_OR_TENSOR] * (parallelism.tensor != 1) + [_EXPERT_OF_VLLM] * (engine.name == "vllm")
+    return [
+        FieldProblem(path="spec.parallelism.expert", value=show_value(parallelism.expert), rule=rule) for rule in rules
+    ]
 
 
 def _problems_of_ranks(engine: EngineSpec) -> list[FieldProblem]:

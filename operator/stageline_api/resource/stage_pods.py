@@ -15,10 +15,14 @@ OVERLAY_PATH: Final = "spec.template.podTemplate"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 _GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
 _OF_CPU_RANKS: Final = (
-    "is not for parallelism.tensor above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out"
+    "is not for parallelism.tensor or parallelism.expert above 1 under engine.name stageline, whose ranks compute on "
+    "CPUs: leave it out"
 )
 _NO_GPUS_COUNTED: Final = "(self.engine.device != 'cuda' && self.engine.name != 'vllm')"
-_GPUS_ALLOWED: Final = "self.engine.name == 'vllm' || self.engine.device != 'auto' || self.parallelism.tensor == 1"
+_GPUS_ALLOWED: Final = (
+    "self.engine.name == 'vllm' || self.engine.device != 'auto' || "
+    "(self.parallelism.tensor == 1 && self.parallelism.expert == 1)"
+)
 _NAMES_NO_GPUS: Final = f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits)"
 # Comparing with more than a literal is beyond the API server's budget for rules.
 _COUNTS_GPUS: Final = f"{_NAMES_NO_GPUS} || " + " || ".join(
@@ -99,7 +103,7 @@ def _gpu_problems(
     own engine's lone rank may leave devices alone that `auto` has found; several would have to share what it finds.
     """
     are_counted = engine.name == "vllm" or engine.device == "cuda"
-    if not are_counted and (engine.device == "cpu" or parallelism.tensor == 1):
+    if not are_counted and (engine.device == "cpu" or parallelism.devices_per_stage == 1):
         return []
     where = "with engine.name vllm on GPUs" if engine.name == "vllm" else "with engine.device cuda"
     wanted = parallelism.devices_per_stage

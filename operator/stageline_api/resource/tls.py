@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stageline_api.resource.placement import NetworkSpec
 
 _ENGINE_RULE: Final = "is for engine.name stageline only: what nodes of vLLM say to each other has no TLS"
-_RANKS_RULE: Final = "is for stages of one rank only: parallelism.tensor must be 1"
+_RANKS_RULE: Final = "is for stages of one rank only: parallelism.tensor and parallelism.expert must be 1"
 _ADDRESS_RULE: Final = "is not taken with network.tls, whose connections go by the pods' own addresses: leave it out"
 _RDMA_RULE: Final = "is not taken with network.tls: RDMA has no TLS, so it would stay unused"
 
@@ -34,7 +34,11 @@ class TlsSpec(SpecBase):
 
 TLS_RULES: Final = (
     cel("!has(self.network.tls) || self.engine.name == 'stageline'", _ENGINE_RULE, ".network.tls"),
-    cel("!has(self.network.tls) || self.parallelism.tensor == 1", _RANKS_RULE, ".network.tls"),
+    cel(
+        "!has(self.network.tls) || (self.parallelism.tensor == 1 && self.parallelism.expert == 1)",
+        _RANKS_RULE,
+        ".network.tls",
+    ),
     cel("!has(self.network.tls) || !has(self.network.interface)", _ADDRESS_RULE, ".network.interface"),
     cel("!has(self.network.tls) || !has(self.network.rdmaResource)", _RDMA_RULE, ".network.rdmaResource"),
 )
@@ -48,7 +52,7 @@ def tls_problems(network: "NetworkSpec", engine: EngineSpec, parallelism: Parall
     problems = []
     if engine.name != "stageline":
         problems.append(FieldProblem(path="spec.network.tls", rule=_ENGINE_RULE))
-    if parallelism.tensor != 1:
+    if parallelism.tensor != 1 or parallelism.expert != 1:
         problems.append(FieldProblem(path="spec.network.tls", rule=_RANKS_RULE))
     if network.interface is not None:
         value = show_value(network.interface)

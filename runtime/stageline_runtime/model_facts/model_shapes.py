@@ -41,7 +41,7 @@ def active_parameters(config: ModelConfig, layer: int) -> int:
         return _measured(config).layers[layer]
     matrices = _count({name: shape for name, shape in layer_tensor_shapes(config, layer).items() if len(shape) > 1})
     if mixture := mixture_of(config, layer):
-        matrices -= (mixture.num_experts - mixture.experts_per_token) * _expert_parameters(config, mixture)
+        matrices -= (mixture.num_experts - mixture.experts_per_token) * expert_parameters(config, mixture)
     return matrices
 
 
@@ -53,7 +53,7 @@ def read_parameters(config: ModelConfig, layer: int, rows: int) -> int:
     total = layer_parameters(config, layer)
     if mixture := mixture_of(config, layer):
         unpicked = mixture.num_experts * (1 - mixture.experts_per_token / mixture.num_experts) ** rows
-        total -= int(unpicked * _expert_parameters(config, mixture))
+        total -= int(unpicked * expert_parameters(config, mixture))
     return total
 
 
@@ -117,7 +117,8 @@ def _gated(prefix: str, hidden: int, inner: int, *, has_bias: bool) -> Shapes:
     return shapes
 
 
-def _expert_parameters(config: ModelConfig, mixture: MixtureConfig) -> int:
+def expert_parameters(config: ModelConfig, mixture: MixtureConfig) -> int:
+    """Elements of one routed expert in a layer: gate, up and down."""
     return 3 * config.hidden_size * mixture.intermediate_size
 
 

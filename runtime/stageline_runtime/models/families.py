@@ -13,39 +13,49 @@ from pathlib import Path
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.rank_cut import part_of_layers, refuse_ranks
+from stageline_runtime.model_facts.rank_cut import part_of_layers
 from stageline_runtime.models.cpu.decoder import build_stage_model
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
 from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
 from stageline_runtime.models.protocol import LoadProgress, ModelBuilder, StageModel, StageShape
 from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.termination import RuntimeFailure
 
 
 def build_any_stage_model(
-    model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress, ranks: RankGroup | None = None
+    model_dir: Path,
+    config: ModelConfig,
+    shape: StageShape,
+    progress: LoadProgress,
+    ranks: RankGroup | None = None,
+    *,
+    experts: RankGroup | None = None,
 ) -> StageModel:
-    """Load what a stage, or one of its `ranks`, holds of any supported model and reserve its KV cache.
+    """Load what a stage, or one of its `ranks`, holds of any supported model and reserve its KV cache. `experts`: the
+    ranks over which experts alone are cut; only one of the two may be several.
 
     Raises:
-        UnsupportedModelError: the model can't be cut over so many ranks.
+        UnsupportedModelError: the model can't be cut over so many ranks, or both are several.
         WeightsError: a tensor is missing or misshapen, a file is unreadable, or the model can't be run exactly.
     """
     if config.is_covered:
-        refuse_ranks(config, 1 if ranks is None else ranks.size)
+        StageRanks.of(ranks, experts).cut(config)  # refuses several ranks
         from stageline_runtime.models.coverage.stage import build_covered_stage  # only covered models need transformers
 
         return build_covered_stage(model_dir, config, shape, progress)
-    return build_stage_model(model_dir, config, shape, progress, ranks)
+    return build_stage_model(model_dir, config, shape, progress, ranks, experts=experts)
 
 
 def device_builder(
     accelerator: Accelerator,
     attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
     ranks: RankGroup | None = None,
+    *,
+    experts: RankGroup | None = None,
 ) -> ModelBuilder:
     """A builder for `accelerator`, of the part of a rank where there are `ranks`; `attention` None takes the Triton
-    kernels.
+    kernels. `experts`: the ranks that the experts alone are cut over.
 
     The builder raises RuntimeFailure of class BadConfig for a model that only Hugging Face's layers can run: these
     run on the CPU alone.
@@ -60,6 +70,6 @@ def device_builder(
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="load")
         part = part_of_layers(config, 1 if ranks is None else ranks.size)
         chosen = None if attention is None else attention(attention_heads(part, shape))
-        return build_device_stage(model_dir, config, shape, progress, accelerator, chosen, ranks)
+        return build_device_stage(model_dir, config, shape, progress, accelerator, chosen, ranks, experts=experts)
 
     return build

@@ -1,12 +1,13 @@
 """What one step of the pipeline is: everything a stage sends, receives or computes for it follows from its plan alone.
 
-Beside the messages stand the rules for a plan's shapes: padding, graph mode, and the unit that the KV cache is counted
-in. The engine makes plans by them, and stages provide for every shape that they allow. Others import the messages from
-`messages`.
+Beside the messages stand the rules for a plan's shapes: padding, graph mode, the unit that the KV cache is counted in,
+and the part that one rank of several runs. The engine makes plans by them, and stages provide for every shape that they
+allow. Others import the messages from `messages`.
 """
 
 import enum
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -209,3 +210,39 @@ def decode_sizes(slots_per_cohort: int) -> tuple[int, ...]:
 
 def blocks_of(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_TOKENS)
+
+
+# Where requests belong to one rank of a stage each (experts over ranks), each rank runs its part of a plan. Which rank
+# a request belongs to follows from its slot alone, and all that a rank does from the plan.
+
+
+def rank_of_slot(slot: int, ranks: int) -> int:
+    """The rank that holds what lies in a slot."""
+    return slot % ranks
+
+
+def padded_part(rows: Iterable[PlanRow], ranks: int) -> int:
+    """How many rows every rank's part of a plan with these `rows` is padded to: the largest part decides."""
+    tokens: Counter[int] = Counter()
+    for row in rows:
+        tokens[rank_of_slot(row.slot, ranks)] += row.num_tokens
+    return padded_size(max(tokens.values(), default=1))
+
+
+def plan_of_rank(plan: StepPlan, rank: int, ranks: int) -> StepPlan:
+    """What `rank` runs of a plan: its own rows, fills and trims, on as many padded rows as every other rank.
+
+    A rank without rows runs the plan as a dummy, and so takes part in whatever the ranks exchange within it.
+    """
+    if ranks == 1:
+        return plan
+    rows = tuple(row for row in plan.rows if rank_of_slot(row.slot, ranks) == rank)
+    return msgspec.structs.replace(
+        plan,
+        fills=tuple(fill for fill in plan.fills if rank_of_slot(fill.slot, ranks) == rank),
+        trims=tuple(trim for trim in plan.trims if rank_of_slot(trim.slot, ranks) == rank),
+        rows=rows,
+        feedback_posted=plan.feedback_posted and any(row.need_sample for row in rows),
+        dummy=plan.dummy or (bool(plan.rows) and not rows),
+        draft_steps=plan.draft_steps if plan.dummy or any(row.wants_drafts for row in rows) else 0,
+    )

@@ -15,7 +15,12 @@ from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import active_parameters, read_parameters
+from stageline_runtime.model_facts.model_shapes import (
+    active_parameters,
+    expert_parameters,
+    mixture_of,
+    read_parameters,
+)
 from stageline_runtime.planning.memory import CutMemory, HostRoom, mebibytes
 
 SAMPLING_COST_PER_ENTRY = 64.0
@@ -46,16 +51,17 @@ class CutCosts:
     head: float
 
 
-def estimate_costs(config: ModelConfig) -> CutCosts:
+def estimate_costs(config: ModelConfig, experts: int = 1) -> CutCosts:
     """Estimate costs from parameter counts: each weight of a projection is one multiply-add per token.
 
     Of a mixture those experts count that a decode step of `DECODE_ROWS` rows is expected to read: such a step waits for
-    its weights, whether one row or all have picked them. Where layers differ, their mean counts.
+    its weights, whether one row or all have picked them. Where layers differ, their mean counts. Of `experts`
+    ranks that they are divided among, each runs an even part of them.
     The embedding is a table look-up and counts one hidden vector; attention over the context is left out because it
     is the same for every layer and small beside the projections at serving lengths. The head includes sampling.
     """
     return CutCosts(
-        layer=sum(_layer_cost(config, layer) for layer in range(config.num_layers)) / config.num_layers,
+        layer=sum(_layer_cost(config, layer, experts) for layer in range(config.num_layers)) / config.num_layers,
         embedding=float(config.hidden_size),
         head=config.vocab_size * (config.hidden_size + SAMPLING_COST_PER_ENTRY),
     )
@@ -69,10 +75,13 @@ def costs_of_ranks(costs: CutCosts, ranks: int, all_reduce_cost: float = 0.0) ->
     return CutCosts(layer=costs.layer / ranks + 2 * all_reduce_cost, embedding=costs.embedding, head=costs.head / ranks)
 
 
-def _layer_cost(config: ModelConfig, layer: int) -> int:
+def _layer_cost(config: ModelConfig, layer: int, experts: int) -> float:
     """A token's own projections, and the experts that the step's other rows add to them."""
+    own = active_parameters(config, layer)
     others = read_parameters(config, layer, DECODE_ROWS) - read_parameters(config, layer, 1)
-    return active_parameters(config, layer) + others
+    mixture = mixture_of(config, layer)
+    picked = 0 if mixture is None else mixture.experts_per_token * expert_parameters(config, mixture)
+    return own - picked + (picked + others) / experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

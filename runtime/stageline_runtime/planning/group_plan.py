@@ -81,8 +81,8 @@ def _engine_cut(
     explicit: tuple[LayerRange, ...] | None,
     memory: CutMemory | None,
 ) -> tuple[LayerRange, ...]:
-    """The engine knows of ranks that they share layers and head, and not what their sums take."""
-    costs = costs_of_ranks(estimate_costs(config), workload.ranks)
+    """The engine knows of ranks that they share layers and head, or experts, and not what their exchanges take."""
+    costs = costs_of_ranks(estimate_costs(config, workload.experts), workload.ranks)
     return cut_layers(
         config.num_layers,
         len(hardware.devices),

@@ -6,11 +6,12 @@ that has loaded measures it, and the cache is made by that.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_runtime.model_facts.expert_cut import rank_layer_parameters
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import end_parameters, layer_parameters
+from stageline_runtime.model_facts.model_shapes import end_parameters
 from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 
 USABLE_SHARE = 0.9
@@ -68,35 +69,52 @@ class LargestStep:
         rows = min(config.max_num_seqs * (drafts + 1), config.max_num_batched_tokens)
         return cls(tokens=config.max_num_batched_tokens, rows=rows)
 
-    def bytes_of(self, config: ModelConfig, *, is_last: bool, element_bytes: int, ranks: int = 1) -> int:
+    def bytes_of(
+        self, config: ModelConfig, *, is_last: bool, element_bytes: int, ranks: int = 1, experts: int = 1
+    ) -> int:
         """What it takes beside weights and cache, counted from shapes; kernels' own workspaces are not known here.
 
         One layer runs at a time: of each token the residual stream twice, a norm's float32, and what attention or the
         feed-forward block holds at once, whichever is more. The last stage's logits come after the layers. With several
-        `ranks` it is what one of them takes: of heads and columns its part, of the logits all, which they gather.
+        `ranks` it is what one of them takes: of heads and columns its part, of the logits all, which they gather. With
+        `experts` cut over ranks, each of which runs so many tokens, it is what one takes: all else of its own tokens,
+        but its experts see those of all ranks.
         """
         config = part_of_layers(config, ranks)
         attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-        per_token = element_bytes * (2 * config.hidden_size + max(attention, _feed_forward_width(config)))
+        per_token = element_bytes * (2 * config.hidden_size + max(attention, _feed_forward_width(config, experts)))
         layers = self.tokens * (per_token + _FLOAT32_BYTES * config.hidden_size)
         return max(layers, self.rows * config.vocab_size * LOGIT_COPIES_BYTES if is_last else 0)
 
 
-def _feed_forward_width(config: ModelConfig) -> int:
-    """Elements of one token in a feed-forward block: gate, up and their product, of each expert that it picks."""
+def _feed_forward_width(config: ModelConfig, experts: int = 1) -> int:
+    """Elements of one token in a feed-forward block: gate, up and their product, of each expert that it picks.
+
+    With `experts` cut over ranks, so many tokens come together for each own one: gathered, with all that they pick,
+    which may be held here, and with the sum of that.
+    """
     mixture = config.mixture
     if mixture is None:
         return 3 * config.intermediate_size
     picked = mixture.experts_per_token * (3 * mixture.intermediate_size + config.hidden_size)
-    return max(picked, 3 * config.intermediate_size)
+    exchanged = 2 * config.hidden_size if experts > 1 else 0
+    return max(experts * (picked + exchanged), 3 * config.intermediate_size)
 
 
 def weight_bytes(
-    config: ModelConfig, layers: LayerRange, *, is_first: bool, is_last: bool, element_bytes: int, ranks: int = 1
+    config: ModelConfig,
+    layers: LayerRange,
+    *,
+    is_first: bool,
+    is_last: bool,
+    element_bytes: int,
+    ranks: int = 1,
+    experts: int = 1,
 ) -> int:
-    """Bytes of the weights of a stage, or of one of its `ranks`, from the config alone."""
+    """Bytes of the weights of a stage, of one of its `ranks`, or of one of those that its `experts` are cut over, from
+    the config alone."""
     part = part_of_layers(config, ranks)
-    held = sum(layer_parameters(part, layer) for layer in range(layers.first, layers.last + 1))
+    held = sum(rank_layer_parameters(part, layer, experts) for layer in range(layers.first, layers.last + 1))
     return element_bytes * (held + rank_end_parameters(config, ranks, is_first=is_first, is_last=is_last))
 
 
@@ -108,10 +126,10 @@ def rank_end_parameters(config: ModelConfig, ranks: int, *, is_first: bool, is_l
     return whole - (config.vocab_size - head_rows(config, ranks)) * config.hidden_size
 
 
-def largest_layer_parameters(config: ModelConfig, ranks: int = 1) -> int:
+def largest_layer_parameters(config: ModelConfig, ranks: int = 1, *, experts: int = 1) -> int:
     """Weights of the largest layer: what a layer is taken to weigh before it is known which ones a stage gets."""
     config = part_of_layers(config, ranks)
-    return max(layer_parameters(config, layer) for layer in range(config.num_layers))
+    return max(rank_layer_parameters(config, layer, experts) for layer in range(config.num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +154,10 @@ class DraftMemory:
         taken = step.bytes_of(draft, is_last=True, element_bytes=element_bytes)
         return cls(weight_bytes=weights + ahead, step_bytes=taken, token_bytes=token_bytes)
 
+    def of_ranks(self, ranks: int) -> "DraftMemory":
+        """What it takes where each of `ranks` drafts for requests of its own: a token is on one of them alone."""
+        return replace(self, weight_bytes=ranks * self.weight_bytes, step_bytes=ranks * self.step_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutMemory:
@@ -154,10 +176,18 @@ class CutMemory:
     """The model that the last stage drafts with."""
     ranks: int = 1
     """Of each stage. The draft model is counted for every rank of the last one, though only the first drafts."""
+    experts: int = 1
+    """Ranks of each stage that its experts are cut over; not with several `ranks`. A sequence is on one of them alone,
+    with all heads; each of the last stage drafts for its own."""
 
     def ranks_in_room(self, stage: int) -> int:
         """How many of the stage's ranks take from its room."""
-        return 1 if self.rooms[stage].is_device else self.ranks
+        return 1 if self.rooms[stage].is_device else self.ranks * self.experts
+
+    def token_bytes_in_room(self, stage: int, num_layers: int) -> int:
+        """Keys and values of one token, of all ranks that share the stage's room and hold some of them."""
+        holders = 1 if self.experts > 1 else self.ranks_in_room(stage)
+        return holders * self.token_bytes(stage, num_layers)
 
     def draft_of(self, stage: int) -> DraftMemory | None:
         """What the draft model takes on `stage`; None where it holds none."""
@@ -169,7 +199,8 @@ class CutMemory:
         """Weights of `stage` with `num_layers` layers; where layers differ, enough for the largest ones."""
         is_last = stage == len(self.rooms) - 1
         ends = rank_end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
-        own = self.element_bytes * (num_layers * largest_layer_parameters(self.config, self.ranks) + ends)
+        layer = largest_layer_parameters(self.config, self.ranks, experts=self.experts)
+        own = self.element_bytes * (num_layers * layer + ends)
         draft = self.draft_of(stage)
         return own if draft is None else own + draft.weight_bytes
 
@@ -183,7 +214,11 @@ class CutMemory:
         """What the largest step takes on `stage`."""
         is_last = stage == len(self.rooms) - 1
         own = self.largest_step.bytes_of(
-            self.config, is_last=is_last, element_bytes=self.element_bytes, ranks=self.ranks
+            self.config,
+            is_last=is_last,
+            element_bytes=self.element_bytes,
+            ranks=self.ranks,
+            experts=self.experts,
         )
         draft = self.draft_of(stage)
         return own if draft is None else max(own, draft.step_bytes)
@@ -192,13 +227,10 @@ class CutMemory:
         """What `stage` takes whatever its cache: weights, and the largest step."""
         return self.weight_bytes(stage, num_layers) + self.step_bytes(stage)
 
-    def needed_bytes(self, stage: int, num_layers: int) -> int:
-        """The same and the smallest cache: one sequence of `max_model_len` tokens."""
-        return self.fixed_bytes(stage, num_layers) + self.token_bytes(stage, num_layers) * self.max_model_len
-
     def needed_in_room(self, stage: int, num_layers: int) -> int:
-        """The same, of all ranks that share the stage's room."""
-        return self.ranks_in_room(stage) * self.needed_bytes(stage, num_layers)
+        """The same of all ranks that share the stage's room, and the smallest cache: `max_model_len` tokens."""
+        fixed = self.ranks_in_room(stage) * self.fixed_bytes(stage, num_layers)
+        return fixed + self.token_bytes_in_room(stage, num_layers) * self.max_model_len
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""

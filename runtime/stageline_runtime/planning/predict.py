@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import active_parameters, read_parameters
+from stageline_runtime.model_facts.model_shapes import (
+    active_parameters,
+    expert_parameters,
+    layer_parameters,
+    mixture_of,
+    read_parameters,
+)
 from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 from stageline_runtime.planning.devices import Device, Hardware, Link
 from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, rank_end_parameters
@@ -36,8 +42,14 @@ class Workload:
     """The model that the last stage drafts with. Its time is not predicted."""
     ranks: int = 1
     """Of each stage, on devices like the stage's, or on parts of its host that are each as fast as the device given."""
+    experts: int = 1
+    """Ranks of each stage, where they share the experts alone and each has sequences of its own; not with `ranks`."""
     all_reduce_seconds: float = 0.0
-    """Measured latency of one sum over the ranks of a stage."""
+    """Measured latency of one exchange of a stage's ranks: a sum, or of `experts` a gather or a scattered sum."""
+
+    @property
+    def stage_ranks(self) -> int:
+        return self.ranks * self.experts
 
     @property
     def element_bytes(self) -> int:
@@ -102,6 +114,7 @@ def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> C
         element_bytes=workload.element_bytes,
         draft=workload.draft,
         ranks=workload.ranks,
+        experts=workload.experts,
     )
 
 
@@ -116,7 +129,7 @@ def predict(config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware
     stage_count = len(cut)
     memory = cut_memory(config, hardware, workload)
     capacities = _capacities(memory, cut)
-    admitted = _admitted(capacities, workload)
+    admitted = 0 if memory.shortages([each.count for each in cut]) else _admitted(capacities, workload)
     rows = -(-(admitted or workload.num_sequences) // stage_count)
     times = [
         step_seconds(config, layers, device, workload, rows, is_first=stage == 0, is_last=stage == stage_count - 1)
@@ -156,27 +169,55 @@ def step_seconds(
     "Roofline", Communications of the ACM 52(4), 2009. Bytes: the weights once (of the embedding only the rows' own
     vectors), each row's keys and values, and on the last stage the float32 logits, written and read. Operations: two
     per weight and row, and four per row, context token and element of all query heads (scores and weighted sum).
-    Of several ranks it is the time of each, which has its part of layers and head, and two sums a layer.
+    Of several ranks it is the time of each, and of its exchanges: one that shares each layer has its part of layers and
+    head, one that shares experts its part of the rows, and of the experts' work for all rows, taken to be even.
     """
     vocab_rows, ends = (
         head_rows(config, workload.ranks),
         rank_end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
     )
     config = part_of_layers(config, workload.ranks)
-    here = range(layers.first, layers.last + 1)
-    matrices = sum(active_parameters(config, layer) for layer in here)
-    matrices += is_last * vocab_rows * config.hidden_size
-    weights = sum(read_parameters(config, layer, rows) for layer in here)
-    weights += ends
-    read = workload.element_bytes * (weights + is_first * rows * config.hidden_size)
-    read += rows * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
-    read += is_last * 2 * rows * config.vocab_size * _LOGIT_BYTES
+    own = -(-rows // workload.experts)
+    work = [_layer_work(config, layer, rows, workload.experts) for layer in range(layers.first, layers.last + 1)]
+    read = workload.element_bytes * (sum(each.read for each in work) + ends + is_first * own * config.hidden_size)
+    read += own * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
+    read += is_last * 2 * own * config.vocab_size * _LOGIT_BYTES
     attention = 4 * workload.context_tokens * config.num_heads * config.head_dim * layers.count
-    operations = rows * (2 * matrices + attention)
+    operations = 2 * sum(each.multiply_adds for each in work)
+    operations += own * (2 * is_last * vocab_rows * config.hidden_size + attention)
     rate = device.flops_per_second.float32 if workload.dtype == "float32" else device.flops_per_second.bfloat16
-    sums = 2 * layers.count * workload.all_reduce_seconds if workload.ranks > 1 else 0.0
     roofline = max(read / device.memory_bandwidth_bytes_per_second, operations / rate)
-    return roofline + sums + device.step_overhead_seconds
+    return roofline + exchange_seconds(config, layers, workload) + device.step_overhead_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerWork:
+    """What one rank does in a layer for a step of all ranks' rows."""
+
+    read: float
+    """Elements of weights."""
+    multiply_adds: float
+
+
+def _layer_work(config: ModelConfig, layer: int, rows: int, experts: int) -> _LayerWork:
+    """Of `experts` ranks that share a mixture: its own rows through all else, all rows through its experts."""
+    own = -(-rows // experts)
+    read, matrices = read_parameters(config, layer, rows), active_parameters(config, layer)
+    mixture = mixture_of(config, layer)
+    if mixture is None:
+        return _LayerWork(read, own * matrices)
+    expert = expert_parameters(config, mixture)
+    whole, picked = layer_parameters(config, layer) - mixture.num_experts * expert, mixture.experts_per_token * expert
+    return _LayerWork(whole + (read - whole) / experts, own * (matrices - picked) + rows * picked / experts)
+
+
+def exchange_seconds(config: ModelConfig, layers: LayerRange, workload: Workload) -> float:
+    """What a step waits for the exchanges of a stage's ranks: two a layer, of `experts` two a mixture."""
+    if workload.stage_ranks == 1:
+        return 0.0
+    here = range(layers.first, layers.last + 1)
+    exchanging = sum(workload.ranks > 1 or mixture_of(config, layer) is not None for layer in here)
+    return 2 * exchanging * workload.all_reduce_seconds
 
 
 def ranks_that_do_not_pay(
@@ -186,22 +227,23 @@ def ranks_that_do_not_pay(
     workload: Workload,
     one_rank: Hardware | None = None,
 ) -> str | None:
-    """A sentence where the slowest stage's step is not shorter with `workload.ranks` than with one; else None.
+    """A sentence where the slowest stage's step is not shorter with the workload's ranks than with one; else None.
 
     `one_rank` is what a stage's lone rank would run on, where that isn't one of `hardware`: all cores of its host.
     """
-    if workload.ranks == 1:
+    if workload.stage_ranks == 1:
         return None
     rows = predict(config, cut, hardware, workload).rows_per_step
     shared = _slowest_step(config, cut, hardware, workload, rows)
-    alone = _slowest_step(config, cut, one_rank or hardware, replace(workload, ranks=1), rows)
+    alone = _slowest_step(config, cut, one_rank or hardware, replace(workload, ranks=1, experts=1), rows)
     if shared < alone:
         return None
-    sums = 2 * max(layers.count for layers in cut) * workload.all_reduce_seconds
+    exchanges = max(exchange_seconds(config, layers, workload) for layers in cut)
+    what = "sums over the ranks" if workload.ranks > 1 else "gathering rows for experts and scattering their sums"
     return (
-        f"{workload.ranks} ranks a stage do not pay: the slowest stage's step of {rows} rows takes "
+        f"{workload.stage_ranks} ranks a stage do not pay: the slowest stage's step of {rows} rows takes "
         f"{shared * 1e3:.2f} ms with them and {alone * 1e3:.2f} ms with one; "
-        f"sums over the ranks take up to {sums * 1e3:.2f} ms of it"
+        f"{what} take up to {exchanges * 1e3:.2f} ms of it"
     )
 
 
@@ -226,19 +268,17 @@ def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int,
 def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
     capacities = [0] * len(cut)
     for stages in memory.stages_of_hosts().values():
-        ranks = {stage: memory.ranks_in_room(stage) for stage in stages}
-        per_token = sum(ranks[stage] * memory.token_bytes(stage, cut[stage].count) for stage in stages)
-        fixed = sum(ranks[stage] * memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
+        per_token = sum(memory.token_bytes_in_room(stage, cut[stage].count) for stage in stages)
+        fixed = sum(memory.ranks_in_room(stage) * memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
         free = memory.usable_bytes_of(stages) - fixed
         for stage in stages:
-            capacities[stage] = max(0, free // per_token)
+            rooms = memory.experts if memory.rooms[stage].is_device else 1  # each such rank's, for other sequences
+            capacities[stage] = rooms * max(0, free // per_token)
     return capacities
 
 
 def _admitted(capacities: list[int], workload: Workload) -> int:
-    """Sequences at once, as the engine sizes its cache: room for one of `max_model_len` is a must."""
-    if min(capacities) < workload.max_model_len:
-        return 0
+    """Sequences at once, as the engine sizes its cache, where one of `max_model_len` has room."""
     return min(workload.num_sequences, min(capacities) // workload.context_tokens)
 
 

@@ -36,7 +36,7 @@ from stageline_runtime.models.protocol import (
 from stageline_runtime.plan_bus.messages import CacheSized, GraphMode, Shutdown, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
 from stageline_runtime.planning.this_machine import stage_threads
-from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.failures import allocation_failure
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, measure
 from stageline_runtime.stage.own_shards import ensure_own_shards
@@ -105,7 +105,7 @@ class StageLoader:
         watchdog: Watchdog,
         accelerator: Accelerator | None,
         build_model: ModelBuilder | None,
-        ranks: RankGroup,
+        ranks: StageRanks,
     ) -> None:
         self._contract = contract
         self._progress = progress
@@ -126,7 +126,7 @@ class StageLoader:
         torch.set_num_threads(stage_threads(welcome.stages_on_host, welcome.stages_in_container))
         shape = self._shape(welcome, dtype)
         model = self._load_model(welcome, config, shape)
-        drafts = welcome.draft_dir and self._ranks.rank == 0
+        drafts = welcome.draft_dir and self._ranks.samples
         drafter = self._load_drafter(welcome, config, shape) if drafts else None
         self._describe(welcome, config, dtype)
         sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs))
@@ -153,7 +153,7 @@ class StageLoader:
             guides=self._guides(Path(welcome.model_dir), config),
             accelerator=self._accelerator,
             drafter=drafter,
-            ranks=self._ranks,
+            ranks=self._ranks.tensor,
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 
@@ -195,7 +195,7 @@ class StageLoader:
             raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the config") from error
 
     def _describe(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> None:
-        self._progress.hidden_token_bytes = config.hidden_size * dtype.itemsize
+        self._progress.hidden_token_bytes = self._ranks.experts.size * config.hidden_size * dtype.itemsize
         self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
         self._progress.num_slots = welcome.num_cohorts * welcome.slots_per_cohort
 
@@ -207,7 +207,7 @@ class StageLoader:
 
     def _guides(self, model_dir: Path, config: ModelConfig) -> GuideMaker | None:
         """What guided decoding needs, on the rank that samples."""
-        if self._contract.stage != self._contract.stage_count - 1 or self._ranks.rank > 0:
+        if self._contract.stage != self._contract.stage_count - 1 or not self._ranks.samples:
             return None
         return GuideMaker(JsonGrammars(model_dir, config.vocab_size, config.eos_token_ids))
 
@@ -260,8 +260,9 @@ class StageLoader:
                 raise allocation_failure(error) from error
         kv_tokens = num_blocks * BLOCK_TOKENS
         self._progress.kv_capacity_tokens = kv_tokens
-        part = part_of_layers(config, self._ranks.size)
+        part = part_of_layers(config, self._ranks.tensor.size)
         kv_bytes = kv_tokens * part.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)
+        kv_bytes //= self._ranks.experts.size  # what others hold of the cache is theirs to tell
         self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
         if self._accelerator is not None:
             self._progress.memory_bytes = self._accelerator.allocated_bytes()
@@ -270,8 +271,8 @@ class StageLoader:
         if self._build_model is not None:
             return self._build_model
         if self._accelerator is None:
-            return partial(build_any_stage_model, ranks=self._ranks)
-        return device_builder(self._accelerator, ranks=self._ranks)
+            return partial(build_any_stage_model, ranks=self._ranks.tensor, experts=self._ranks.experts)
+        return device_builder(self._accelerator, ranks=self._ranks.tensor, experts=self._ranks.experts)
 
     def _join(self, welcome: Welcome, hidden_size: int, dtype: torch.dtype) -> Transport:
         if self._contract.stage_count == 1:
@@ -279,7 +280,7 @@ class StageLoader:
         from stageline_runtime.transport.rendezvous import join  # torch.distributed costs time a lone stage can save
 
         sizes = WireSizes(
-            hidden_size=hidden_size // self._ranks.size,
+            hidden_size=hidden_size // self._ranks.tensor.size,
             dtype=dtype,
             max_step_tokens=padded_size(welcome.max_step_tokens),
             # Not a cohort's slots: last chunks of other cohorts' prompts are sampled in the same plan.
@@ -292,4 +293,4 @@ class StageLoader:
             accelerator=self._accelerator,
             next_address=welcome.next_address,
         )
-        return lane if self._ranks.size == 1 else RankLane(lane, self._ranks)
+        return lane if self._ranks.tensor.size == 1 else RankLane(lane, self._ranks.tensor)

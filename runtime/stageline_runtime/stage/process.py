@@ -41,8 +41,9 @@ from stageline_runtime.plan_bus.messages import (
     Welcome,
     WorkOutstanding,
 )
-from stageline_runtime.ranks.protocol import LoneRank, RankGroup
+from stageline_runtime.plan_bus.step_plan import plan_of_rank
 from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
+from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.failures import as_failure
 from stageline_runtime.stage.group_end import ask_to_drain, group_failure
 from stageline_runtime.stage.handshake import await_cache_size, await_welcome, connect, say_hello
@@ -103,6 +104,7 @@ class StageProcess:
             late_ranks=(lambda: ()) if inherited is None else inherited.late_ranks,
         )
         self._plans: deque[StepPlan] = deque()
+        """Whole, as they came; `_own` is what of one runs here."""
         self._cancelled: set[int] = set()
         """Of these plans, those that need no computing."""
         self._outstanding = False
@@ -156,16 +158,16 @@ class StageProcess:
         while not self._shutdown:
             self._serve(bus, stage)
 
-    def _join_ranks(self) -> RankGroup:
+    def _join_ranks(self) -> StageRanks:
         if self._inherited is None:
-            return LoneRank()
+            return StageRanks()
         try:
             ranks = SharedMemoryRanks(self._inherited.area, self._contract.rank, self._watchdog.exchange)
         except NativeUnavailableError as error:
-            detail = f"spec.parallelism.tensor {self._contract.ranks}: {error}"
+            detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="join the ranks") from error
         self._progress.exchanges = ranks.times
-        return ranks
+        return StageRanks(experts=ranks) if self._contract.config.expert > 1 else StageRanks(tensor=ranks)
 
     def _agree_on_cache(self, use: MemoryUse | None) -> CacheSized | Shutdown:
         assert self._bus is not None, "it loads without having been welcomed"
@@ -194,7 +196,7 @@ class StageProcess:
         plan = self._plans.popleft()
         cancelled = plan.seq in self._cancelled
         self._cancelled.discard(plan.seq)
-        sampled = stage.runner.run(plan, cancelled=cancelled)
+        sampled = stage.runner.run(self._own(plan), cancelled=cancelled)
         if stage.in_flight is not None:
             stage.in_flight.add(plan, sampled, cancelled=cancelled)
             self._finish_done(bus, stage)
@@ -229,7 +231,7 @@ class StageProcess:
         """A plan is done with: tell the engine and count it."""
         if runner.tells:
             bus.send(StepDone(plan.seq, rows))
-        drafted = runner.draft(plan)
+        drafted = runner.draft(self._own(plan))
         if drafted is not None:
             bus.send(drafted)
         dead = bool(rows) and not any(row.num_sampled for row in rows)
@@ -239,10 +241,14 @@ class StageProcess:
         if plan.dummy:
             self._progress.enter(Phase.READY)
 
+    def _own(self, plan: StepPlan) -> StepPlan:
+        """What of a plan is this rank's: all of it, unless requests belong to one rank each."""
+        return plan_of_rank(plan, self._contract.rank, self._contract.config.expert)
+
     def _take(self, message: ToStage | None, runner: StageRunner) -> None:
         match message:
             case StepPlan():
-                runner.accept(message)
+                runner.accept(self._own(message))
                 self._plans.append(message)
             case Cancel(seq=seq):
                 if self._contract.ranks == 1:  # ranks hear of it at different moments, and have to compute alike

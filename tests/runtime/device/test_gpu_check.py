@@ -104,6 +104,11 @@ def test_the_parts_that_need_no_gpu_pass_on_a_device_in_disguise(tmp_path: Path)
     assert figures.keys() == {"piecewise", "full"}
 
 
+def test_experts_of_a_device_in_disguise_equal_the_loop(tmp_path: Path) -> None:
+    figures = DeviceParts(tmp_path, ImmediateAccelerator(), PlainAttention).experts()
+    assert figures.keys() == {"largest error float32", "largest error bfloat16"}
+
+
 @pytest.mark.thorough
 def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) -> None:
     class Wrong(PlainAttention):

@@ -157,7 +157,7 @@ def test_explicit_ranges_win_over_memory() -> None:
 def test_what_each_host_lacks_is_exact_to_the_byte() -> None:
     config = small_llama(4)
     memory = memory_of(config, "ab", [0, 0])
-    needed = memory.needed_bytes(0, 2)
+    needed = memory.needed_in_room(0, 2)
     assert memory.shortages((2, 2))[0] == ([0], needed)
     nearly = -(-(needed - 1) * 10 // 9)
     one_short = memory_of(config, "ab", [nearly, 10**9])

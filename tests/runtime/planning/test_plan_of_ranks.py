@@ -23,6 +23,7 @@ SMOLLM2: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SMALL_MIXTURE: dict[str, Any] = SMOLLM2 | MIXTURE | {"intermediate_size": 512}
 
 
 def write(tmp_path: Path, config: dict[str, Any] = SMOLLM2, **spec: Any) -> str:
@@ -74,6 +75,32 @@ def test_ranks_that_divide_the_cores_of_one_machine_gain_nothing(tmp_path: Path)
     assert found["ranks_do_not_pay"] is not None
 
 
+def test_ranks_of_experts_hold_all_else_and_read_their_part_of_the_experts(tmp_path: Path) -> None:
+    spec = {"parallelism": {"pipeline": 2, "expert": 2}, "engine": {"device": "cpu"}}
+    file = write(tmp_path, SMALL_MIXTURE, **spec, stages=[{"layers": "0-15"}, {"layers": "16-29"}])
+    shared, alone = planned(file, "--devices", "cpu-core"), planned(file, "--devices", "cpu-core", "--expert", "1")
+    assert (shared["ranks"], shared["ranks_that_share_experts"], alone["ranks"]) == (2, 2, 1)
+    assert shared["ranks_do_not_pay"] is None
+    for own, whole in zip(shared["stages"], alone["stages"], strict=True):
+        assert own["layers"] == whole["layers"]
+        experts = 2 * own["num_layers"] * 2 * 3 * 576 * 512  # bytes of the two of each layer that the rank has not
+        assert whole["weight_bytes"] - own["weight_bytes"] == experts
+        assert own["predicted_step_seconds"] < whole["predicted_step_seconds"]
+    # A host's memory holds a token's keys and values once, whatever the ranks, and their weights and steps each.
+    assert 0 < shared["stages"][0]["kv_capacity_tokens"] < alone["stages"][0]["kv_capacity_tokens"]
+    slow = planned(file, "--devices", "cpu-core", "--all-reduce-microseconds", "2000")
+    quick = planned(file, "--devices", "cpu-core", "--all-reduce-microseconds", "0")
+    for before, after in zip(quick["stages"], slow["stages"], strict=True):
+        added = after["predicted_step_seconds"] - before["predicted_step_seconds"]
+        assert added == pytest.approx(2 * after["num_layers"] * 2000e-6)
+    assert "2 ranks a stage do not pay: the slowest stage's step of 8 rows takes" in slow["ranks_do_not_pay"]
+    assert "gathering rows for experts and scattering their sums take up to" in slow["ranks_do_not_pay"]
+    table = run_stageline("plan", file, "--devices", "cpu-core").stdout
+    assert "2 ranks a stage" in table
+    assert "which share its experts and have sequences of their own" in table
+    assert "Gathering their rows takes 13.8 µs, and scattering what the experts gave for them as long, a guess" in table
+
+
 @pytest.mark.parametrize(
     ("config", "options", "spec", "message"),
     [
@@ -90,6 +117,34 @@ def test_ranks_that_divide_the_cores_of_one_machine_gain_nothing(tmp_path: Path)
         ),
         pytest.param(
             SMOLLM2 | MIXTURE, ("--tensor", "2"), {}, "--tensor: 2 is not allowed: model_type 'mixtral'", id="mixture"
+        ),
+        pytest.param(
+            SMALL_MIXTURE,
+            (),
+            {"parallelism": {"expert": 3}},
+            "spec.parallelism.expert: 3 is not allowed: the model's 4 experts a layer can't be divided among 3 ranks",
+            id="experts",
+        ),
+        pytest.param(
+            SMOLLM2,
+            ("--expert", "2"),
+            {},
+            "--expert: 2 is not allowed: model_type 'llama' has no experts in any layer that could be cut over 2 ranks",
+            id="dense",
+        ),
+        pytest.param(
+            SMALL_MIXTURE,
+            ("--expert", "2"),
+            {"parallelism": {"tensor": 3}},
+            "--expert 2: spec.parallelism.expert: 2 is not allowed: can't be above 1 where parallelism.tensor is",
+            id="both",
+        ),
+        pytest.param(
+            SMALL_MIXTURE,
+            ("--expert", "2"),
+            {"engine": {"name": "vllm"}},
+            "--expert 2: spec.parallelism.expert: 2 is not allowed: is only for engine.name: stageline",
+            id="experts-under-vllm",
         ),
         pytest.param(
             SMOLLM2,

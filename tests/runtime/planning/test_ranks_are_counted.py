@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from oracles.planning_models import small_llama
+from oracles.planning_models import small_llama, small_mixture
 from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
+from stageline_runtime.model_facts.model_shapes import layer_parameters, read_parameters
 from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
-from stageline_runtime.planning.cut import CutCosts, costs_of_ranks
+from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link
 from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
-from stageline_runtime.planning.predict import Workload, ranks_that_do_not_pay
+from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
 
 DEVICE = Device(
     name="d",
@@ -56,13 +57,92 @@ def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None
     ranked = replace(memory, ranks=2)
     assert 2 * ranked.token_bytes(0, 3) == memory.token_bytes(0, 3)
     assert ranked.weight_bytes(0, 3) < memory.weight_bytes(0, 3)
-    assert ranked.needed_in_room(0, 3) == in_room * ranked.needed_bytes(0, 3)
+    of_one = ranked.fixed_bytes(0, 3) + 64 * ranked.token_bytes(0, 3)
+    assert ranked.needed_in_room(0, 3) == in_room * of_one
 
 
 def test_costs_are_divided_and_two_sums_a_layer_are_added() -> None:
     costs = CutCosts(layer=8.0, embedding=1.0, head=6.0)
     assert costs_of_ranks(costs, 2, 0.5) == CutCosts(layer=5.0, embedding=1.0, head=3.0)
     assert costs_of_ranks(costs, 1, 0.5) == costs
+
+
+def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
+    """Of a host's room its keys and values take what one rank needs, and weights what all of them do."""
+    memory = CutMemory(
+        config=small_mixture(4),
+        rooms=(StageRoom(host="a", available_bytes=10**12),),
+        max_model_len=64,
+        largest_step=LargestStep(tokens=8, rows=4),
+        element_bytes=2,
+        draft=small_llama(2),
+    )
+    ranked = replace(memory, experts=4)
+    assert ranked.token_bytes_in_room(0, 4) == memory.token_bytes(0, 4)
+    assert ranked.needed_in_room(0, 4) == 4 * ranked.fixed_bytes(0, 4) + 64 * memory.token_bytes(0, 4)
+    assert ranked.weight_bytes(0, 4) < memory.weight_bytes(0, 4) < 4 * ranked.weight_bytes(0, 4)
+    on_devices = replace(ranked, rooms=(StageRoom(host="a", available_bytes=10**12, is_device=True),))
+    assert on_devices.needed_in_room(0, 4) == ranked.fixed_bytes(0, 4) + 64 * memory.token_bytes(0, 4)
+
+
+def test_a_layer_costs_each_of_its_ranks_its_part_of_the_experts() -> None:
+    config = small_mixture(4)
+    alone, shared, most = (estimate_costs(config, experts) for experts in (1, 2, 128))
+    assert (shared.embedding, shared.head) == (alone.embedding, alone.head)
+    of_experts = 2 * (alone.layer - shared.layer)
+    assert most.layer == pytest.approx(alone.layer - of_experts * 127 / 128)
+    attention = 2 * 2048 * (32 + 4) * 128
+    assert alone.layer - of_experts == pytest.approx(attention + 128 * 2048), "attention and router are whole"
+    assert estimate_costs(small_llama(3), 2) == estimate_costs(small_llama(3))
+
+
+def test_a_rank_reads_its_experts_and_exchanges_rows_in_layers_that_have_some() -> None:
+    config, layers = small_mixture(4), LayerRange(first=0, last=3)
+    alone = Workload(dtype="bfloat16", max_model_len=64, num_sequences=8, context_tokens=10, max_step_tokens=8)
+
+    def seconds(model: ModelConfig, workload: Workload) -> float:
+        return step_seconds(model, layers, DEVICE, workload, 8, is_first=False, is_last=False)
+
+    shared = replace(alone, experts=2)
+    read = read_parameters(config, 0, 8)
+    whole = layer_parameters(config, 0) - 128 * 3 * 2048 * 768
+    rows = 4 * 10 * config.kv_bytes_per_token(4, 2) / 1e9  # that a rank no longer reads, of 8 it has 4
+    assert seconds(config, alone) - seconds(config, shared) == pytest.approx(
+        4 * 2 * (read - whole) / 2 / 1e9 + rows, rel=1e-6
+    )
+    slow = replace(shared, all_reduce_seconds=0.5)
+    assert seconds(config, slow) - seconds(config, shared) == pytest.approx(4 * 2 * 0.5)
+    assert config.mixture is not None
+    part = replace(config, mixture=replace(config.mixture, sparse_layers=(True, False, False, True)))
+    assert seconds(part, slow) - seconds(part, shared) == pytest.approx(2 * 2 * 0.5)
+
+
+def test_operations_of_own_rows_and_of_all_rows_for_own_experts() -> None:
+    config, layers = small_mixture(4), LayerRange(first=1, last=1)
+    counting = replace(
+        DEVICE, memory_bandwidth_bytes_per_second=1e30, flops_per_second=ComputeRate(float32=1e9, bfloat16=1e9)
+    )
+    shared = Workload(
+        dtype="bfloat16", max_model_len=64, num_sequences=8, context_tokens=10, max_step_tokens=8, experts=4
+    )
+    own, picked = 2 * 2048 * (32 + 4) * 128 + 128 * 2048, 8 * 3 * 2048 * 768
+    attention = 4 * 10 * 32 * 128
+    expected = 2 * (2 * own + 8 * picked / 4) + 2 * attention
+    found = step_seconds(config, layers, counting, shared, 8, is_first=False, is_last=False)
+    assert found == pytest.approx(expected / 1e9, rel=1e-9)
+
+
+def test_ranks_of_experts_on_devices_have_a_cache_each() -> None:
+    config, cut = small_mixture(2), (LayerRange(first=0, last=1),)
+    device = replace(DEVICE, memory_bytes=20 * 10**9)
+    hardware = replace(HARDWARE, devices=(device,))
+    alone = Workload(dtype="bfloat16", max_model_len=64, num_sequences=8, context_tokens=10, on_devices=True)
+    (one,) = predict(config, cut, hardware, alone).stages
+    (each,) = predict(config, cut, hardware, replace(alone, experts=2)).stages
+    assert each.kv_capacity_tokens > 2 * one.kv_capacity_tokens, "and fewer weights"
+    too_small = replace(hardware, devices=(replace(device, memory_bytes=10**9),))
+    refused = predict(config, cut, too_small, replace(alone, experts=2))
+    assert (refused.admitted_sequences, refused.tokens_per_second) == (0, None)
 
 
 def test_ranks_that_cost_more_than_they_save_are_told() -> None:

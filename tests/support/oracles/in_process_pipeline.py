@@ -101,11 +101,16 @@ class InProcessPipeline:
         waiting = list(requests)
         while waiting or any(self._cohorts):
             for cohort, running in enumerate(self._cohorts):
-                fills = self._admit(cohort, waiting)
+                fills = self.admit(cohort, waiting)
                 if running:
                     self._step(cohort, fills)
 
-    def _admit(self, cohort: int, waiting: list[Request]) -> tuple[SlotFill, ...]:
+    def is_running(self, cohort: int | None = None) -> bool:
+        """Whether a request has a slot of the cohort, or of any."""
+        return any(self._cohorts) if cohort is None else bool(self._cohorts[cohort])
+
+    def admit(self, cohort: int, waiting: list[Request]) -> tuple[SlotFill, ...]:
+        """Give free slots to those that wait."""
         running = self._cohorts[cohort]
         fills: list[SlotFill] = []
         first = cohort * self._slots_per_cohort
@@ -119,11 +124,15 @@ class InProcessPipeline:
         return tuple(fills)
 
     def _step(self, cohort: int, fills: tuple[SlotFill, ...]) -> None:
-        requests = list(self._cohorts[cohort].values())
-        rows = tuple(self._row(request) for request in requests)
+        plan = self.plan(cohort, fills)
+        self.apply(plan, self.forward(plan))
+
+    def plan(self, cohort: int, fills: tuple[SlotFill, ...]) -> StepPlan:
+        """The next step of the cohort's requests."""
+        rows = tuple(self._row(request) for request in self._cohorts[cohort].values())
         kinds = {row.num_tokens == 1 for row in rows}
         self.mixed_steps += len(kinds) == 2
-        plan = StepPlan(
+        return StepPlan(
             seq=next(self._sequence),
             cohort=cohort,
             fills=fills,
@@ -133,8 +142,6 @@ class InProcessPipeline:
             feedback_posted=False,
             dummy=False,
         )
-        logits = self._forward(plan)
-        self._apply(cohort, plan, requests, logits.argmax(dim=-1).tolist())
 
     def _row(self, request: Request) -> PlanRow:
         tokens = (request.prompt + request.output)[request.computed :][: self._chunk_tokens]
@@ -147,21 +154,27 @@ class InProcessPipeline:
             need_sample=request.computed + len(tokens) == len(request.prompt) + len(request.output),
         )
 
-    def _forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of each row's last token; none of a dummy plan's."""
         token_ids = torch.zeros(plan.padded_tokens, dtype=torch.int64)
-        token_ids[: plan.num_tokens] = torch.tensor([token for row in plan.rows for token in row.token_ids])
+        token_ids[: plan.num_tokens] = torch.tensor(
+            [token for row in plan.rows for token in row.token_ids], dtype=torch.int64
+        )
         hidden = self.stages[0].embed(token_ids)
         for stage in self.stages:
             for fill in plan.fills:
                 stage.reset_slot(fill.slot)
             hidden = stage.layers(hidden, stage.attention_batch(plan))
-        ends = torch.tensor([row.num_tokens for row in plan.rows]).cumsum(0) - 1
+        ends = torch.tensor([row.num_tokens for row in plan.rows], dtype=torch.int64).cumsum(0) - 1
         return self.stages[-1].head(hidden[ends])
 
-    def _apply(self, cohort: int, plan: StepPlan, requests: list[Request], tokens: list[int]) -> None:
-        for request, row, token in zip(requests, plan.rows, tokens, strict=True):
+    def apply(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        """Tell the plan's requests what was sampled."""
+        running = self._cohorts[plan.cohort]
+        for row, token in zip(plan.rows, logits.argmax(dim=-1).tolist(), strict=True):
+            request = running[row.slot]
             request.computed += row.num_tokens
             if row.need_sample:
                 request.output.append(token)
             if request.finished:
-                del self._cohorts[cohort][request.slot]
+                del running[request.slot]

@@ -5,7 +5,7 @@ What every rank computes is compared at each call, so that ranks that drift apar
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,12 @@ class RankedStage:
     def head(self, hidden_rows: Tensor) -> Tensor:
         return self._same(lambda model: model.head(hidden_rows))
 
+    def start(self, call: Callable[[StageModel], Any]) -> list[Future[Any]]:
+        """Let each rank's thread run `call` on its model; what each gives, in the order of the ranks."""
+        return [self._pool.submit(call, model) for model in self.models]
+
     def _each(self, call: Callable[[StageModel], Any]) -> list[Any]:
-        return [future.result() for future in [self._pool.submit(call, model) for model in self.models]]
+        return [future.result() for future in self.start(call)]
 
     def _same(self, call: Callable[[StageModel], Tensor]) -> Tensor:
         results: list[Tensor] = self._each(call)

@@ -50,6 +50,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         extra_args=engine.extra_args,
         lora_adapters=tuple(LoraAdapter(name=each.name, path=each.path) for each in engine.lora_adapters),
         tensor=model.spec.parallelism.tensor,
+        expert=model.spec.parallelism.expert,
         dtype=engine.dtype,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,

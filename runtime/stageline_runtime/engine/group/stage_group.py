@@ -18,6 +18,7 @@ from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract, read_identity
+from stageline_runtime.engine.group.rank_results import RankResults, ReadyCounts
 from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
@@ -104,6 +105,9 @@ class StageGroup:
         self._identity: PodIdentity | None = None
         self._measured: dict[Place, Measured] = {}
         self._loaded: set[Place] = set()
+        samplers = contract.config.expert
+        self._results = RankResults(samplers)
+        self._guides = ReadyCounts(samplers)
         self._progress = asyncio.Event()
         self._closing = False
         self.failure: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
@@ -194,10 +198,12 @@ class StageGroup:
         self._connections[Place(stage)].send_frame(encode_frame(message))
 
     def prepare_guide(self, message: PrepareGuide) -> None:
-        """Ask the last stage's first rank, which samples; one that is gone ends the group anyway."""
-        last = self._connections.get(Place(self._contract.stage_count - 1))
-        if last is not None:
-            last.send_frame(encode_frame(message))
+        """Ask the ranks of the last stage that sample; one that is gone ends the group anyway."""
+        frame = encode_frame(message)
+        for rank in range(self._contract.config.expert):
+            sampler = self._connections.get(Place(self._contract.stage_count - 1, rank))
+            if sampler is not None:
+                sampler.send_frame(frame)
 
     def connected_stages(self) -> GroupStages:
         """The stages that have said hello and are still there, and where they answer."""
@@ -296,7 +302,8 @@ class StageGroup:
                 self._loaded.add(place)
                 self._progress.set()
             case StepDone():
-                self._on_step_done(message)
+                if (done := self._results.take(message)) is not None:
+                    self._on_step_done(done)
             case Drafted():
                 self._on_drafted(message)
             case DrainRequested():
@@ -304,7 +311,8 @@ class StageGroup:
             case Pong():
                 self._on_pong(place.stage, message)
             case GuideReady():
-                self._on_guide_ready(message)
+                if self._guides.is_last(message.number):
+                    self._on_guide_ready(message)
             case StepTimes():
                 if self._on_step_times is not None:
                     self._on_step_times(place.stage, message)
@@ -346,7 +354,7 @@ async def form_scheduler(group: StageGroup, config: RuntimeConfig, max_waiting: 
     """
     size = await group.form()
     return Scheduler(
-        SlotLedger.of(size, prefix_cache=config.prefix_cache),
+        SlotLedger.of(size, prefix_cache=config.prefix_cache, num_ranks=config.expert),
         max_step_tokens=config.max_num_batched_tokens,
         max_waiting=max_waiting,
         graphs=group.graphs,

@@ -14,6 +14,7 @@ from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
+from stageline_runtime.model_facts.expert_cut import refuse_experts
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.model_facts.model_fields import chosen_dtype
 from stageline_runtime.model_facts.rank_cut import refuse_ranks
@@ -206,14 +207,18 @@ def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> No
 
 
 def _check_ranks(config: RuntimeConfig, model: ModelConfig, hellos: Mapping[int, Hello]) -> None:
-    ranks = config.stage_ranks
+    tensor, experts = config.tensor_ranks, config.expert
     on_devices = [stage for stage, hello in sorted(hellos.items()) if hello.device]
     try:
-        if ranks > 1 and on_devices:
+        if config.stage_ranks > 1 and on_devices:
             raise UnsupportedModelError(f"is not built for devices yet, and stage {on_devices[0]} has one")
-        refuse_ranks(model, ranks)
+        if tensor > 1 and experts > 1:
+            raise UnsupportedModelError(f"can't be had beside spec.parallelism.tensor {tensor}")
+        refuse_ranks(model, tensor)
+        refuse_experts(model, experts)
     except UnsupportedModelError as error:
-        detail = f"spec.parallelism.tensor {ranks}: {error}"
+        field = f"spec.parallelism.expert {experts}" if experts > 1 else f"spec.parallelism.tensor {tensor}"
+        detail = f"{field}: {error}"
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check the ranks") from error
 
 
@@ -248,7 +253,8 @@ def _cut_memory(
         largest_step=LargestStep.of(contract.config),
         element_bytes=element_bytes,
         draft=None if draft is None else draft.config,
-        ranks=contract.ranks,
+        ranks=contract.config.tensor_ranks,
+        experts=contract.config.expert,
     )
 
 
@@ -257,7 +263,7 @@ def _room(hello: Hello) -> StageRoom:
 
 
 def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) -> tuple[LayerRange, ...]:
-    costs = costs_of_ranks(estimate_costs(model), contract.ranks)
+    costs = costs_of_ranks(estimate_costs(model, contract.config.expert), contract.config.tensor_ranks)
     try:
         return cut_layers(
             model.num_layers,
@@ -282,31 +288,36 @@ def _counted(
     element_bytes: int,
     draft: DraftModel | None,
 ) -> tuple[StageMemory, ...]:
-    """What each stage takes: with several ranks, all of them together, which share its memory."""
+    """What each stage takes: with several ranks, all of them together, which share its memory.
+
+    Of a token's keys and values they hold one copy together: each its heads, or one of them all.
+    """
     last = len(layers) - 1
     step = LargestStep.of(config)
-    ranks = config.stage_ranks
+    tensor, experts = config.tensor_ranks, config.expert
     stages = tuple(
         StageMemory(
             stage=stage,
             room=_room(hello),
             layers=layers[stage],
-            weight_bytes=ranks
+            weight_bytes=config.stage_ranks
             * weight_bytes(
                 model,
                 layers[stage],
                 is_first=stage == 0,
                 is_last=stage == last,
                 element_bytes=element_bytes,
-                ranks=ranks,
+                ranks=tensor,
+                experts=experts,
             ),
-            step_bytes=ranks * step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes, ranks=ranks),
+            step_bytes=config.stage_ranks
+            * step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes, ranks=tensor, experts=experts),
         )
         for stage, hello in sorted(hellos.items())
     )
     if draft is None:
         return stages
-    beside = DraftMemory.of(draft.config, step, element_bytes)
+    beside = DraftMemory.of(draft.config, step, element_bytes).of_ranks(experts)
     return (*stages[:-1], stages[-1].with_draft(beside))
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from stageline_runtime.engine.scheduling.request import Guess, Request
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 LEAST_CHANCE = 0.01
 """Of a chain's row to count: a broken one costs stages that had nothing else to do their time, and little more."""
@@ -209,11 +208,9 @@ def _begin_or_go_on(slots: SlotAssignment, request: Request, plan: SelectedRows)
 def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
     """Fill the request's slot, with the longest beginning of it that earlier plans leave in any slot."""
     copy_from = None
-    index = slots.ledger.prefixes
-    if index is not None:
-        blocks, holding = index.match(request.inputs, request.cache_salt)
-        if blocks * BLOCK_TOKENS > request.scheduled_inputs:
-            copy_from, request.scheduled_inputs = holding[0], blocks * BLOCK_TOKENS
+    known, holder = slots.ledger.beginning_of(request.slot, request.inputs, request.cache_salt)
+    if known > request.scheduled_inputs:
+        copy_from, request.scheduled_inputs = holder, known
     request.fill_sent = True
     cached = request.scheduled_inputs
     ids = request.inputs[:cached] if request.sampling.depends_on_history else ()

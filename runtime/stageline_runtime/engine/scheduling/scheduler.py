@@ -28,7 +28,7 @@ from stageline_runtime.plan_bus.messages import (
     StepPlan,
     TokenLogprobs,
 )
-from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
+from stageline_runtime.plan_bus.step_plan import padded_part, plan_graph_mode
 from stageline_runtime.speculation.speculation import Speculation
 
 
@@ -234,7 +234,7 @@ class Scheduler:
         self.num_steps += 1
         self._first_rows += rows.first_rows
         self._feedback_through = max(self._feedback_through, rows.feedback_through)
-        plan = self._plan(cohort, rows, padded_size(sum(row.num_tokens for row in rows.rows)))
+        plan = self._plan(cohort, rows, padded_part(rows.rows, self.ledger.num_ranks))
         # Only now: what a plan's rows write can be copied by the fills of later plans alone.
         for request in rows.requests:
             self._slots.note_computed(request)

@@ -10,11 +10,13 @@ is written in its place. Slots without content go first, of them the lowest of t
 a cohort lie close together and stages can read them as one view.
 """
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
 from stageline_runtime.plan_bus.messages import SlotTrim
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of, rank_of_slot
 
 Block = tuple[int, ...]
 
@@ -30,10 +32,14 @@ class SlotLedger:
         num_blocks: int | None = None,
         *,
         prefix_cache: bool = False,
+        num_ranks: int = 1,
     ) -> None:
-        """`num_blocks` None: enough for all slots; with fewer than one slot may take, nothing could be promised."""
+        """`num_blocks` None: enough for all slots; with fewer than one slot may take, nothing could be promised.
+        `num_ranks`: among which the slots are divided (`rank_of_slot`).
+        """
         most = num_cohorts * slots_per_cohort * blocks_of(slot_tokens)
         self.num_cohorts = num_cohorts
+        self.num_ranks = num_ranks
         self.slots_per_cohort = slots_per_cohort
         self.slot_tokens = slot_tokens
         self.num_blocks = most if num_blocks is None else min(num_blocks, most)
@@ -51,9 +57,14 @@ class SlotLedger:
         """By slot: names of beginnings of its last holder's prompt, and their tokens."""
 
     @classmethod
-    def of(cls, size: CacheSize, *, prefix_cache: bool) -> "SlotLedger":
+    def of(cls, size: CacheSize, *, prefix_cache: bool, num_ranks: int = 1) -> "SlotLedger":
         return cls(
-            size.num_cohorts, size.slots_per_cohort, size.slot_tokens, size.num_blocks, prefix_cache=prefix_cache
+            size.num_cohorts,
+            size.slots_per_cohort,
+            size.slot_tokens,
+            size.num_blocks,
+            prefix_cache=prefix_cache,
+            num_ranks=num_ranks,
         )
 
     @property
@@ -137,6 +148,17 @@ class SlotLedger:
         self._cached_blocks += kept
         self._shrink(slot, kept)
 
+    def beginning_of(self, slot: int, inputs: tuple[int, ...], salt: str) -> tuple[int, int | None]:
+        """The longest known beginning of `inputs` that can be copied to `slot`: its tokens, and the slot that holds it.
+
+        Nothing is copied between ranks.
+        """
+        if self.prefixes is None:
+            return 0, None
+        rank = rank_of_slot(slot, self.num_ranks)
+        blocks, holders = self.prefixes.match(inputs, salt, lambda each: rank_of_slot(each, self.num_ranks) == rank)
+        return blocks * BLOCK_TOKENS, holders[0] if holders else None
+
     def take_trims(self) -> tuple[SlotTrim, ...]:
         """What has been given up since the last call, for the next plan."""
         trims, self._trims = self._trims, {}
@@ -156,7 +178,8 @@ class SlotLedger:
             slot = next(iter(self._free))
             return slot, blocks if slot in holders else 0
         here = [slot for slot in empty if slot // self.slots_per_cohort == cohort]
-        return min(here or empty), 0
+        busy = Counter(rank_of_slot(slot, self.num_ranks) for slot in self._held)
+        return min(here or empty, key=lambda slot: (busy[rank_of_slot(slot, self.num_ranks)], slot)), 0
 
     def _shrink(self, slot: int, num_blocks: int) -> None:
         if self.prefixes is not None:
@@ -227,17 +250,19 @@ class PrefixIndex:
         if not path:
             self._paths.pop(slot, None)
 
-    def match(self, tokens: tuple[int, ...], salt: str = "") -> tuple[int, list[int]]:
+    def match(
+        self, tokens: tuple[int, ...], salt: str = "", counts: Callable[[int], bool] = lambda _slot: True
+    ) -> tuple[int, list[int]]:
         """The longest known beginning of `tokens` under `salt` in blocks, and the slots that hold it (none of nothing).
+
+        Only slots that `counts` says yes to are looked at.
 
         The last token is left out: it has to be computed for there to be something to sample from.
         """
-        node, blocks = self._roots.get(salt), 0
-        if node is None:
-            return 0, []
+        node, blocks, holders = self._roots.get(salt), 0, list[int]()
         for start in range(0, len(tokens) - BLOCK_TOKENS, BLOCK_TOKENS):
-            child = node.children.get(tokens[start : start + BLOCK_TOKENS])
-            if child is None:
+            node = None if node is None else node.children.get(tokens[start : start + BLOCK_TOKENS])
+            if node is None or not (counting := [slot for slot in node.slots if counts(slot)]):
                 break
-            node, blocks = child, blocks + 1
-        return blocks, list(node.slots)
+            blocks, holders = blocks + 1, counting
+        return blocks, holders

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from stageline_runtime.graphs.layer_graphs import LayerGraphs
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.cpu.decoder_layer import DecoderLayer
 from stageline_runtime.models.cpu.kv_cache import (
     AttentionBatch,
@@ -38,8 +37,8 @@ from stageline_runtime.models.weights.stage_weights import StageWeights
 from stageline_runtime.native.attention_kernel import HeadShape
 from stageline_runtime.native.row_kernels import Kernels, kernels_if_possible
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
-from stageline_runtime.ranks.layer_sums import layer_sums
-from stageline_runtime.ranks.protocol import LoneRank, RankGroup
+from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.stage_ranks import StageRanks
 
 
 class DecoderStage(CachedSlots):
@@ -58,7 +57,7 @@ class DecoderStage(CachedSlots):
         kernels: Kernels | None,
         *,
         shape: StageShape,
-        ranks: RankGroup,
+        ranks: StageRanks,
     ) -> None:
         attention, rows = (kernels.attention, kernels.rows) if kernels is not None else (None, None)
         self._embedding = weights.embedding() if shape.is_first else None
@@ -68,14 +67,15 @@ class DecoderStage(CachedSlots):
                 layer,
                 LayerAttention(config, cache, index, attention, window),
                 rows,
-                layer_sums(ranks, shape.layers.first + index),
+                ranks.sums(shape.layers.first + index),
+                ranks.exchange(shape.layers.first + index),
             )
             for index, (layer, window) in enumerate(zip(weights.layers(), windows, strict=True))
         )
         self._graphs: LayerGraphs | None = None
         self._config = config
-        self._num_ranks = ranks.size
-        self._head = OutputHead(config, weights, self._embedding, rows, ranks) if shape.is_last else None
+        self._num_ranks = ranks.tensor.size
+        self._head = OutputHead(config, weights, self._embedding, rows, ranks.tensor) if shape.is_last else None
         self._rotary = RotaryTable(config, cache_shape.slot_tokens, cache_shape.dtype)
         super().__init__(cache)
         self._cache_shape = cache_shape
@@ -129,17 +129,23 @@ class DecoderStage(CachedSlots):
 
 
 def build_stage_model(
-    model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress, ranks: RankGroup | None = None
+    model_dir: Path,
+    config: ModelConfig,
+    shape: StageShape,
+    progress: LoadProgress,
+    ranks: RankGroup | None = None,
+    *,
+    experts: RankGroup | None = None,
 ) -> DecoderStage:
     """Load a stage's weights and reserve its KV cache of `num_cohorts * slots_per_cohort` slots; with `ranks`, the part
-    of both that is this rank's. `config` is that of the whole model.
+    of both that is this rank's; with `experts`, all but other ranks' experts. `config` is that of the whole model.
 
     Raises:
-        UnsupportedModelError: the model can't be cut over so many ranks.
+        UnsupportedModelError: the model can't be cut over so many ranks, or both `ranks` and `experts` are several.
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    ranks = ranks if ranks is not None else LoneRank()
-    cut = rank_cut(config, ranks.rank, ranks.size)
+    of_stage = StageRanks.of(ranks, experts)
+    cut = of_stage.cut(config)
     weights = StageWeights(model_dir, config, shape, progress, cut=cut)
     config = cut.part
     cache = cache_of(config, shape)
@@ -159,7 +165,7 @@ def build_stage_model(
         masks=kernels is None,
     )
     windows = layer_windows(config, shape)
-    return DecoderStage(config, weights, cache, cache_shape, windows, kernels, shape=shape, ranks=ranks)
+    return DecoderStage(config, weights, cache, cache_shape, windows, kernels, shape=shape, ranks=of_stage)
 
 
 def layer_windows(config: ModelConfig, shape: StageShape) -> tuple[int | None, ...]:

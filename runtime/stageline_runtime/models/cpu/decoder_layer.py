@@ -1,91 +1,29 @@
 """One decoder layer, in parts that a graph can capture: what comes before attention, attention, what comes after.
 
-Eager and captured runs call the same methods. Only the mixture of experts can't be captured: which experts run depends
-on the tokens, so shapes do too.
+Eager and captured runs call the same methods. Only the mixture of experts can't be captured.
 """
 
 import torch
-import torch.nn.functional as F
 
-from stageline_runtime.model_facts.model_config import MixtureConfig, ModelConfig
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.cpu.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts, linear
 from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.models.cpu.layer_attention import LayerAttention, Rotary
 from stageline_runtime.models.cpu.operators import decode_attention
-from stageline_runtime.models.cpu.row_modules import Linear, RmsNorm
+from stageline_runtime.models.cpu.row_modules import RmsNorm
 from stageline_runtime.models.rotary import rotate
-from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights, Projection
+from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights
 from stageline_runtime.native.row_kernels import RowKernels
+from stageline_runtime.ranks.expert_exchange import ExpertExchange
 from stageline_runtime.ranks.layer_sums import LayerSums
-
-
-class ExpertMixture:
-    """A mixture of experts as feed-forward block: a router picks experts for each token, and only those picked run.
-
-    `sum over picked experts of weight * down(silu(gate(x)) * up(x))`. Tokens are grouped by expert, so that an expert's
-    weights are read once a step and never for an expert without tokens. Numerics follow Hugging Face's: routing weights
-    are a float32 softmax over all experts, and the experts' outputs are summed in ascending order of the expert. A
-    shared expert runs for all tokens and comes last, weighted by `sigmoid(shared_gate(x))`.
-    """
-
-    def __init__(self, mixture: MixtureConfig, weights: ExpertWeights, kernels: RowKernels | None) -> None:
-        self._mixture = mixture
-        shared = weights.shared
-        self._shared = None if shared is None else (FeedForward(shared.block, kernels), Linear(shared.gate))
-        self._router = Linear(weights.router)
-        self._gate_up = tuple(Linear(weight) for weight in weights.gate_up)
-        self._down = tuple(Linear(weight) for weight in weights.down)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        weights, experts = self._route(rows)
-        picks_of_token = experts.shape[1]
-        order = experts.flatten().argsort(stable=True)
-        counts = experts.flatten().bincount(minlength=self._mixture.num_experts).tolist()
-        output = torch.zeros_like(rows)
-        start = 0
-        for expert, count in enumerate(counts):
-            if count == 0:
-                continue
-            picks = order[start : start + count]
-            tokens = picks // picks_of_token
-            gate, up = self._gate_up[expert](rows[tokens]).chunk(2, dim=-1)
-            result = self._down[expert](F.silu(gate) * up) * weights.flatten()[picks, None]
-            output.index_add_(0, tokens, result.to(output.dtype))
-            start += count
-        if self._shared is None:
-            return output
-        shared_block, shared_gate = self._shared
-        return output + torch.sigmoid(shared_gate(rows)) * shared_block(rows)
-
-    def _route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and expert ids `[num_tokens, experts_per_token]` of each token's picked experts."""
-        probabilities = F.softmax(self._router(rows), dim=-1, dtype=torch.float32)
-        weights, experts = probabilities.topk(self._mixture.experts_per_token, dim=-1)
-        if self._mixture.normalise_weights:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights, experts
-
-
-class FeedForward:
-    """Gated feed-forward block `[num_tokens, hidden_size]` to the same shape: `down(silu(gate(x)) * up(x))`."""
-
-    def __init__(self, weights: DenseWeights, kernels: RowKernels | None) -> None:
-        self._gate_up = _linear(weights.gate_up)
-        self._down = _linear(weights.down)
-        self._kernels = kernels
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        gate_up = self._gate_up(rows)
-        if self._kernels is not None and not torch.compiler.is_compiling():
-            return self._down(self._kernels.gate(gate_up))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
 
 
 class LayerParts:
     """What surrounds attention: both blocks' norms and projections, and their sums into the residual stream.
 
     Runs wherever its weights lie. With `sums`, config and weights are one rank's part of the layer, and what the output
-    projection and the feed-forward block give is summed over the ranks.
+    projection and the feed-forward block give is summed over the ranks. With an `exchange`, which a mixture alone uses,
+    weights hold one rank's experts. How these run is for `run_experts` to say.
     """
 
     def __init__(
@@ -94,17 +32,19 @@ class LayerParts:
         weights: LayerWeights,
         kernels: RowKernels | None = None,
         sums: LayerSums | None = None,
+        exchange: ExpertExchange | None = None,
+        run_experts: RunExperts = ExpertLoop,
     ) -> None:
         self._sums = sums
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._input_norm = RmsNorm(weights.input_norm, config.rms_norm_eps, kernels)
-        self._qkv = _linear(weights.qkv)
+        self._qkv = linear(weights.qkv)
         self._head_norm = _head_norm(config, weights)
-        self._output = _linear(weights.output)
+        self._output = linear(weights.output)
         self._feed_forward_norm = RmsNorm(weights.feed_forward_norm, config.rms_norm_eps, kernels)
-        self._feed_forward = _feed_forward(config, weights.feed_forward, kernels)
+        self._feed_forward = _feed_forward(config, weights.feed_forward, kernels, exchange, run_experts)
 
     def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotated query and key heads, and value heads: `[padded_tokens, heads, head_dim]`."""
@@ -139,8 +79,9 @@ class DecoderLayer(LayerParts):
         attention: LayerAttention,
         kernels: RowKernels | None,
         sums: LayerSums | None = None,
+        exchange: ExpertExchange | None = None,
     ) -> None:
-        super().__init__(config, weights, kernels, sums)
+        super().__init__(config, weights, kernels, sums, exchange)
         self.attention = attention
         self._attention_number = None if attention.handle is None else attention.handle.number
         self._attention_features = attention.out_features
@@ -157,17 +98,17 @@ class DecoderLayer(LayerParts):
         return self.after_attention(hidden, attended)
 
 
-def _linear(projection: Projection) -> Linear:
-    return Linear(projection.weight, projection.bias)
-
-
 def _feed_forward(
-    config: ModelConfig, weights: DenseWeights | ExpertWeights, kernels: RowKernels | None
+    config: ModelConfig,
+    weights: DenseWeights | ExpertWeights,
+    kernels: RowKernels | None,
+    exchange: ExpertExchange | None,
+    run_experts: RunExperts,
 ) -> FeedForward | ExpertMixture:
     if isinstance(weights, DenseWeights):
         return FeedForward(weights, kernels)
     assert config.mixture is not None, "expert weights without a mixture"
-    return ExpertMixture(config.mixture, weights, kernels)
+    return ExpertMixture(config.mixture, weights, run_experts(weights), kernels, exchange)
 
 
 def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:

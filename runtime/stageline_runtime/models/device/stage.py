@@ -1,4 +1,5 @@
-"""The own decoder on a device, cut to one stage. No call waits for the device.
+"""The own decoder on a device, cut to one stage. No call waits for the device, but for experts where torch has no
+grouped product of their dtype there (`grouped_experts`).
 
 Weights, cache and tables are made at load; the cache a second time, once it is known how much memory is left. What a
 slot gives up needs no zeros: attention reads no position that the slot's present request hasn't written.
@@ -12,11 +13,11 @@ import torch.nn.functional as F
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.graphs.device_graphs import DeviceGraphs, step_sizes
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.cpu.decoder import layer_windows
 from stageline_runtime.models.cpu.decoder_layer import LayerParts
 from stageline_runtime.models.cpu.row_modules import OutputHead
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention, TritonAttention
+from stageline_runtime.models.device.grouped_experts import GroupedExperts
 from stageline_runtime.models.device.layers import DeviceLayers
 from stageline_runtime.models.device.step_rows import BlockTables, CacheBounds, StepRows, StepTable, build_step_rows
 from stageline_runtime.models.protocol import (
@@ -31,8 +32,8 @@ from stageline_runtime.models.rotary import RotaryTable
 from stageline_runtime.models.weights.stage_weights import StageWeights
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.ranks.layer_sums import layer_sums
-from stageline_runtime.ranks.protocol import LoneRank, RankGroup
+from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.stage_ranks import StageRanks
 
 
 class DeviceStage:
@@ -46,9 +47,9 @@ class DeviceStage:
         accelerator: Accelerator,
         attention: DeviceAttention,
         heads: AttentionHeads,
-        ranks: RankGroup,
+        ranks: StageRanks,
     ) -> None:
-        self._num_ranks = ranks.size
+        self._num_ranks = ranks.tensor.size
         self._config = config
         self._shape = shape
         self._heads = heads
@@ -56,11 +57,17 @@ class DeviceStage:
         self._accelerator = accelerator
         self._embedding = weights.embedding() if shape.is_first else None
         self._parts = tuple(
-            LayerParts(config, layer, sums=layer_sums(ranks, shape.layers.first + index))
+            LayerParts(
+                config,
+                layer,
+                sums=ranks.sums(shape.layers.first + index),
+                exchange=ranks.exchange(shape.layers.first + index),
+                run_experts=GroupedExperts,
+            )
             for index, layer in enumerate(weights.layers())
         )
         self._attention = attention
-        self._head = OutputHead(config, weights, self._embedding, ranks=ranks) if shape.is_last else None
+        self._head = OutputHead(config, weights, self._embedding, ranks=ranks.tensor) if shape.is_last else None
         self._rotary = RotaryTable(config, shape.slot_tokens, shape.dtype, accelerator.device)
         self._bounds = CacheBounds(
             num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, tile_tokens=heads.prefill_tile_tokens
@@ -132,14 +139,14 @@ class DeviceStage:
         """Capture the layers for plans up to `graphs`; touches no slot.
 
         Raises:
-            GraphsUnavailableError: a mixture of experts, whose shapes depend on the tokens, or several ranks.
+            GraphsUnavailableError: a mixture of experts, whose products may wait for the device, or several ranks.
         """
         if self._num_ranks > 1:
             raise GraphsUnavailableError(
                 f"the stage's layers are cut over {self._num_ranks} ranks, whose sums can't be captured"
             )
         if self._config.mixture is not None:
-            raise GraphsUnavailableError("the model is a mixture of experts, whose shapes depend on the tokens")
+            raise GraphsUnavailableError("the model is a mixture of experts, whose products may wait for the device")
         self._graphs = DeviceGraphs(
             self._accelerator,
             self._accelerator.graph_recorder(),
@@ -165,21 +172,25 @@ def build_device_stage(
     accelerator: Accelerator,
     attention: DeviceAttention | None = None,
     ranks: RankGroup | None = None,
+    *,
+    experts: RankGroup | None = None,
 ) -> DeviceStage:
-    """Load a stage's weights, or its rank's part, to the device and reserve its cache there. `attention` None takes the
-    Triton kernels; one that is given is made for the rank's heads.
+    """Load a stage's weights, or its rank's part, to the device and reserve its cache there. `experts`: the ranks that
+    the experts alone are cut over. `attention` None takes the Triton kernels; one that is given is made for the rank's
+    heads.
 
     Raises:
-        UnsupportedModelError: the model can't be cut over so many ranks.
+        UnsupportedModelError: the model can't be cut over so many ranks, or both `ranks` and `experts` are several, or
+            experts have sizes that no device runs.
         WeightsError: a tensor is missing or misshapen, or a file is unreadable.
     """
-    ranks = ranks if ranks is not None else LoneRank()
-    cut = rank_cut(config, ranks.rank, ranks.size)
+    of_stage = StageRanks.of(ranks, experts)
+    cut = of_stage.cut(config)
     weights = StageWeights(model_dir, config, shape, progress, accelerator.device, cut)
     config = cut.part
     heads = attention_heads(config, shape)
     chosen = TritonAttention(heads, accelerator.num_processors) if attention is None else attention
-    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads, ranks)
+    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads, of_stage)
     stage.warm_up()
     return stage
 

@@ -62,10 +62,12 @@ class ExpertWeights:
     router: torch.Tensor
     """`[num_experts, hidden_size]`."""
     gate_up: tuple[torch.Tensor, ...]
-    """By expert: `[2 * intermediate_size, hidden_size]`, gate rows first."""
+    """By expert held: `[2 * intermediate_size, hidden_size]`, gate rows first."""
     down: tuple[torch.Tensor, ...]
-    """By expert: `[hidden_size, intermediate_size]`."""
+    """By expert held: `[hidden_size, intermediate_size]`."""
     shared: SharedExpertWeights | None = None
+    first: int = 0
+    """Which of the router's experts is the first one held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +99,19 @@ def layer_file_shapes(config: ModelConfig, layer: int, form: ExpertForm) -> Shap
     return shapes
 
 
-def fuse_layer(config: ModelConfig, layer: int, form: ExpertForm, tensors: dict[str, torch.Tensor]) -> LayerWeights:
-    """Build a layer from the tensors that `layer_file_shapes` names; what is fused is taken out of `tensors`."""
+def fuse_layer(
+    config: ModelConfig,
+    layer: int,
+    form: ExpertForm,
+    tensors: dict[str, torch.Tensor],
+    experts: range | None = None,
+) -> LayerWeights:
+    """Build a layer from the tensors that `layer_file_shapes` names; what is fused is taken out of `tensors`.
+
+    `experts`: those of a mixture that `tensors` hold; None: all.
+    """
     mixture = mixture_of(config, layer)
+    held = range(mixture.num_experts) if experts is None and mixture is not None else experts or range(0)
     return LayerWeights(
         input_norm=tensors["input_layernorm.weight"],
         qkv=_fuse(tensors, [f"self_attn.{name}_proj" for name in "qkv"]),
@@ -107,7 +119,7 @@ def fuse_layer(config: ModelConfig, layer: int, form: ExpertForm, tensors: dict[
         key_norm=tensors.get("self_attn.k_norm.weight"),
         output=_fuse(tensors, ["self_attn.o_proj"]),
         feed_forward_norm=tensors["post_attention_layernorm.weight"],
-        feed_forward=_fuse_dense(tensors, "mlp") if mixture is None else _fuse_experts(tensors, mixture, form),
+        feed_forward=_fuse_dense(tensors, "mlp") if mixture is None else _fuse_experts(tensors, mixture, form, held),
     )
 
 
@@ -124,17 +136,21 @@ def _fuse_shared(tensors: dict[str, torch.Tensor], mixture: MixtureConfig) -> Sh
     return SharedExpertWeights(block=_fuse_dense(tensors, SHARED_NAME), gate=tensors.pop(SHARED_GATE_NAME))
 
 
-def _fuse_experts(tensors: dict[str, torch.Tensor], mixture: MixtureConfig, form: ExpertForm) -> ExpertWeights:
+def _fuse_experts(
+    tensors: dict[str, torch.Tensor], mixture: MixtureConfig, form: ExpertForm, held: range
+) -> ExpertWeights:
     router, shared = tensors.pop(_router_name(form)), _fuse_shared(tensors, mixture)
     if form is ExpertForm.STACKED:
         gate_up, down = tensors.pop(EXPERT_GATE_UP_NAME), tensors.pop(EXPERT_DOWN_NAME)
-        return ExpertWeights(router=router, gate_up=gate_up.unbind(0), down=down.unbind(0), shared=shared)
+        return ExpertWeights(
+            router=router, gate_up=gate_up.unbind(0), down=down.unbind(0), shared=shared, first=held.start
+        )
     gate_ups, downs = [], []
-    for expert in range(mixture.num_experts):
+    for expert in held:
         gate, up, down_name = _expert_names(form, expert)
         gate_ups.append(torch.cat((tensors.pop(gate), tensors.pop(up))))
         downs.append(tensors.pop(down_name))
-    return ExpertWeights(router=router, gate_up=tuple(gate_ups), down=tuple(downs), shared=shared)
+    return ExpertWeights(router=router, gate_up=tuple(gate_ups), down=tuple(downs), shared=shared, first=held.start)
 
 
 def _router_name(form: ExpertForm) -> str:

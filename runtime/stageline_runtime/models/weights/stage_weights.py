@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.expert_cut import ExpertCut
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.rank_cut import RankCut, TensorSlice
 from stageline_runtime.models.protocol import CPU, LoadProgress, StageShape
@@ -110,7 +111,7 @@ def stage_weight_bytes(
     has_embedding: bool,
     has_head: bool,
     dtype: torch.dtype,
-    cut: RankCut | None = None,
+    cut: RankCut | ExpertCut | None = None,
 ) -> int:
     """Bytes of the stage's tensors as `dtype`, or of its rank's part of them, which is where `progress` ends; reads
     file headers only.
@@ -133,7 +134,7 @@ class _RankReads:
         config: ModelConfig,
         form: CheckpointForm,
         shapes: dict[str, tuple[int, ...]],
-        cut: RankCut | None,
+        cut: RankCut | ExpertCut | None,
         *,
         has_embedding: bool,
     ) -> None:
@@ -183,7 +184,7 @@ class StageWeights:
         shape: StageShape,
         progress: LoadProgress,
         device: torch.device = CPU,
-        cut: RankCut | None = None,
+        cut: RankCut | ExpertCut | None = None,
     ) -> None:
         self._model_dir = model_dir
         self._config = config
@@ -212,7 +213,8 @@ class StageWeights:
             named = self._read([name for name in names if self._part.holds(name)])
             tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
             named.clear()
-            yield fuse_layer(self._config, layer, self._form.experts, tensors)
+            experts = self._cut.experts if isinstance(self._cut, ExpertCut) else None
+            yield fuse_layer(self._config, layer, self._form.experts, tensors, experts)
 
     def final_norm(self) -> torch.Tensor:
         """`[hidden_size]`."""
@@ -221,8 +223,8 @@ class StageWeights:
     def head(self, embedding: torch.Tensor | None) -> torch.Tensor:
         """`[vocab_size, hidden_size]`, or the rank's rows; where tied, those of the stage's `embedding` if it has one,
         also for an equal copy."""
-        if embedding is not None and self._cut is not None and self._cut.ranks > 1:
-            rows = self._cut.vocabulary
+        rows = None if self._cut is None or self._cut.ranks == 1 else self._cut.vocabulary
+        if embedding is not None and rows is not None:
             embedding = embedding[rows.start : rows.stop]
         name = head_name(self._config, self._form)
         if embedding is not None and name != _HEAD_NAME:

@@ -89,7 +89,8 @@ class StageProgress:
     """What all slots together may hold."""
     occupancy: KvOccupancy = field(default_factory=KvOccupancy)
     hidden_token_bytes: int = 0
-    """Bytes of one token's hidden state, as sent to the next stage."""
+    """Bytes of one padded token's hidden state, as the stage's ranks send it to the next: together one, or each its own
+    where their requests differ."""
     feedback_row_bytes: int = 0
     """Bytes of one sampled row, as the last stage sends it to the first."""
     steps_by_kind: dict[BusyKind, int] = field(default_factory=lambda: dict.fromkeys(BusyKind, 0))

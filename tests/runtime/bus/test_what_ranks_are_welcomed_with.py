@@ -1,0 +1,145 @@
+"""What an engine answers to the hellos of stages of several ranks: the cut, the memory, a refusal with the numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oracles.planning_models import small_llama, small_mixture
+from processes.played_stage import hello
+from stageline_api.failures import FailureClass
+from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_runtime.contract import PodContract
+from stageline_runtime.engine.group.welcome import DraftModel, welcome_stages
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.plan_bus.messages import Hello, Welcome
+from stageline_runtime.planning.memory import USABLE_SHARE, DraftMemory, LargestStep, weight_bytes
+from stageline_runtime.termination import RuntimeFailure
+
+STEP = LargestStep(tokens=64, rows=4)
+
+
+def contract(**config: Any) -> PodContract:
+    usual: dict[str, Any] = {
+        "model_name": "tiny",
+        "namespace": "lab",
+        "served_name": "tiny",
+        "source": "file:///models/tiny",
+        "cache_dir": "/cache",
+        "stage_count": 1,
+        "dtype": "bfloat16",
+        "max_model_len": 2048,
+        "max_num_seqs": STEP.rows,
+        "max_num_batched_tokens": STEP.tokens,
+    }
+    return PodContract(
+        config=RuntimeConfig(**usual | config),
+        stage=0,
+        stage_count=1,
+        group=0,
+        incarnation=1,
+        pod_ip="127.0.0.1",
+        master_addr="127.0.0.1",
+        master_port=1,
+        bus_token="t",
+    )
+
+
+def welcomed(model: ModelConfig, hello: Hello, draft: ModelConfig | None = None, **config: Any) -> Welcome:
+    drafts = None if draft is None else DraftModel(Path("/draft"), draft)
+    return welcome_stages({0: hello}, contract(**config), model, Path("/models/tiny"), drafts)[0]
+
+
+def refused(model: ModelConfig, hello: Hello, **config: Any) -> RuntimeFailure:
+    with pytest.raises(RuntimeFailure) as raised:
+        welcomed(model, hello, **config)
+    return raised.value
+
+
+def needed_bytes(model: ModelConfig, tokens: int, draft: ModelConfig | None, experts: int) -> int:
+    """What so many ranks take together: each its weights and step, and one of them a token's keys and values."""
+    whole = LayerRange(first=0, last=model.num_layers - 1)
+    held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2, experts=experts)
+    step = STEP.bytes_of(model, is_last=True, element_bytes=2, experts=experts)
+    token = model.kv_bytes_per_token(model.num_layers, 2)
+    if draft is not None:
+        beside = DraftMemory.of(draft, STEP, 2)
+        held, step, token = held + beside.weight_bytes, max(step, beside.step_bytes), token + beside.token_bytes
+    return experts * (held + step) + tokens * token
+
+
+def with_memory(available_bytes: int) -> Hello:
+    return hello(stage_count=1, available_bytes=available_bytes)
+
+
+@pytest.mark.parametrize("draft", [None, small_llama(2)], ids=["alone", "with-a-draft-model"])
+@pytest.mark.parametrize("experts", [1, 2, 8])
+def test_ranks_of_experts_need_their_weights_and_steps_and_one_of_them_a_sequence(
+    experts: int, draft: ModelConfig | None
+) -> None:
+    """With a page less than that there is no group, whatever the number of ranks."""
+    model = small_mixture(2)
+    needed = needed_bytes(model, 2048, draft, experts)
+    enough = with_memory(int(needed / USABLE_SHARE) + 2)
+    welcome = welcomed(model, enough, draft, expert=experts)
+    assert (welcome.last_layer, welcome.slot_tokens, welcome.slots_per_cohort) == (1, 2048, STEP.rows)
+    assert (welcome.stages_on_host, welcome.stages_in_container) == (experts, experts), "who share the cores"
+    with pytest.raises(RuntimeFailure) as raised:
+        welcomed(model, with_memory(enough.available_bytes - 4096), draft, expert=experts)
+    assert raised.value.failure_class is FailureClass.OUT_OF_MEMORY, raised.value
+
+
+def test_ranks_that_share_layers_hold_a_sequence_together() -> None:
+    model = small_llama(4)
+    whole = LayerRange(first=0, last=3)
+    held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2, ranks=2)
+    step = STEP.bytes_of(model, is_last=True, element_bytes=2, ranks=2)
+    needed = 2 * (held + step) + 256 * model.kv_bytes_per_token(4, 2)
+    enough = with_memory(int(needed / USABLE_SHARE) + 2)
+    assert welcomed(model, enough, tensor=2, max_model_len=256).stages_on_host == 2
+    failure = refused(model, with_memory(enough.available_bytes - 4096), tensor=2, max_model_len=256)
+    assert failure.failure_class is FailureClass.OUT_OF_MEMORY, failure
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "detail"),
+    [
+        pytest.param(
+            small_mixture(2),
+            {"expert": 3},
+            "spec.parallelism.expert 3: the model's 128 experts a layer can't be divided among 3 ranks",
+            id="numbers",
+        ),
+        pytest.param(
+            small_llama(2),
+            {"expert": 2},
+            "spec.parallelism.expert 2: model_type 'llama' has no experts in any layer that could be cut over 2 ranks",
+            id="dense",
+        ),
+        pytest.param(
+            small_mixture(2),
+            {"expert": 2, "tensor": 2},
+            "spec.parallelism.expert 2: can't be had beside spec.parallelism.tensor 2",
+            id="both",
+        ),
+        pytest.param(
+            small_llama(2),
+            {"tensor": 3},
+            "spec.parallelism.tensor 3: the model's 4 query heads and 2 key and value heads and 128 feed-forward "
+            "columns and 64 hidden elements can't be divided among 3 ranks",
+            id="heads",
+        ),
+    ],
+)
+def test_what_ranks_can_not_share_is_a_bad_config_with_the_numbers(
+    model: ModelConfig, config: dict[str, int], detail: str
+) -> None:
+    failure = refused(model, with_memory(1 << 40), **config)
+    assert (failure.failure_class, failure.detail) == (FailureClass.BAD_CONFIG, detail)
+
+
+@pytest.mark.parametrize("field", ["tensor", "expert"])
+def test_ranks_on_a_device_are_refused_until_they_are_built(field: str) -> None:
+    on_device = hello(stage_count=1, available_bytes=1 << 40, device="gpu-0")
+    failure = refused(small_mixture(2), on_device, **{field: 2})
+    assert failure.detail == f"spec.parallelism.{field} 2: is not built for devices yet, and stage 0 has one"

@@ -1,0 +1,97 @@
+"""Where requests belong to one rank each, every rank's part of a plan follows from the plan, and no row is lost."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageline_runtime.engine.group.rank_results import RankResults, ReadyCounts
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, SlotFill, SlotTrim, StepDone
+from stageline_runtime.plan_bus.step_plan import (
+    BLOCK_TOKENS,
+    PlanRow,
+    StepPlan,
+    padded_part,
+    padded_size,
+    plan_of_rank,
+    rank_of_slot,
+)
+
+
+def row_of(slot: int, num_tokens: int = 1, *, samples: bool = True, wants_drafts: bool = False) -> PlanRow:
+    ids = tuple(range(num_tokens)) if num_tokens > 1 else ()
+    return PlanRow(slot, 1, 0, num_tokens, ids, samples, 0, wants_drafts)
+
+
+def plan_with(*rows: PlanRow, ranks: int = 2, posted: bool = True) -> StepPlan:
+    return StepPlan(7, 0, (), rows, padded_part(rows, ranks), 5, posted, False)
+
+
+ROWS = st.lists(
+    st.builds(row_of, st.integers(0, 11), st.integers(1, 9), samples=st.booleans(), wants_drafts=st.booleans()),
+    unique_by=lambda row: row.slot,
+    min_size=1,
+)
+
+
+@given(rows=ROWS, ranks=st.integers(1, 4), posted=st.booleans())
+def test_parts_divide_a_plan_and_have_its_shape(rows: list[PlanRow], ranks: int, posted: bool) -> None:
+    posted = posted and any(row.need_sample for row in rows)
+    plan = plan_with(*rows, ranks=ranks, posted=posted)
+    parts = [plan_of_rank(plan, rank, ranks) for rank in range(ranks)]
+    assert sorted((row for part in parts for row in part.rows), key=lambda row: row.slot) == sorted(
+        rows, key=lambda row: row.slot
+    )
+    for rank, part in enumerate(parts):
+        assert {rank_of_slot(row.slot, ranks) for row in part.rows} <= {rank}
+        assert (part.seq, part.padded_tokens, part.feedback_through) == (7, plan.padded_tokens, 5)
+        assert part.num_tokens <= part.padded_tokens
+        assert part.dummy == (not part.rows), "a rank without rows runs them all the same"
+        assert not part.is_heartbeat
+        assert part.feedback_posted == (posted and bool(part.sampled_rows)), "both ends of a lane agree"
+    largest = max(part.num_tokens for part in parts)
+    assert plan.padded_tokens == padded_size(largest)
+
+
+def test_what_belongs_to_a_slot_goes_with_it() -> None:
+    fills = tuple(SlotFill(slot, 1, RequestSampling()) for slot in range(4))
+    trims = (SlotTrim(1, 0), SlotTrim(2, 16))
+    plan = msgspec.structs.replace(plan_with(row_of(0, wants_drafts=True)), fills=fills, trims=trims, draft_steps=3)
+    first, other = (plan_of_rank(plan, rank, 2) for rank in (0, 1))
+    assert ([fill.slot for fill in first.fills], [fill.slot for fill in other.fills]) == ([0, 2], [1, 3])
+    assert (first.trims, other.trims) == ((trims[1],), (trims[0],))
+    assert (first.draft_steps, other.draft_steps) == (3, 0)
+    assert (first.dummy, other.dummy) == (False, True)
+
+
+def test_heartbeats_and_warm_ups_are_everybodys() -> None:
+    heartbeat = StepPlan(7, 0, (), (), 1, 5, False, False)
+    warm_up = msgspec.structs.replace(heartbeat, dummy=True, padded_tokens=8, draft_steps=2)
+    for rank in (0, 1):
+        assert plan_of_rank(heartbeat, rank, 2) == heartbeat
+        assert plan_of_rank(warm_up, rank, 2) == warm_up
+
+
+def test_a_plan_is_done_when_every_rank_has_said_so() -> None:
+    results = RankResults(2)
+    rows = [SampledRow(slot, 1, 40 + slot) for slot in range(3)]
+    assert results.take(StepDone(0, (rows[0],))) is None
+    assert results.take(StepDone(1, ())) is None, "the same rank goes on"
+    assert results.take(StepDone(0, (rows[1], rows[2]))) == StepDone(0, tuple(rows))
+    assert results.take(StepDone(1, ())) == StepDone(1, ())
+    counts = ReadyCounts(2)
+    assert [counts.is_last(number) for number in (1, 2, 1, 2, 1)] == [False, False, True, True, False]
+
+
+def test_requests_are_spread_over_ranks_and_begin_with_what_their_own_holds() -> None:
+    ledger = SlotLedger(2, 4, 64, prefix_cache=True, num_ranks=2)
+    prompt = tuple(range(40))
+    taken = [ledger.take(cohort, prompt)[0] for cohort in (0, 1, 0, 1)]
+    assert [rank_of_slot(slot, 2) for slot in taken] == [0, 1, 1, 0], taken
+    assert ledger.prefixes is not None
+    for start in (0, BLOCK_TOKENS):
+        ledger.prefixes.extend(taken[0], prompt[start : start + BLOCK_TOKENS])
+    assert ledger.beginning_of(taken[3], prompt, "") == (2 * BLOCK_TOKENS, taken[0])
+    assert ledger.beginning_of(taken[1], prompt, "") == (0, None), "another rank's memory"
+    ledger.prefixes.extend(taken[1], prompt[:BLOCK_TOKENS])
+    assert ledger.beginning_of(taken[2], prompt, "") == (BLOCK_TOKENS, taken[1]), "as much as its own rank holds"
