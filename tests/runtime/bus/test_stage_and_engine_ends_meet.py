@@ -39,14 +39,16 @@ class EngineSide:
         self.received: list[ToEngine] = []
         self.lost: list[str] = []
         self.connection: EngineBusConnection | None = None
+        self.channel: TlsChannel | None = None
         self.loop = asyncio.new_event_loop()
         self.port = 0
 
     def make_connection(self) -> EngineBusConnection:
+        self.channel = None if self.identity is None else TlsChannel(self.identity, is_server=True)
         self.connection = EngineBusConnection(
             lambda _connection, message: self.received.append(message),
             lambda _connection, reason: self.lost.append(reason),
-            channel=None if self.identity is None else TlsChannel(self.identity, is_server=True),
+            channel=self.channel,
         )
         return self.connection
 
@@ -101,8 +103,9 @@ def engine(request: pytest.FixtureRequest, certificates: TlsConfig) -> Iterator[
 @pytest.fixture
 def stage(engine: EngineSide) -> Iterator[StageBus]:
     bus = StageBus.connect("127.0.0.1", engine.port, SECONDS, engine.identity)
-    # The kernel connects; an engine's end that is not there yet could not be closed at the end.
-    wait_for(lambda: engine.connection is not None)
+    # The kernel connects; an engine's end that is not there yet could not be closed at the end. The stage's end of TLS
+    # is open once it has sent its last words of the handshake, the engine's once it has them.
+    wait_for(lambda: engine.connection is not None and (engine.channel is None or engine.channel.is_open))
     yield bus
     bus.close()
 
