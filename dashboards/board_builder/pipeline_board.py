@@ -113,7 +113,7 @@ def _which_stage() -> Section:
             9,
             _shares(),
             rows_heatmap(heat, Series(in_order(f"({imbalance(*OF_GROUP)})"), STAGE_LEGEND), 0.5, 1.5),
-            lines(course, Series(busy(STAGE, *OF_GROUP), STAGE_LEGEND), limits=BUSY),
+            lines(course, Series(in_order(busy(STAGE, *OF_GROUP)), STAGE_LEGEND), limits=BUSY),
         ),
         line(7, *_bottleneck(), _expected_bubble(), widths=(5, 4, 4, 11)),
     )
@@ -139,8 +139,8 @@ def _bottleneck() -> tuple[AnyPanel, ...]:
         "percentunit",
     )
     return (
-        number(bottleneck, busiest(busy(STAGE, *OF_GROUP), *OF_GROUP), BUSY, STAGE_LEGEND),
-        number(uneven, busiest(imbalance(*OF_GROUP), *OF_GROUP), UNEVEN, STAGE_LEGEND),
+        number(bottleneck, in_order(f"({busiest(busy(STAGE, *OF_GROUP), *OF_GROUP)})"), BUSY, STAGE_LEGEND),
+        number(uneven, in_order(f"({busiest(imbalance(*OF_GROUP), *OF_GROUP)})"), UNEVEN, STAGE_LEGEND),
         number(wasted, bubble(GROUP, *OF_GROUP), legend="group {{group}}"),
     )
 
@@ -187,7 +187,7 @@ def _stage_by_stage() -> Section:
     return section(
         "Stage waits",
         line(8, _one_stage().repeat("stage").repeat_direction("h").max_per_row(4)),
-        line(8, lines(reasons, Series(waits, f"{STAGE_LEGEND}: {{{{reason}}}}"))),
+        line(8, lines(reasons, Series(in_order(waits), f"{STAGE_LEGEND}: {{{{reason}}}}"))),
         collapsed=True,
     )
 

@@ -5,7 +5,7 @@ from typing import Final
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Line, Section, line, section
 from board_builder.panels import AnyPanel, Limits, Series, Text, lines
-from board_builder.queries import mean, rate_by, selected, share, sum_by
+from board_builder.queries import in_order, mean, rate_by, selected, share, sum_by
 from board_builder.stages import GROUP, STAGE
 from board_builder.tables import Column, Key, rows
 from stageline_runtime import metric_names as names
@@ -122,7 +122,7 @@ def _caches(matchers: Matchers) -> Line:
     return line(
         8,
         lines(usage, Series(in_use, OF_GROUP), limits=Limits(0.9, 0.95)),
-        lines(held, Series(f"{used} / ({room} > 0)", f"{OF_GROUP} stage {{{{stage}}}}")),
+        lines(held, Series(in_order(f"{used} / ({room} > 0)"), f"{OF_GROUP} stage {{{{stage}}}}")),
         lines(found, Series(share(hits, looked_for), OF_GROUP)),
     )
 
@@ -136,7 +136,7 @@ def _held(matchers: Matchers) -> AnyPanel:
     )
 
     def of_stage(name: str) -> str:
-        return sum_by(("group", "stage"), selected(name, *matchers))
+        return in_order(sum_by(("group", "stage"), selected(name, *matchers)))
 
     return rows(
         text,

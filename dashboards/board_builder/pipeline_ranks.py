@@ -7,7 +7,7 @@ from typing import Final
 
 from board_builder.layout import Section, line, section
 from board_builder.panels import Series, Text, lines
-from board_builder.queries import rate_by, selected, share, sum_by
+from board_builder.queries import in_order, rate_by, selected, share, sum_by
 from board_builder.stages import STAGE
 from stageline_runtime import metric_names as names
 
@@ -37,9 +37,9 @@ def ranks(matchers: tuple[str, ...]) -> Section:
         "Ranks",
         line(
             8,
-            lines(exchanged, Series(share(exchange, busy), OF_RANK)),
-            lines(computed, Series(f"{busy} - {exchange}", OF_RANK)),
-            lines(memory, Series(sum_by(RANK, selected(names.RANK_MEMORY.name, *matchers)), OF_RANK)),
+            lines(exchanged, Series(in_order(share(exchange, busy)), OF_RANK)),
+            lines(computed, Series(in_order(f"{busy} - {exchange}"), OF_RANK)),
+            lines(memory, Series(in_order(sum_by(RANK, selected(names.RANK_MEMORY.name, *matchers))), OF_RANK)),
         ),
         collapsed=True,
     )

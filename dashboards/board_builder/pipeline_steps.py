@@ -3,7 +3,7 @@
 from board_builder.latencies import heat
 from board_builder.layout import Line, Section, line, section
 from board_builder.panels import Series, Text, lines
-from board_builder.queries import quantile, rate_by
+from board_builder.queries import in_order, quantile, rate_by
 from board_builder.stages import STAGE
 from stageline_runtime import metric_names as names
 
@@ -19,8 +19,8 @@ def steps(matchers: Matchers) -> Section:
 
 def _p50_and_p99(labels: tuple[str, ...], histogram: str, legend: str, matchers: Matchers) -> tuple[Series, Series]:
     return (
-        Series(quantile(0.5, labels, histogram, *matchers), f"{legend} p50"),
-        Series(quantile(0.99, labels, histogram, *matchers), f"{legend} p99"),
+        Series(in_order(quantile(0.5, labels, histogram, *matchers)), f"{legend} p50"),
+        Series(in_order(quantile(0.99, labels, histogram, *matchers)), f"{legend} p99"),
     )
 
 
@@ -38,7 +38,7 @@ def _compute(matchers: Matchers) -> Line:
     return line(
         8,
         lines(decodes, *_p50_and_p99(STAGE, step, OF_STAGE, ('kind="decode"', *matchers))),
-        lines(prefills, Series(prefill, OF_STAGE)),
+        lines(prefills, Series(in_order(prefill), OF_STAGE)),
         heat(spread, step, *matchers),
     )
 
@@ -61,7 +61,7 @@ def _transfers(matchers: Matchers) -> Line:
         8,
         lines(hops, *_p50_and_p99(STAGE, names.P2P_LATENCY.name, OF_STAGE, matchers)),
         lines(back, *_p50_and_p99(("group",), names.FEEDBACK_LATENCY.name, OF_GROUP, matchers)),
-        lines(sent, Series(sent_rate, f"{OF_STAGE} {{{{tensor}}}}")),
+        lines(sent, Series(in_order(sent_rate), f"{OF_STAGE} {{{{tensor}}}}")),
     )
 
 
@@ -71,6 +71,6 @@ def _throughput(matchers: Matchers) -> Line:
     by_kind = rate_by((*STAGE, "kind"), names.STAGE_STEPS.name, *matchers) + " > 0"
     return line(
         8,
-        lines(rate, Series(by_kind, f"{OF_STAGE} {{{{kind}}}}")),
-        lines(tokens, Series(rate_by(STAGE, names.STAGE_TOKENS.name, *matchers), OF_STAGE)),
+        lines(rate, Series(in_order(by_kind), f"{OF_STAGE} {{{{kind}}}}")),
+        lines(tokens, Series(in_order(rate_by(STAGE, names.STAGE_TOKENS.name, *matchers)), OF_STAGE)),
     )

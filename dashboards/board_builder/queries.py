@@ -62,7 +62,10 @@ def buckets(histogram: str, *matchers: str) -> str:
 
 
 def in_order(expr: str) -> str:
-    """The same with stages 0 to 9 written with two digits: names are sorted as text, and 10 comes after 9."""
+    """The same with stages 0 to 9 written with two digits: names are sorted as text, and 10 comes after 9.
+
+    For all that lists stages: rows, bars and legends.
+    """
     return f'label_replace({expr}, "stage", "0$1", "stage", "([0-9])")'
 
 

@@ -67,6 +67,19 @@ def test_every_panel_says_what_it_shows(name: str) -> None:
     assert len(set(titles)) == len(titles), sorted(titles)
 
 
+def test_stages_are_listed_in_their_order_beyond_the_tenth() -> None:
+    """Legends, rows and bars are sorted as text, where 10 comes before 2 but after 02."""
+    two_digits = re.compile(r'label_replace\(.*, "stage", "0\$1", "stage", "\(\[0-9\]\)"\)', re.DOTALL)
+    listing = [
+        (panel["title"], target["expr"])
+        for panel in drawn("pipeline")
+        for target in panel["targets"]
+        if "{{stage}}" in target.get("legendFormat", "") or panel["title"] == "Stages"
+    ]
+    assert len(listing) > 10, listing
+    assert [title for title, expr in listing if not two_digits.search(expr)] == []
+
+
 @EACH
 def test_every_query_goes_to_the_chosen_data_source(name: str) -> None:
     board = board_named(name)

@@ -180,17 +180,17 @@ def test_the_slow_stage_is_named_on_the_first_board(answers: Answers) -> None:
 
 
 def test_the_slow_stage_stands_out_on_its_pipelines_board(answers: Answers) -> None:
-    assert answers.at(END, "slow-stage", "pipeline", "Bottleneck")["0 chat 1"] == pytest.approx(0.98)
-    assert answers.at(END, "slow-stage", "pipeline", "Imbalance")["0 chat 1"] == pytest.approx(2.143, abs=0.001)
+    assert answers.at(END, "slow-stage", "pipeline", "Bottleneck")["0 chat 01"] == pytest.approx(0.98)
+    assert answers.at(END, "slow-stage", "pipeline", "Imbalance")["0 chat 01"] == pytest.approx(2.143, abs=0.001)
     uneven = answers.at(END, "slow-stage", "pipeline", "Imbalance by stage")
     assert [round(uneven[f"0 chat 0{stage}"], 3) for stage in range(3)] == [0.429, 2.143, 0.429]
     assert uneven["1 chat 00"] == pytest.approx(0.48 / 0.52, abs=0.001), "the other group goes on as before"
     before = answers.at(BEFORE, "slow-stage", "pipeline", "Imbalance")
-    assert before["0 chat 1"] == pytest.approx(0.6 / 0.52)
-    assert answers.at(END, "slow-stage", "pipeline", "Decode step time, p50 and p99", "B")["0 chat 1"] > 0.08
+    assert before["0 chat 01"] == pytest.approx(0.6 / 0.52)
+    assert answers.at(END, "slow-stage", "pipeline", "Decode step time, p50 and p99", "B")["0 chat 01"] > 0.08
     assert answers.at(END, "slow-stage", "pipeline", "Requests waiting in engines") == {"": 6}
     waits = answers.at(END, "slow-stage", "pipeline", "Stage wait by reason")
-    assert waits["0 chat feedback 0"] == waits["0 chat recv 2"] == pytest.approx(0.804)
+    assert waits["0 chat feedback 00"] == waits["0 chat recv 02"] == pytest.approx(0.804)
 
 
 def test_a_slow_stage_spends_its_models_budget_and_no_others(answers: Answers) -> None:
@@ -260,7 +260,7 @@ def test_saturation_shows_as_refusals_queues_and_a_full_cache(answers: Answers) 
     refused = answers.at(END, "saturated", "gateway", "Requests rejected by limits")
     assert refused == {"team-a rate_limit_exceeded": pytest.approx(1.0)}
     bottleneck = answers.at(END, "saturated", "pipeline", "Bottleneck")
-    assert bottleneck == {"0 chat 1": pytest.approx(0.99), "1 chat 1": pytest.approx(0.99)}
+    assert bottleneck == {"0 chat 01": pytest.approx(0.99), "1 chat 01": pytest.approx(0.99)}
     assert answers.at(END, "saturated", "pipeline", "Bubble")["0 chat"] == pytest.approx((0.01 + 2 * 0.208) / 3)
 
 
@@ -342,25 +342,25 @@ TABLE = [
     ("stage-lost", 3600, "operator", "Incarnations", "A", "0 chat", 2),
     ("stage-lost", 1980, "operator", "Models", "C", "chat", 1),
     ("healthy", 3600, "operator", "Models", "D", "chat", 5),
-    ("slow-stage", 3600, "pipeline", "Stage utilization", "A", "0 chat 0", 0.196),
+    ("slow-stage", 3600, "pipeline", "Stage utilization", "A", "0 chat 00", 0.196),
     ("slow-stage", 3600, "pipeline", "Bubble, measured and expected", "A", "0 chat chat", 1.628 / 3),
     ("slow-stage", 3600, "pipeline", "Bubble, measured and expected", "B", "0 chat chat", 1 - 1.4 / 3),
     ("saturated", 3600, "pipeline", "Bubble, measured and expected", "B", "0 chat chat", 1 - 2.6 / 3),
-    ("healthy", 3600, "pipeline", "Step rate by kind", "A", "0 decode chat 1", 0.6 / 0.025 * 0.9),
-    ("healthy", 3600, "pipeline", "Token throughput", "A", "0 chat 1", 0.6 / 0.025 * 4),
-    ("healthy", 3600, "pipeline", "Bytes sent", "A", "0 chat 1 hidden", 0.6 / 0.025 * 4 * 1152),
-    ("healthy", 3600, "pipeline", "Transfer latency, p50 and p99", "A", "0 chat 1", 0.00025 * (1 + 0.4 / 0.6)),
+    ("healthy", 3600, "pipeline", "Step rate by kind", "A", "0 decode chat 01", 0.6 / 0.025 * 0.9),
+    ("healthy", 3600, "pipeline", "Token throughput", "A", "0 chat 01", 0.6 / 0.025 * 4),
+    ("healthy", 3600, "pipeline", "Bytes sent", "A", "0 chat 01 hidden", 0.6 / 0.025 * 4 * 1152),
+    ("healthy", 3600, "pipeline", "Transfer latency, p50 and p99", "A", "0 chat 01", 0.00025 * (1 + 0.4 / 0.6)),
     ("healthy", 3600, "pipeline", "Batch size", "E", "", 4),
     ("healthy", 3600, "pipeline", "Running requests by cohort", "A", "2 0 chat", 4),
     ("healthy", 3600, "pipeline", "Requests running and waiting", "A", "0 chat", 12),
     ("healthy", 3600, "pipeline", "Plans in flight", "A", "0 chat", 3),
     ("healthy", 3600, "pipeline", "Request time: queue, prefill, decode", "C", "", 4.0 * 1.036),
     ("healthy", 3600, "pipeline", "Engine queue time", "E", "", 0.02 * 1.036),
-    ("healthy", 3600, "pipeline", "KV cache usage by stage", "A", "0 chat 1", 0.4),
+    ("healthy", 3600, "pipeline", "KV cache usage by stage", "A", "0 chat 01", 0.4),
     ("healthy", 3600, "pipeline", "Prefix cache hit ratio", "A", "0 chat", 0.25),
-    ("healthy", 3600, "pipeline", "Stages", "A", "0 1", 10),
-    ("healthy", 3600, "pipeline", "Stages", "B", "0 1", 3e9),
-    ("healthy", 3600, "pipeline", "Stages", "E", "0 1", 2 * 98304),
+    ("healthy", 3600, "pipeline", "Stages", "A", "0 01", 10),
+    ("healthy", 3600, "pipeline", "Stages", "B", "0 01", 3e9),
+    ("healthy", 3600, "pipeline", "Stages", "E", "0 01", 2 * 98304),
     ("stage-lost", 1860, "pipeline", "Group failures by class", "A", "Killed", 1),
     # A burn rate over an hour adds up rates of five minutes, one for each of its minutes. What happened in the last
     # four minutes is in fewer than five of those: two minutes' worth is still to come. The first four lack a beginning:
@@ -381,7 +381,7 @@ TABLE = [
     ("healthy", 3600, "operator", "Reconcile duration distribution", "A", "+Inf", 2 * 120),
     ("healthy", 3600, "operator", "Watch age by resource", "A", "pods", 20),
     ("stage-lost", 1860, "operator", "Relist corrections", "A", "pods", 1),
-    ("healthy", 3600, "pipeline", "Prefill step time, p99", "A", "0 chat 0", 0.02),
+    ("healthy", 3600, "pipeline", "Prefill step time, p99", "A", "0 chat 00", 0.02),
     ("healthy", 3600, "pipeline", "Step time distribution", "A", "+Inf", 6 * 24 * 120),
     ("healthy", 3600, "pipeline", "Feedback latency, p50 and p99", "A", "0", 0.001 + 0.0015 * 0.4 / 0.6),
     ("healthy", 3600, "pipeline", "Batch size distribution", "A", "+Inf", 2 * 24 * 120),
