@@ -141,14 +141,10 @@ def _keep_compiled_code(cache_dir: Path) -> None:
 
 def _padding(num_tokens: int, mode: GraphMode) -> AttentionBatch:
     rows = torch.tensor([(token, -1, 0) for token in range(num_tokens)], dtype=torch.int64)
-    empty = torch.zeros(0, dtype=torch.int64)
     return AttentionBatch(
         positions=torch.zeros(num_tokens, dtype=torch.int64),
         prefill=(),
         decode=(),
-        decode_tokens=empty,
-        decode_slots=empty,
-        decode_positions=empty,
         decode_rows=rows,
         chunk_rows=torch.zeros(0, 4, dtype=torch.int64),
         graph_mode=mode,

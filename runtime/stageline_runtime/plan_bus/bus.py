@@ -164,8 +164,15 @@ class StageBus:
     def receive(self, timeout_seconds: float | None) -> ToStage | None:
         """The next message, or None when none came in time (0 only looks; None waits without end), or something else
         that wakes has happened."""
-        if self._received:
-            return self._received.popleft()
+        if not self._received:
+            if timeout_seconds == 0:
+                self._read()  # a poll before it would be one more system call in each step
+            else:
+                self._wait(timeout_seconds)
+        return self.received()
+
+    def _wait(self, timeout_seconds: float | None) -> None:
+        """Read once the connection has something; return as well once something else wakes."""
         timeout = None if timeout_seconds is None else max(0, int(timeout_seconds * 1000))
         for ready, _ in self._poll.poll(timeout):
             if ready == self._connection.fileno():
@@ -174,10 +181,9 @@ class StageBus:
                 self._poll.unregister(ready)
                 self._waking.discard(ready)
                 os.close(ready)
-        return self._received.popleft() if self._received else None
 
     def received(self) -> ToStage | None:
-        """A message that came together with one before; looks at no socket."""
+        """A message that has been read; looks at no socket."""
         return self._received.popleft() if self._received else None
 
     def _read(self) -> None:

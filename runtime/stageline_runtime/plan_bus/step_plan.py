@@ -8,6 +8,7 @@ allow. Others import the messages from `messages`.
 import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import assert_never
 
 import msgspec
@@ -132,14 +133,14 @@ class GraphMode(enum.StrEnum):
     FULL = "full"
 
 
-class StepPlan(Message, frozen=True):
+class StepPlan(Message, frozen=True, dict=True):
     """One step of one cohort. Everything a stage sends or receives for it follows from this alone.
 
     `feedback_through`: before stage 0 builds its inputs it applies the feedback of every plan up to this `seq`.
     `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan.
     `draft_steps`: once it has said what it sampled, the last stage drafts so many tokens for each row that wants some,
     and says them in one `Drafted`; 0 where no row does. A dummy plan's steps are of no row, to be timed.
-    Trims come first, then fills in their order, then rows.
+    Trims come first, then fills in their order, then rows. What is derived from them is worked out once for each plan.
     """
 
     seq: int
@@ -158,7 +159,7 @@ class StepPlan(Message, frozen=True):
     report_times: bool = False
     """Each stage answers with `StepTimes` once it has run it: a request of this plan is being traced."""
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
@@ -167,7 +168,12 @@ class StepPlan(Message, frozen=True):
         """A rowless plan that no stage computes: it only shows that every stage still answers."""
         return not self.rows and not self.dummy
 
-    @property
+    @cached_property
+    def num_chunks(self) -> int:
+        """How many rows bring tokens that are new to the last stage."""
+        return sum(row.is_chunk for row in self.rows)
+
+    @cached_property
     def sampled_rows(self) -> tuple[PlanRow, ...]:
         """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
         return tuple(row for row in self.rows if row.need_sample)

@@ -178,21 +178,11 @@ class StageProcess:
     def _serve(self, bus: StageBus, stage: LoadedStage) -> None:
         """Handle the messages that have arrived, then run one plan."""
         self._tell_drain(bus)
+        self._take_all(bus.receive(0), bus, stage.runner)  # one look at the socket is enough for a step
         if not self._plans:
-            self._take(bus.receive(0), stage.runner)
-        while not self._plans and not self._shutdown:
-            if not stage.in_flight:
-                self._clock.enter(WaitReason.STARVED if self._outstanding else IDLE)
-            self._tell_drain(bus)
-            self._await_message(bus, stage)
+            self._await_plan(bus, stage)
         if not self._plans:
             return
-        if not stage.in_flight:
-            self._clock.enter(WaitReason.HOST)
-        message = bus.receive(0)
-        while message is not None:
-            self._take(message, stage.runner)
-            message = bus.received()  # one look at the socket is enough for a step
         plan = self._plans.popleft()
         cancelled = plan.seq in self._cancelled
         self._cancelled.discard(plan.seq)
@@ -204,12 +194,22 @@ class StageProcess:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             self._finish(bus, stage.runner, plan, sampled, cancelled=cancelled)
 
+    def _await_plan(self, bus: StageBus, stage: LoadedStage) -> None:
+        """Handle messages until one is a plan or says to end."""
+        while not self._plans and not self._shutdown:
+            if not stage.in_flight:
+                self._clock.enter(WaitReason.STARVED if self._outstanding else IDLE)
+            self._tell_drain(bus)
+            self._await_message(bus, stage)
+        if self._plans and not stage.in_flight:
+            self._clock.enter(WaitReason.HOST)
+
     def _await_message(self, bus: StageBus, stage: LoadedStage) -> None:
-        """Handle the next message; while the device works, poll the bus and the device by turns."""
+        """Handle the next messages; while the device works, poll the bus and the device by turns."""
         if not stage.in_flight:
-            self._take(bus.receive(MESSAGE_POLL_SECONDS), stage.runner)
+            self._take_all(bus.receive(MESSAGE_POLL_SECONDS), bus, stage.runner)
             return
-        self._take(bus.receive(0), stage.runner)
+        self._take_all(bus.receive(0), bus, stage.runner)
         self._finish_done(bus, stage)
         if stage.in_flight and not self._plans:
             time.sleep(POLL_SECONDS)
@@ -245,7 +245,13 @@ class StageProcess:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""
         return plan_of_rank(plan, self._contract.rank, self._contract.config.expert)
 
-    def _take(self, message: ToStage | None, runner: StageRunner) -> None:
+    def _take_all(self, message: ToStage | None, bus: StageBus, runner: StageRunner) -> None:
+        """Handle a message and all that came with it."""
+        while message is not None:
+            self._take(message, runner)
+            message = bus.received()
+
+    def _take(self, message: ToStage, runner: StageRunner) -> None:
         match message:
             case StepPlan():
                 runner.accept(self._own(message))
@@ -269,8 +275,6 @@ class StageProcess:
                 raise group_failure(message, self._contract.stage)
             case Challenge() | Welcome() | CacheSized() | Refused():
                 raise BusProtocolError("a second handshake")
-            case None:
-                pass
 
     def _tell_drain(self, bus: StageBus) -> None:
         if self._drain_asked:

@@ -7,8 +7,7 @@ gloo's own thread.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
@@ -73,14 +72,12 @@ class PointToPointTransport:
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         buffer = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype)
-        peer = self._stage - 1
-        with _named(seq, peer, "post receive"):
-            self._hidden_posted[seq] = (buffer, self._hidden_group.recv([buffer], peer, seq % MAX_TAG))
+        work = _begin(self._hidden_group.recv, buffer, seq, self._stage - 1, "post receive")
+        self._hidden_posted[seq] = (buffer, work)
 
     def wait_hidden(self, seq: int) -> Tensor:
         buffer, work = self._hidden_posted.pop(seq)
-        with _named(seq, self._stage - 1, "receive hidden"):
-            work.wait(self._timeout)
+        self._wait(work, seq, self._stage - 1, "receive hidden")
         return buffer
 
     def send_hidden(self, seq: int, hidden: Tensor) -> None:
@@ -88,11 +85,10 @@ class PointToPointTransport:
         peer = self._stage + 1
         while len(self._hidden_sends) >= SEND_RING:
             oldest, work, _ = self._hidden_sends.popleft()
-            with _named(oldest, peer, "send hidden"):
-                work.wait(self._timeout)
+            self._wait(work, oldest, peer, "send hidden")
         tensor = hidden.contiguous()
-        with _named(seq, peer, "send hidden"):
-            self._hidden_sends.append((seq, self._hidden_group.send([tensor], peer, seq % MAX_TAG), tensor))
+        work = _begin(self._hidden_group.send, tensor, seq, peer, "send hidden")
+        self._hidden_sends.append((seq, work, tensor))
 
     def would_block(self) -> bool:
         """Whether the next `send_hidden` looks at an earlier one first, and waits when that isn't done."""
@@ -100,13 +96,12 @@ class PointToPointTransport:
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
         buffer = torch.empty(num_rows, FEEDBACK_WIDTH, dtype=torch.int64)
-        with _named(seq, self._last, "post feedback"):
-            self._feedback_posted[seq] = (buffer, self._feedback_group.recv([buffer], self._last, seq % MAX_TAG))
+        work = _begin(self._feedback_group.recv, buffer, seq, self._last, "post feedback")
+        self._feedback_posted[seq] = (buffer, work)
 
     def wait_feedback(self, seq: int) -> Tensor:
         buffer, work = self._feedback_posted.pop(seq)
-        with _named(seq, self._last, "receive feedback"):
-            work.wait(self._timeout)
+        self._wait(work, seq, self._last, "receive feedback")
         return buffer
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
@@ -114,22 +109,32 @@ class PointToPointTransport:
         # gloo's handles become completed only by waiting on them, so a ring is the only bound there can be.
         while len(self._feedback_sends) >= FEEDBACK_RING:
             oldest, work, _ = self._feedback_sends.popleft()
-            with _named(oldest, 0, "send feedback"):
-                work.wait(self._timeout)
-        with _named(seq, 0, "send feedback"):
-            self._feedback_sends.append((seq, self._feedback_group.send([rows], 0, seq % MAX_TAG), rows))
+            self._wait(work, oldest, 0, "send feedback")
+        work = _begin(self._feedback_group.send, rows, seq, 0, "send feedback")
+        self._feedback_sends.append((seq, work, rows))
 
     def close(self) -> None:
         for group in (self._hidden_group, self._feedback_group):
             group.abort()
 
+    def _wait(self, work: Work, seq: int, peer: int, operation: str) -> None:
+        try:
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise _lost(error, seq, peer, operation) from error
 
-@contextmanager
-def _named(seq: int, peer: int, operation: str) -> Iterator[None]:
-    """Turn a group's error into one that names the plan, the peer and the operation."""
+
+def _begin(
+    begin: Callable[[list[Tensor], int, int], Work], tensor: Tensor, seq: int, peer: int, operation: str
+) -> Work:
     try:
-        yield
+        return begin([tensor], peer, seq % MAX_TAG)
     except RuntimeError as error:
-        first_line = str(error).splitlines()[0]
-        timed_out = "timed out" in first_line.lower()
-        raise PeerLostError(peer, operation, first_line, seq=seq, timed_out=timed_out) from error
+        raise _lost(error, seq, peer, operation) from error
+
+
+def _lost(error: RuntimeError, seq: int, peer: int, operation: str) -> PeerLostError:
+    """A group's error as one that names the plan, the peer and the operation."""
+    first_line = str(error).splitlines()[0]
+    timed_out = "timed out" in first_line.lower()
+    return PeerLostError(peer, operation, first_line, seq=seq, timed_out=timed_out)

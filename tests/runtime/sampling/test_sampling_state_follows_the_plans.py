@@ -68,3 +68,26 @@ def test_more_distinct_tokens_than_the_first_capacity() -> None:
     state.accept(first)
     tokens = [state.sample(plan(seq, decode(1, seq)), logits.clone())[0][0].token for seq in range(1, 201)]
     assert tokens == [token for token in range(vocab_size) if token != 9][:200]
+
+
+def test_plain_rows_say_the_same_beside_a_row_that_asks_for_more() -> None:
+    """A step whose rows are all plain is drawn by a shorter way: same tokens, feedback and memory of the newest one."""
+    plain = [RequestSampling(0.0), RequestSampling(0.8, seed=7), RequestSampling(1.2, top_k=5, top_p=0.9, seed=8)]
+    asking = RequestSampling(0.0, num_top_logprobs=2)
+    logits = torch.randn(len(plain) + 1, 300, generator=torch.Generator().manual_seed(1))
+    drawn: dict[int, list[tuple[object, ...]]] = {}
+    for count in (len(plain), len(plain) + 1):
+        state = SamplingState()
+        requests = [*plain, asking][:count]
+        fills = tuple(SlotFill(slot, 1, sampling) for slot, sampling in enumerate(requests))
+        prompts = (PlanRow(slot, 1, 0, 2, (4, 5), True) for slot in range(count))
+        state.accept(first := plan(0, *prompts, fills=fills))
+        sampled, feedback = state.sample(first, logits[:count].clone())
+        guesses = [PlanRow(row.slot, 1, 2, 2, (row.token, 1), True, num_drafts=1) for row in sampled[: len(plain)]]
+        assert all(state.live(guess) is not None for guess in guesses), "a row that goes on from the newest token lives"
+        assert not any(state.live(PlanRow(row.slot, 1, 2, 2, (299, 1), True, num_drafts=1)) for row in sampled)
+        assert [row.logprobs is not None for row in sampled] == [each is asking for each in requests]
+        drawn[count] = [
+            (row.slot, row.token, *numbers) for row, numbers in zip(sampled, feedback.tolist(), strict=True)
+        ]
+    assert drawn[len(plain)] == drawn[len(plain) + 1][: len(plain)]

@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -67,6 +68,10 @@ class DecodeRun:
     mask: torch.Tensor
     """Additive, `[num_rows, 1, 1, context]`."""
 
+    @property
+    def num_rows(self) -> int:
+        return self.mask.shape[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
@@ -76,24 +81,21 @@ class AttentionBatch:
     """`[padded_tokens]` int64; zero for padding."""
     prefill: tuple[PrefillPiece, ...]
     decode: tuple[DecodeRun, ...]
-    decode_tokens: torch.Tensor
-    """`[num_decode_rows]` int64, with `decode_slots` and `decode_positions`: what the decode rows write."""
-    decode_slots: torch.Tensor
-    decode_positions: torch.Tensor
     decode_rows: torch.Tensor
-    """`[num_decode_rows + padding, 3]` int64: token, slot and position of each, as the compiled kernel reads them;
-    padding has slot -1."""
+    """`[num_decode_rows + padding, 3]` int64: token, slot and position of each single-token row, in the order of their
+    slots, as the compiled kernel reads them; then the padding, with slot -1."""
     chunk_rows: torch.Tensor
     """`[num_chunks, 4]` int64: first token, slot, first position and number of tokens of each prefill chunk."""
     graph_mode: GraphMode
-    written: tuple[tuple[int, int], ...]
+    written: Sequence[tuple[int, int]]
     """(slot, end position) of each row, for the cache's high-water marks."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DecodeRow:
-    token: int
+class _DecodeRow(NamedTuple):
+    """A single-token row; they sort by slot. A plain tuple: one is made for each row of each step."""
+
     slot: int
+    token: int
     position: int
 
 
@@ -105,48 +107,43 @@ def build_attention_batch(
     Raises:
         ValueError: a row lies outside the cache or the rows don't fit `padded_tokens`; a bug in whoever planned it.
     """
-    decode, chunks, num_tokens = _placed(rows, padded_tokens, shape)
-    positions = [position for row in rows for position in range(row.position, row.position + row.num_tokens)]
-    positions += [0] * (padded_tokens - num_tokens)
-    kernel_rows = _kernel_rows(decode, range(num_tokens, padded_tokens))
+    decode, chunks, positions = _placed(rows, padded_tokens, shape)
+    kernel_rows = _kernel_rows(decode, range(len(positions), padded_tokens))
+    positions += [0] * (padded_tokens - len(positions))
     # One tensor for all, cut apart: making one costs more than its few numbers. `torch.tensor` would look at each.
     flat = array("q", [*positions, *kernel_rows, *_chunk_rows(chunks)])
     numbers = torch.frombuffer(flat, dtype=torch.int64)
     chunks_begin = padded_tokens + len(kernel_rows)
-    decode_rows = numbers[padded_tokens:chunks_begin].view(-1, 3)
     return AttentionBatch(
         positions=numbers[:padded_tokens],
         prefill=tuple(piece for offset, row in chunks for piece in _prefill_pieces(row, offset, shape)),
         decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)) if shape.masks else (),
-        decode_tokens=decode_rows[: len(decode), 0],
-        decode_slots=decode_rows[: len(decode), 1],
-        decode_positions=decode_rows[: len(decode), 2],
-        decode_rows=decode_rows,
+        decode_rows=numbers[padded_tokens:chunks_begin].view(-1, 3),
         chunk_rows=numbers[chunks_begin:].view(-1, 4),
         graph_mode=graph_mode,
-        written=tuple((row.slot, row.position + row.num_tokens) for row in rows),
+        written=[(row.slot, row.position + row.num_tokens) for row in rows],
     )
 
 
 def _placed(
     rows: Sequence[PlanRow], padded_tokens: int, shape: CacheShape
-) -> tuple[list[_DecodeRow], list[tuple[int, PlanRow]], int]:
-    """Single-token rows by slot, longer ones with their first token's place in the step, and the tokens of all."""
+) -> tuple[list[_DecodeRow], list[tuple[int, PlanRow]], list[int]]:
+    """Single-token rows by slot, longer ones with their first token's place in the step, and all tokens' positions."""
     decode: list[_DecodeRow] = []
     chunks: list[tuple[int, PlanRow]] = []
-    offset = 0
+    positions: list[int] = []
     for row in rows:
         _check_row(row, shape)
-        if offset + row.num_tokens > padded_tokens:
-            needed = offset + row.num_tokens
-            raise ValueError(f"rows need at least {needed} tokens, but the plan is padded to {padded_tokens}")
         if row.num_tokens == 1:
-            decode.append(_DecodeRow(offset, row.slot, row.position))
+            decode.append(_DecodeRow(row.slot, len(positions), row.position))
+            positions.append(row.position)
         else:
-            chunks.append((offset, row))
-        offset += row.num_tokens
-    decode.sort(key=lambda entry: entry.slot)
-    return decode, chunks, offset
+            chunks.append((len(positions), row))
+            positions += range(row.position, row.position + row.num_tokens)
+    if len(positions) > padded_tokens:
+        raise ValueError(f"rows need {len(positions)} tokens, but the plan is padded to {padded_tokens}")
+    decode.sort()
+    return decode, chunks, positions
 
 
 def _check_row(row: PlanRow, shape: CacheShape) -> None:
@@ -253,11 +250,13 @@ class KvCache:
 
         `layer` counts from the stage's first layer.
         """
+        num_decode_rows = sum(run.num_rows for run in batch.decode)
+        tokens, slots, positions = batch.decode_rows[:num_decode_rows].unbind(1)
         for cache, new in ((self.keys[layer], key), (self.values[layer], value)):
             for piece in batch.prefill:
                 cache[piece.slot, :, piece.positions] = new[piece.tokens].transpose(0, 1)
             if batch.decode:
-                cache[batch.decode_slots, :, batch.decode_positions] = new[batch.decode_tokens]
+                cache[slots, :, positions] = new[tokens]
 
     def mark_written(self, batch: AttentionBatch) -> None:
         """Remember how far each slot is filled, so that `reset_slot` clears no more than it must."""

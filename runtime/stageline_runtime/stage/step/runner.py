@@ -75,7 +75,7 @@ class SlotTokens(ExpectedFeedback):
 
     def __init__(self, num_slots: int) -> None:
         super().__init__(num_slots)
-        self._token = torch.zeros(num_slots, dtype=torch.int64)
+        self._token = [0] * num_slots
 
     def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
         """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 4]`."""
@@ -90,7 +90,7 @@ class SlotTokens(ExpectedFeedback):
         """Token ids `[padded_tokens]` of a plan: prompt chunks from the plan, decode rows from feedback."""
         ids: list[int] = []
         for row in plan.rows:
-            ids.extend(row.token_ids or (int(self._token[row.slot]),))
+            ids.extend(row.token_ids or (self._token[row.slot],))
         ids.extend([0] * (plan.padded_tokens - len(ids)))
         return torch.frombuffer(array("q", ids), dtype=torch.int64)
 
@@ -280,8 +280,7 @@ class StageRunner:
         self._transport.send_hidden(plan.seq, hidden)
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
-        indices = torch.tensor(sampled_token_indices(plan), dtype=torch.int64)
-        logits = self._model.head(hidden[indices if self._accelerator is None else self._accelerator.place(indices)])
+        logits = self._model.head(self._sampled_from(plan, hidden))
         if self._arrived is not None:
             self._await_arrival(plan, self._arrived)
         sampled, feedback = self._sampling.sample(plan, logits)
@@ -296,6 +295,14 @@ class StageRunner:
         self._watchdog.watch(plan.seq, RECEIVE_HIDDEN, self._stage - 1)
         arrived.wait()
         self._watchdog.watch(plan.seq, FORWARD, None)
+
+    def _sampled_from(self, plan: StepPlan, hidden: Tensor) -> Tensor:
+        """The hidden states `[num_draws, hidden_size]` that the plan's sampled rows are drawn from."""
+        indices = sampled_token_indices(plan)
+        if indices == list(range(len(indices))):
+            return hidden[: len(indices)]  # every step that only decodes: nothing to gather
+        chosen = torch.tensor(indices, dtype=torch.int64)
+        return hidden[chosen if self._accelerator is None else self._accelerator.place(chosen)]
 
     def draft(self, plan: StepPlan) -> Drafted | None:
         """Run the draft steps of a plan that has been run and told; None where it has none."""
@@ -335,8 +342,6 @@ class StageRunner:
 def step_kind(plan: StepPlan) -> BusyKind:
     if plan.dummy:
         return BusyKind.DUMMY
-    prefill = any(row.is_chunk for row in plan.rows)
-    decode = any(not row.is_chunk for row in plan.rows)
-    if prefill and decode:
-        return BusyKind.MIXED
-    return BusyKind.PREFILL if prefill else BusyKind.DECODE
+    if not plan.num_chunks:
+        return BusyKind.DECODE
+    return BusyKind.PREFILL if plan.num_chunks == len(plan.rows) else BusyKind.MIXED

@@ -10,7 +10,7 @@ verifying row whose first token is not the newest one drawn for its slot was a w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -55,6 +55,12 @@ class SlotSampling:
     tail: Tail | None = None
     newest: tuple[int, int] = (-1, -1)
     """Position and token of the last draw: what a verifying row has to begin with."""
+    is_plain: bool = field(init=False)
+    """Whether it is drawn from the logits as they are, and nothing is told of it but its token."""
+
+    def __post_init__(self) -> None:
+        changes = self.needs_history or bool(self.sampling.logit_bias) or self.sampling.has_exclusions
+        self.is_plain = not changes and self.sampling.num_top_logprobs is None
 
     def take_inputs(self, position: int, token_ids: tuple[int, ...]) -> None:
         """Take inputs from `position` on; tokens behind the prompt's end are output generated before."""
@@ -145,6 +151,11 @@ class SamplingState:
         rows = plan.sampled_rows
         place = self._draws.place
         slots = [self.live(row) for row in rows]
+        if all(
+            slot is not None and slot.is_plain and not row.num_drafts for row, slot in zip(rows, slots, strict=True)
+        ):
+            plain = _sample_plain(rows, [slot for slot in slots if slot is not None], logits, self._draws)
+            return plain, place(_feedback(plain))
         logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
         drawn, kept = _draw(rows, slots, logits, self._draws)
         read = [tensor.cpu() for tensor in logprobs.read(place(torch.tensor(drawn)))]
@@ -183,6 +194,17 @@ class SamplingState:
         if row.num_drafts and slot.newest != (row.position, row.token_ids[0]):
             return None
         return slot
+
+
+def _sample_plain(
+    rows: tuple[PlanRow, ...], slots: list[SlotSampling], logits: Tensor, draws: Draws
+) -> tuple[SampledRow, ...]:
+    """The sampled rows of a plan that verifies nothing, whose requests are all plain: of most plans."""
+    positions = [row.position + row.num_tokens for row in rows]
+    tokens: list[int] = draws.sample(logits, [slot.sampling for slot in slots], positions).tolist()
+    for slot, position, token in zip(slots, positions, tokens, strict=True):
+        slot.newest = (position, token)
+    return tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
 
 
 def _draw(

@@ -7,8 +7,7 @@ also ends a stage whose engine has gone while the stage was too busy to notice.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.termination import RuntimeFailure
@@ -18,8 +17,7 @@ ENGINE_GRACE_SECONDS = 3.0
 """How long after the engine hung up the main thread may take to end by itself (it may still hold a `Shutdown`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
+class _Watched(NamedTuple):
     step: int
     operation: str
     peer: int | None

@@ -1,0 +1,177 @@
+"""What a decode step costs a stage beside its layers: `python -m stageline_bench.costs.step_cost`.
+
+First and last stage of two, eight rows a step, each in this process: real plans over a real bus, the stage's own
+runner, sampling, clock and counters; no layers and no network between stages. Prints microseconds of the thread's CPU
+time a step, as they are and after something has used up the caches, as layers do: the tenth percentile. Other work
+makes all of it slower, so two states of the code are compared by turns.
+"""
+
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from stageline_bench.runtime.paced import HIDDEN_SIZE, write_paced_model
+from stageline_bench.runtime.paced_stage import PacedModel
+from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
+from stageline_runtime.models.cpu.kv_cache import CacheShape
+from stageline_runtime.plan_bus.bus import StageBus, encode_frame
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepDone, StepPlan
+from stageline_runtime.stage.step.runner import StageRunner, step_kind
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.state_clock import StateClock, Timeline
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, NEWEST_COLUMN
+
+STAGES = 2
+STEPS = 1500
+ROWS = 8
+COHORTS = 2
+SLOT_TOKENS = 4096
+"""More than the steps need."""
+CACHE_BYTES = 4 << 20
+"""Written between two steps: more than a core's own caches hold."""
+_READ_BYTES = 1 << 16
+
+
+class _NoWire:
+    """Gives what a neighbour would have sent, at once."""
+
+    def __init__(self) -> None:
+        self._hidden = torch.zeros(ROWS, HIDDEN_SIZE, dtype=torch.bfloat16)
+        self._feedback = torch.tensor([[1, 1, 0, 5]] * ROWS)
+        assert self._feedback.shape[1] == FEEDBACK_WIDTH == NEWEST_COLUMN + 1
+
+    def post_hidden(self, seq: int, num_tokens: int) -> None:
+        """Nothing to post."""
+
+    def wait_hidden(self, _seq: int) -> Tensor:
+        return self._hidden
+
+    def send_hidden(self, seq: int, hidden: Tensor) -> None:
+        """Nobody is there."""
+
+    def would_block(self) -> bool:
+        return False
+
+    def post_feedback(self, seq: int, num_rows: int) -> None:
+        """Nothing to post."""
+
+    def wait_feedback(self, _seq: int) -> Tensor:
+        return self._feedback
+
+    def send_feedback(self, seq: int, rows: Tensor) -> None:
+        """Nobody is there."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _Stage:
+    """One stage of two, as its process has it, between an engine's socket and no wire."""
+
+    def __init__(self, stage: int, config: ModelConfig) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self._bus = StageBus(socket.create_connection(listener.getsockname()))
+        self._engine, _ = listener.accept()
+        listener.close()
+        shape = CacheShape(
+            num_slots=COHORTS * ROWS,
+            slot_tokens=SLOT_TOKENS,
+            group_size=config.group_size,
+            dtype=torch.bfloat16,
+            masks=False,
+        )
+        timeline = Timeline()
+        clock = StateClock(listener=timeline.mark)
+        self._progress = StageProgress(stage=stage, stage_count=STAGES, incarnation=1, clock=clock, timeline=timeline)
+        self._runner = StageRunner(
+            PacedModel(config, shape, 0.0, 0.0),
+            _NoWire(),
+            clock,
+            Watchdog(60.0, lambda: False, _end),
+            stage=stage,
+            stage_count=STAGES,
+            num_slots=shape.num_slots,
+            hidden_size=HIDDEN_SIZE,
+            dtype=torch.bfloat16,
+        )
+
+    def give(self, plan: StepPlan) -> None:
+        """What an engine does: not measured."""
+        self._engine.sendall(encode_frame(plan))
+
+    def step(self, plan_before: StepPlan) -> StepPlan:
+        """Take the next plan off the bus and run the one before, as `StageProcess` does; returns the next."""
+        plan = self._bus.receive(0)
+        assert isinstance(plan, StepPlan), plan
+        self._runner.accept(plan)
+        sampled = self._runner.run(plan_before)
+        assert isinstance(sampled, tuple)
+        if self._runner.is_last:
+            self._bus.send(StepDone(plan_before.seq, sampled))
+        self._progress.count_step(plan_before, step_kind(plan_before))
+        return plan
+
+    def take_answer(self) -> None:
+        """What an engine does: not measured."""
+        if self._runner.is_last:
+            self._engine.recv(_READ_BYTES)
+
+    def accept_first(self, plan: StepPlan) -> StepPlan:
+        self._runner.accept(plan)
+        return plan
+
+    def close(self) -> None:
+        self._bus.close()
+        self._engine.close()
+
+
+def _end(failure: Exception) -> NoReturn:
+    raise failure
+
+
+def _plan(seq: int) -> StepPlan:
+    """Of cohort `seq % COHORTS`; its first one fills the slots."""
+    cohort, turn = seq % COHORTS, seq // COHORTS
+    slots = range(cohort * ROWS, (cohort + 1) * ROWS)
+    greedy = RequestSampling(temperature=0.0)
+    fills = tuple(SlotFill(slot, 1, greedy) for slot in slots) if turn == 0 else ()
+    rows = tuple(PlanRow(slot, 1, turn, 1, (7,) if turn == 0 else (), True) for slot in slots)
+    return StepPlan(seq, cohort, fills, rows, ROWS, seq - COHORTS, True, False)
+
+
+def microseconds_of_a_step(stage: int, config: ModelConfig, *, uses_up_caches: bool, steps: int = STEPS) -> float:
+    """CPU time of the stage's thread, the tenth percentile of `steps`."""
+    other_data = torch.zeros(CACHE_BYTES, dtype=torch.uint8)
+    measured = _Stage(stage, config)
+    spent: list[int] = []
+    plan = measured.accept_first(_plan(0))
+    for seq in range(1, steps + 1):
+        measured.give(_plan(seq))
+        if uses_up_caches:
+            other_data += 1
+        began = time.thread_time_ns()
+        plan = measured.step(plan)
+        spent.append(time.thread_time_ns() - began)
+        measured.take_answer()
+    measured.close()
+    return sorted(spent)[len(spent) // 10] / 1000
+
+
+def main() -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        config = read_model_config(write_paced_model(Path(directory) / "model", STAGES))
+    for stage, name in ((0, "first"), (STAGES - 1, "last")):
+        warm, cold = (microseconds_of_a_step(stage, config, uses_up_caches=each) for each in (False, True))
+        print(f"{name} stage: {warm:6.0f} us a step, {cold:6.0f} us with cold caches")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
