@@ -135,9 +135,9 @@ def test_the_rank_that_waits_least_is_seen_as_the_slow_one(answers: Answers) -> 
     exchanged = answers.at(END, "healthy", "pipeline", "Exchange share by rank")
     computed = answers.at(END, "healthy", "pipeline", "Compute by rank")
     memory = answers.at(END, "healthy", "pipeline", "Memory by rank")
-    stage = {name: (exchanged[name], computed[name], memory[name]) for name in ("0 chat 0 1", "0 chat 1 1")}
-    assert stage["0 chat 0 1"] == pytest.approx((0.1, 0.54, 1.5e9)), sorted(exchanged)
-    assert stage["0 chat 1 1"] == pytest.approx((0.3, 0.42, 1.5e9))
+    stage = {name: (exchanged[name], computed[name], memory[name]) for name in ("0 chat 0 01", "0 chat 1 01")}
+    assert stage["0 chat 0 01"] == pytest.approx((0.1, 0.54, 1.5e9)), sorted(exchanged)
+    assert stage["0 chat 1 01"] == pytest.approx((0.3, 0.42, 1.5e9))
 
 
 def test_drafts_are_those_of_the_script(answers: Answers) -> None:
