@@ -413,7 +413,11 @@ SPEC_CASES = {
     ),
     "TLS between ranks": (
         "parallelism: {tensor: 2}\n  network: {tls: {secretName: certs}}",
-        "spec.network.tls: is for stages of one rank only: parallelism.tensor must be 1",
+        "spec.network.tls: is for stages of one rank only: parallelism.tensor and parallelism.expert must be 1",
+    ),
+    "TLS between ranks that divide experts": (
+        "parallelism: {expert: 2}\n  network: {tls: {secretName: certs}}",
+        "spec.network.tls: is for stages of one rank only: parallelism.tensor and parallelism.expert must be 1",
     ),
     "TLS on another interface": (
         "network: {interface: eth1, tls: {secretName: certs}}",
