@@ -90,7 +90,7 @@ def test_an_engine_in_clear_is_no_stand_in_for_one_by_tls(
 ) -> None:
     with running_gateway(settings(tmp_path, authority)) as gateway:
         gateway.serve(group(engine.url.replace("http://", "https://"), tls_name=NAME))
-        answered = gateway.http.post("/v1/completions", json=BODY)
+        answered = gateway.http.post("/v1/completions", json=BODY, timeout=150.0)
         assert answered.status_code >= 500, answered.text
         assert engine.requests == []
 
