@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ FEW = dict.fromkeys(range(70, 73), 40.0)
 NUM_BLOCKS = 20
 """Room for two whole sequences, and eight slots."""
 PROMPT: Prompt = (70, 71, 72, 71) * 5
+URGENT: Prompt = (70, 71, 72, 71, 73) * 28
+SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logit_bias=FEW)
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=120, ignore_eos=True, logit_bias=FEW)
 
 
@@ -68,18 +71,40 @@ def cases() -> tuple[list[Prompt], list[SamplingParams]]:
     return [prompt for prompt in prompts for _ in options], samplings
 
 
+def long_cases() -> tuple[list[Prompt], list[SamplingParams]]:
+    """Twice as many long answers as the cache has room to begin; each prompt fills a block and begins another."""
+    samplings = [LONG.model_copy(update={"seed": seed}) for seed in range(12)]
+    return [PROMPT] * len(samplings), samplings
+
+
+def answers_beside_an_urgent_one(group: RunningGroup) -> list[list[int]]:
+    """The long answers, and one of a higher priority that comes when they hold most of the cache and needs half of it.
+
+    Whether requests of one priority take slots from each other depends on when they end; it does take some.
+    """
+    prompts, samplings = long_cases()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = [pool.submit(group.generate, *each) for each in zip(prompts, samplings, strict=True)]
+        group.wait_until(lambda: group.engine_status().get("requests_running", 0) >= 4, "long answers under way")
+        with open_stream(group, URGENT, SHORT, priority=-1) as stream:
+            urgent = [token for event in stream.rest() for token in event.get("token_ids", [])]
+        return [*(answer.result() for answer in answers), urgent]
+
+
 @pytest.mark.parametrize("method", [LOOKUP, pytest.param(MODEL, marks=pytest.mark.thorough)])
 def test_nobody_gets_other_tokens_for_want_of_cache(
     plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
 ) -> None:
     prompts, samplings = cases()
     expected = plain.generate_all(prompts, samplings)
+    expected_long = plain.generate_all(*long_cases())
     command = short_stage_command(NUM_BLOCKS)
     with running_group(
         tmp_path, early_exit[0], 2, stage_command=command, **drafting(method, early_exit), **CONFIG
     ) as short:
         assert short.generate_at_once(prompts, samplings) == expected
-        # Whether somebody loses a slot depends on when answers end; `test_speculation_in_any_order` has it happen.
+        assert answers_beside_an_urgent_one(short) == [*expected_long, plain.generate(URGENT, SHORT)]
+        assert samples(f"{short.url}/metrics")["stageline_preemptions_total"][()] > 0, "cache never ran out"
         assert drafted(short)[1] > 0, drafted(short)
 
 
