@@ -8,9 +8,15 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 COMMAND_NOT_RUNNABLE = 127
+
+
+def bound(command: Sequence[str]) -> list[str]:
+    """The words that start `command` as a child which ends with this process."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main(arguments: list[str]) -> int:

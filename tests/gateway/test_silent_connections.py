@@ -99,16 +99,22 @@ def test_a_reader_of_short_answers_that_stops_is_dropped(tmp_path: Path, engine:
             eventually(lambda: open_connections(gateway) == 0, lambda: f"{open_connections(gateway)} are still held")
 
 
-@pytest.fixture
-def secure(tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningGateway]:
-    """A gateway with TLS and few connections."""
+def write_tls_files(directory: Path) -> tuple[TlsFiles, ssl.SSLContext]:
+    """A certificate for the loopback address, and what trusts it."""
     authority = trustme.CA()
-    files = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = TlsFiles(directory / "tls.crt", directory / "tls.key")
     pair = authority.issue_cert("127.0.0.1")
     files.certificate.write_bytes(b"".join(blob.bytes() for blob in pair.cert_chain_pems))
     pair.private_key_pem.write_to_path(str(files.key))
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
+    return files, trust
+
+
+@pytest.fixture
+def secure(tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningGateway]:
+    """A gateway with TLS and few connections."""
+    files, trust = write_tls_files(tmp_path)
     monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT_SECONDS", 600)
     with running_gateway(GatewaySettings(tmp_path / "e.json"), files, trust, LIMIT) as gateway:
         gateway.serve(group(engine.url))
@@ -169,13 +175,7 @@ def test_a_connection_stays_longer_than_its_client_keeps_it() -> None:
 def test_where_connections_are_full_the_longest_idle_makes_room_and_none_in_use_does(
     tmp_path: Path, engine: ScriptedEngine, is_secure: bool
 ) -> None:
-    authority = trustme.CA()
-    files = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
-    pair = authority.issue_cert("127.0.0.1")
-    files.certificate.write_bytes(b"".join(blob.bytes() for blob in pair.cert_chain_pems))
-    pair.private_key_pem.write_to_path(str(files.key))
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
+    files, trust = write_tls_files(tmp_path)
     with (
         running_gateway(
             GatewaySettings(tmp_path / "e.json"), files if is_secure else None, trust if is_secure else True, LIMIT

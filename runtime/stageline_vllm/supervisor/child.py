@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +31,8 @@ class VllmChild:
         Raises:
             OSError: no process can be made.
         """
-        wrapper = (sys.executable, "-I", "-S", bound_child.__file__, str(os.getpid()))
         self._process = subprocess.Popen(
-            [*wrapper, *words],
+            bound_child.bound(words),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

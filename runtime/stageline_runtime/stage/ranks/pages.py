@@ -10,15 +10,15 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from stageline_api.health import Phase, StageStatus
 from stageline_api.telemetry.metric_registry import MetricRegistry
-from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
 from stageline_runtime import metric_names as names
 from stageline_runtime.contract import PodContract
 from stageline_runtime.stage.ranks.account import RankAccount, phase_of_ranks, status_of_ranks
+from stageline_runtime.stage.telemetry.metrics import StageFamilies
 
 ANSWER_SECONDS: Final = 1.0
 _END_OF_OPEN_METRICS: Final = b"# EOF\n"
@@ -91,24 +91,14 @@ class _RankConnection(http.client.HTTPConnection):
 class _RankCollector(Collector):
     def __init__(self, pages: RankPages, contract: PodContract) -> None:
         self._pages = pages
-        self._labels = [contract.config.served_name, str(contract.stage)]
+        self._families = StageFamilies([contract.config.served_name, str(contract.stage)])
 
     def collect(self) -> Iterator[Metric]:
         answered = self._pages.accounts()
         accounts = [(str(rank), one) for rank, one in enumerate(answered) if one is not None]
-        yield self._family(names.RANK_BUSY, [(rank, one.busy_seconds) for rank, one in accounts])
-        yield self._family(names.RANK_EXCHANGE, [(rank, one.exchange_seconds) for rank, one in accounts])
-        yield self._family(names.RANK_MEMORY, [(rank, one.status.memory_bytes) for rank, one in accounts])
+        yield self._families.by_label(names.RANK_BUSY, [(rank, one.busy_seconds) for rank, one in accounts])
+        yield self._families.by_label(names.RANK_EXCHANGE, [(rank, one.exchange_seconds) for rank, one in accounts])
+        yield self._families.by_label(names.RANK_MEMORY, [(rank, one.status.memory_bytes) for rank, one in accounts])
         phase = phase_of_ranks(answered)
-        yield self._family(names.STAGE_PHASE, [(one.value, float(one is phase)) for one in Phase])
-        memory = GaugeMetricFamily(names.STAGE_MEMORY.family, names.STAGE_MEMORY.help, labels=names.STAGE_MEMORY.labels)
-        memory.add_metric(self._labels, sum(one.status.memory_bytes for _, one in accounts))
-        yield memory
-
-    def _family(self, spec: MetricSpec, samples: list[tuple[str, float]]) -> Metric:
-        """Of one label beside the stage's."""
-        kind = CounterMetricFamily if spec.kind is MetricKind.COUNTER else GaugeMetricFamily
-        family = kind(spec.family, spec.help, labels=spec.labels)
-        for label, value in samples:
-            family.add_metric([*self._labels, label], value)
-        return family
+        yield self._families.by_label(names.STAGE_PHASE, [(one.value, float(one is phase)) for one in Phase])
+        yield self._families.single(names.STAGE_MEMORY, sum(one.status.memory_bytes for _, one in accounts))

@@ -64,7 +64,7 @@ class RankProcess:
         }
         with listener:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", bound_child.__file__, str(os.getpid()), sys.executable, *command],
+                bound_child.bound((sys.executable, *command)),
                 env=environment,
                 pass_fds=(self._words, area, listener.fileno()),
                 stdin=subprocess.DEVNULL,
