@@ -1,19 +1,22 @@
 """Reads the pod contract: environment variables and the resolved config, checked once at the entry."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from stageline_api import engine_access, env, ports
 from stageline_api.failures import FailureClass
-from stageline_api.runtime_config import RuntimeConfig
+from stageline_api.runtime_config import RuntimeConfig, TlsConfig
 from stageline_api.telemetry.logs import configure_logging, identify, log_settings
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.tls.certificates import PodIdentity, TlsError
 from stageline_runtime.tls.served import ServedCertificate
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +109,19 @@ def read_identity(config: RuntimeConfig) -> PodIdentity | None:
     Raises:
         RuntimeFailure: class RendezvousTimeout: the Secret may be mended while the group is made again.
     """
-    if config.tls is None:
-        return None
-    try:
-        return PodIdentity(config.tls)
-    except TlsError as error:
-        raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, f"spec.network.tls: {error}", operation="tls") from error
+    return _read_tls(config, PodIdentity)
 
 
 def read_served(config: RuntimeConfig) -> ServedCertificate | None:
     """What the engine shows its callers; None without `spec.network.tls`. Raises as `read_identity` does."""
+    return _read_tls(config, ServedCertificate)
+
+
+def _read_tls(config: RuntimeConfig, read: Callable[[TlsConfig], _Read]) -> _Read | None:
     if config.tls is None:
         return None
     try:
-        return ServedCertificate(config.tls)
+        return read(config.tls)
     except TlsError as error:
         raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, f"spec.network.tls: {error}", operation="tls") from error
 
