@@ -11,6 +11,7 @@ from starlette.responses import Response
 from stageline_gateway.admission.admission import Admission
 from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory
+from stageline_gateway.client_stream import Cut
 from stageline_gateway.endpoints.admin import build_admin
 from stageline_gateway.endpoints.anthropic_messages import add_messages
 from stageline_gateway.endpoints.completions import add_completions
@@ -24,7 +25,6 @@ from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.tokenizing import add_tokenize_routes
 from stageline_gateway.fleet import build_fleets
 from stageline_gateway.groups.watching import run_forever
-from stageline_gateway.server.client_stream import Cut
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import open_tracing

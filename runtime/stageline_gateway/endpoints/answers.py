@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_gateway.admission.admission import Permit
+from stageline_gateway.client_stream import ClientStream, Cut, Ending, Pause, client_of, run_while_connected
 from stageline_gateway.endpoints.json_answers import (
     SSE_DONE,
     SSE_HEADERS,
@@ -30,7 +31,6 @@ from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.relay.dispatch import Deliver
-from stageline_gateway.server.client_stream import ClientStream, Cut, Ending, Pause, client_of, run_while_connected
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
 

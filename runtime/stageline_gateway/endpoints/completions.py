@@ -19,6 +19,7 @@ from starlette.responses import Response
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
 from stageline_gateway.admission.request_body import off_the_loop
+from stageline_gateway.client_stream import client_of
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
 from stageline_gateway.endpoints.direct_routes import add_direct_post
 from stageline_gateway.endpoints.json_answers import error_answer
@@ -31,7 +32,6 @@ from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
-from stageline_gateway.server.client_stream import client_of
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 

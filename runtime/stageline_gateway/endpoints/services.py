@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from stageline_gateway.admission.admission import Admission
+from stageline_gateway.client_stream import Cut
 from stageline_gateway.fleet import Fleets
 from stageline_gateway.served_models import ServedModels
-from stageline_gateway.server.client_stream import Cut
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import Tracing

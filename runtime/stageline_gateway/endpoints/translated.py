@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import RESUMED_COMMENT, RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
 from stageline_gateway.endpoints.json_answers import JsonAnswer, encode_json
 from stageline_gateway.endpoints.kept_answer import KeptChoice
@@ -18,7 +19,6 @@ from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import Dialect, Event, usage
 from stageline_gateway.openai_api.thoughts import ThoughtTokens
-from stageline_gateway.server.client_stream import ClientStream, Pause
 
 Refuse = Callable[[ApiError, Mapping[str, str]], Response]
 """Writes a refusal in the API's own form."""

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stageline_api.engine_access import is_of_this_machine
+from stageline_gateway.client_stream import CLIENT_EXTENSION, ClientStream
 from stageline_gateway.errors import ApiError
-from stageline_gateway.server.client_stream import CLIENT_EXTENSION, ClientStream
 
 HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""

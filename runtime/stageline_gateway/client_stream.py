@@ -4,6 +4,8 @@ A handler of ASGI hears that its client left by a message that something must wa
 coroutine. Every token is one, so here they are calls: `ClientStream` hands what it is given to uvicorn's own cycle of
 request and response, at once wherever nothing would have to be awaited, and has a callback for a client that left. It
 never writes past a client that leaves its end full: what it returns then is to be awaited first.
+
+The server makes it and the endpoints write to it, so it belongs to neither room.
 """
 
 import asyncio
