@@ -1,10 +1,10 @@
 """The engine's HTTP interface towards the gateway: request, events, errors.
 
 `POST /v1/generate` takes a `GenerateRequest` and answers with newline-delimited JSON, one `Event` per line: exactly
-one `Admitted`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank line, every few seconds, says
-that the request still waits for its turn while the group works; readers skip it. A request that is refused before it
-is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection aborts the request. All but the probes
-ask for a key (`engine_access`).
+one `Admitted`, any number of `PromptTokens`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank
+line, every few seconds, says that the request still waits for its turn while the group works; readers skip it. A
+request that is refused before it is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection
+aborts the request. All but the probes ask for a key (`engine_access`).
 `POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
 `GET /v1/prefixes` says which beginnings of prompts the prefix cache holds, by the names that requests gave them.
@@ -158,6 +158,17 @@ class SamplingParams(_Frozen):
     """Which of several answers to one prompt this is."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     """How many of the likeliest tokens to report with each token; None reports no log probabilities."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """How many of the likeliest tokens to tell with each of the prompt's; None tells no log probabilities of these.
+    With them the prompt is computed whole, whatever the cache holds."""
+    prompt_told: int | None = Field(default=None, ge=0)
+    """The prompt's tokens are told (`PromptTokens`), but for so many that an engine before this one has told; None:
+    they aren't."""
+    lists_stop_token: bool | None = None
+    """Whether log probabilities are reported of a stop token too, though it doesn't show in the text: then the last
+    ones reported are those of the last token, as who adds up a text's expects it."""
+    prompt_only: bool | None = None
+    """Whether no output is wanted, only what is told of the prompt; `max_tokens` is 1 then."""
     max_tokens: int | None = Field(default=None, ge=1)
     """None allows as many as the context still holds."""
     json_schema: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
@@ -286,6 +297,25 @@ class TokenLogprob(TopLogprob):
     """As many as were asked for, likeliest first; the sampled one need not be among them."""
 
 
+class PromptToken(_Frozen):
+    """A token of the prompt. The first has no log probability, as it follows nothing."""
+
+    token_id: int
+    bytes: tuple[int, ...]
+    logprob: float | None = None
+    rank: int | None = None
+    """One more than how many tokens were likelier."""
+    top_logprobs: tuple[TopLogprob, ...] = ()
+    """As many as were asked for, likeliest first; this token need not be among them."""
+
+
+class PromptTokens(_Frozen):
+    """The next tokens of the prompt, where the request wants them told: each once, in order, before any `Delta`."""
+
+    type: Literal["prompt"] = "prompt"
+    tokens: tuple[PromptToken, ...]
+
+
 class Delta(_Frozen):
     """New output. `text` may lag behind `token_ids` while a character or a possible stop string is incomplete."""
 
@@ -293,7 +323,8 @@ class Delta(_Frozen):
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of those tokens that show in the text (stop tokens don't), when the request asked for them."""
+    """Of those tokens that show in the text (stop tokens don't), when the request asked for them, and of a stop token
+    where it `lists_stop_token`."""
 
 
 class Finished(_Frozen):
@@ -320,7 +351,7 @@ class Failed(_Frozen):
     """Whether the group stopped making progress while it computed this: it may be what did that."""
 
 
-Event = Annotated[Admitted | Delta | Finished | Failed, Field(discriminator="type")]
+Event = Annotated[Admitted | PromptTokens | Delta | Finished | Failed, Field(discriminator="type")]
 
 
 class ErrorCode(StrEnum):

@@ -179,6 +179,7 @@ SEAMS: Final = (
             "logprobs",
             "max_tokens",
             "presence_penalty",
+            "prompt_logprobs",
             "repetition_penalty",
             "stop_token_ids",
             "temperature",

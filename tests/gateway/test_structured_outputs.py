@@ -109,7 +109,7 @@ def test_what_the_answer_must_not_hold_reaches_the_engine(
         ({"allowed_token_ids": ["1"]}, "allowed_token_ids[0]"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
         ({"allowed_token_ids": [1] * 16385}, "allowed_token_ids"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],
     ids=lambda value: ascii(value)[:50],

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +17,19 @@ from processes.core_answers import answer_of, submit
 from processes.fake_vllm.tokens import UNMASKED, next_token
 from processes.vllm_stand_in import MAX_MODEL_LEN, MAX_NUM_SEQS, StandIn, stand_in
 from stageline_api.engine_http import ErrorCode, FinishReason
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineRefusal, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import (
+    AdmittedRequest,
+    CoreEvent,
+    EndEvent,
+    EngineRefusal,
+    FailEvent,
+    PromptEvent,
+    TokenEvent,
+)
+from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.plan_bus.messages import RequestSampling, WorkOutstanding
+from stageline_runtime.plan_bus.prompt_report import PromptLogprobs, unpacked
 from stageline_vllm.engine.core import VllmCore
 from stageline_vllm.engine.generate_words import VllmAnswerError
 from stageline_vllm.engine.vllm_exchange import VllmUnreachableError
@@ -358,3 +369,53 @@ def test_the_warm_up_takes_one_token_or_says_why_not(vllm: StandIn, tmp_path: Pa
         pytest.raises((VllmAnswerError, VllmUnreachableError), match="vLLM"),
     ):
         asyncio.run(run(broken))
+
+
+TOLD = RequestSampling(temperature=0.0, num_top_prompt_logprobs=2)
+
+
+def told(events: list[CoreEvent]) -> dict[int, PromptLogprobs]:
+    """Position in the prompt -> what was told of the token there."""
+    reports = [event.report for event in events if isinstance(event, PromptEvent)]
+    return {
+        position: one
+        for report in reports
+        for position, one in enumerate(unpacked(report, 0, report.num_tokens), start=report.position)
+    }
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_log_probabilities_of_a_prompt_come_before_its_answer(vllm: StandIn, known: int) -> None:
+    (events,) = answers(vllm, dataclasses.replace(request(TOLD), prompt_told=known))
+    found = told(events)
+    assert list(found) == list(range(max(1, known), len(PROMPT)))
+    for position, one in found.items():
+        token = PROMPT[position]
+        assert one.rank == 3
+        assert one.logprob == pytest.approx(-math.log(4))
+        assert [index for index, _ in one.top] == [token + 1, token + 2]
+    assert ids(events) == model_tokens(12)
+    assert isinstance(events[0], PromptEvent)
+    assert {event.cached_prompt_tokens for event in events if isinstance(event, TokenEvent)} == {0}
+
+
+def test_what_was_told_is_not_asked_again(vllm: StandIn) -> None:
+    before = vllm.figure("prompt_tokens_total")
+    (events,) = answers(vllm, dataclasses.replace(request(TOLD), prompt_told=len(PROMPT)))
+    assert told(events) == {}
+    assert vllm.figure("prompt_tokens_total") - before == len(PROMPT)
+
+
+def test_an_answer_without_output_asks_once(vllm: StandIn) -> None:
+    before = vllm.figure("prompt_tokens_total")
+    (events,) = answers(vllm, dataclasses.replace(request(TOLD, new_tokens=1), prompt_told=0, is_prompt_only=True))
+    assert len(told(events)) == len(PROMPT) - 1
+    assert events[-1] == EndEvent(FinishReason.LENGTH)
+    assert vllm.figure("prompt_tokens_total") - before == len(PROMPT)
+
+
+def test_a_prompt_of_which_too_much_would_be_told_is_refused(vllm: StandIn) -> None:
+    sampling = RequestSampling(temperature=0.0, num_top_prompt_logprobs=20)
+    with pytest.raises(PromptError, match="4000 prompt tokens, with prompt_logprobs = 20") as refused:
+        answers(vllm, request(sampling, prompt=(5,) * 4000))
+    assert refused.value.param == "prompt_logprobs"

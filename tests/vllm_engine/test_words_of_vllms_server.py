@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stageline_api.engine_http import MAX_TOP_LOGPROBS
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_runtime.plan_bus.prompt_report import unpacked
 from stageline_vllm.engine.answer_progress import AnswerProgress
 from stageline_vllm.engine.generate_words import (
     VllmAnswerError,
@@ -22,6 +23,7 @@ from stageline_vllm.engine.generate_words import (
     refusal_of,
     reported_logprobs,
 )
+from stageline_vllm.engine.prompt_words import prompt_body, read_prompt
 from stageline_vllm.engine.response_reader import ResponseError, ResponseReader
 from stageline_vllm.engine.vllm_figures import SAMPLE_NAMES, VllmFigures, read_figures
 from stageline_vllm.request_draws import KEY, read_draws
@@ -112,9 +114,11 @@ def test_every_field_that_is_sent_is_listed_as_a_seam() -> None:
     """vLLM ignores what it doesn't know, so a name that it changes would be lost in silence."""
     listed = {seam.path.rpartition(":")[2]: set(seam.fields) for seam in SEAMS}
     drawn = RequestSampling(temperature=0.5, num_top_logprobs=2)
-    said = body(admitted(drawn, cache_salt="ours", adapter="mine"))
-    assert said.keys() <= listed["GenerateRequest"]
-    assert said["sampling_params"].keys() <= listed["SamplingParams"]
+    told = msgspec.structs.replace(drawn, num_top_prompt_logprobs=2)
+    about_prompt = dict(json.loads(prompt_body(admitted(told), 4)))
+    for said in (body(admitted(drawn, cache_salt="ours", adapter="mine")), about_prompt):
+        assert said.keys() <= listed["GenerateRequest"]
+        assert said["sampling_params"].keys() <= listed["SamplingParams"]
 
 
 def test_plain_greedy_requests_are_vllms_own() -> None:
@@ -325,3 +329,42 @@ python_info 1.0
 """
     assert read_figures(page) == VllmFigures(0.25, 320, 40, 2, 1200, 64)
     assert read_figures("") == VllmFigures()
+
+
+def recorded_prompt(**fields: Any) -> tuple[list[bytes], AdmittedRequest]:
+    """vLLM's own answer about a prompt, and the request for it."""
+    recorded = json.loads((RECORDED / "generate_logprobs.json").read_text())
+    ids = tuple(recorded["request"]["body"]["token_ids"])
+    sampling = msgspec.structs.replace(GREEDY, num_top_prompt_logprobs=1)
+    request = AdmittedRequest(
+        request_id="a", prompt_token_ids=ids, sampling=sampling, max_new_tokens=1, stop_token_ids=frozenset(), **fields
+    )
+    return [recorded["text"].encode()], request
+
+
+def test_log_probabilities_of_a_prompt_are_read_as_vllm_writes_them() -> None:
+    report, drawn = read_prompt(*recorded_prompt())
+    found = list(unpacked(report, 0, report.num_tokens))
+    assert (report.position, drawn) == (1, 7042)
+    assert [one.rank for one in found] == [3077, 1, 2, 1]
+    assert [one.logprob for one in found] == pytest.approx([-11.593955, -0.363161, -2.385694, -0.438654], abs=1e-5)
+    assert [one.top[0][0] for one in found] == [29, 282, 260, 314], "the likeliest, whatever the prompt has"
+    later, _ = read_prompt(*recorded_prompt(prompt_told=3))
+    assert list(unpacked(later, 0, later.num_tokens)) == found[2:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"choices": [{"token_ids": [1]}]}',
+        '{"choices": [{"token_ids": [1]}], "prompt_logprobs": [null]}',
+        '{"choices": [{"token_ids": [1]}], "prompt_logprobs": [null, {}, {}, {}, {}]}',
+        '{"choices": [], "prompt_logprobs": [null, null, null, null, null]}',
+        '{"choices": 3}',
+        "",
+    ],
+)
+def test_an_answer_without_them_is_a_failure(text: str) -> None:
+    _, request = recorded_prompt()
+    with pytest.raises(VllmAnswerError, match=r"left out|can't be read"):
+        read_prompt([text.encode()], request)

@@ -14,6 +14,7 @@ WAIT_PREFIX: Final = "wait."
 
 FORWARD: Final = "forward"
 DRAFT: Final = "draft"
+PROMPT_LOGPROBS: Final = "prompt log probabilities"
 RECEIVE_HIDDEN: Final = "receive hidden"
 RECEIVE_FEEDBACK: Final = "receive feedback"
 SEND_HIDDEN: Final = "send hidden"

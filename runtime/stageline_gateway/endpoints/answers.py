@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_api.engine_http import Admitted, Delta, Finished, PromptTokens
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.client_stream import ClientStream, Cut, Ending, Pause, client_of, run_while_connected
 from stageline_gateway.endpoints.json_answers import (
@@ -25,7 +25,7 @@ from stageline_gateway.endpoints.json_answers import (
     error_answer,
     sse_event,
 )
-from stageline_gateway.endpoints.kept_answer import KeptChoice
+from stageline_gateway.endpoints.kept_answer import KeptAnswer, KeptChoice, with_kept
 from stageline_gateway.endpoints.written_pieces import WrittenPieces
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
@@ -182,6 +182,8 @@ class WholeAnswer(Answer):
                 match event:
                     case Delta():
                         exchange.permit.body.grow(kept[choice].take(event))
+                    case PromptTokens():
+                        exchange.permit.body.grow(kept[choice].take_prompt(event))
                     case Finished():
                         ends[choice] = event
                     case Admitted():
@@ -193,12 +195,11 @@ class WholeAnswer(Answer):
         written = [one.written(ends[index].reason) for index, one in enumerate(kept)]
         await self._send_at_once(client, self._whole(written, self._usage(ends)))
 
-    def _whole(self, written: list[tuple[dict[str, Any], str, bytes]], counts: dict[str, Any]) -> Response:
+    def _whole(self, written: Sequence[KeptAnswer], counts: dict[str, Any]) -> Response:
         exchange = self.exchange
-        choices = [choice for choice, _, _ in written]
-        body = encode_json(exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | {"usage": counts})
-        for _, mark, logprobs in written:
-            body = body.replace(encode_json(mark), logprobs, 1) if logprobs else body
+        choices = [one.choice for one in written]
+        whole = exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | written[0].at_top
+        body = with_kept(encode_json(whole | {"usage": counts}), written)
         resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
         return Response(body, headers=exchange.headers | resumed, media_type=JsonAnswer.media_type)
 
@@ -218,6 +219,8 @@ class StreamedAnswer(Answer):
                 match event:
                     case Delta():
                         written.append(pieces.delta(choice, event))
+                    case PromptTokens():
+                        written.append(pieces.prompt(choice, event))
                     case Admitted():
                         exchange.admitted(event)
                         # Without an opening chunk the status alone says that the request holds a place.

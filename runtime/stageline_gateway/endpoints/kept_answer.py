@@ -5,15 +5,47 @@ counts in the room of open requests, so an answer that outgrows it is refused, a
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from stageline_api.engine_http import Delta, FinishReason
+from stageline_api.engine_http import Delta, FinishReason, PromptTokens
 from stageline_gateway.endpoints.json_answers import encode_json
 from stageline_gateway.openai_api.answer_shapes import AnswerShape
 
 PIECE_BYTES: Final = 80
 """What one more string costs beyond its characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A choice as it was kept. In it, and in `at_top`, marks stand for what is JSON already."""
+
+    choice: dict[str, Any]
+    at_top: dict[str, Any]
+    """Fields of the answer itself, if the choice is the first one."""
+    marked: dict[str, bytes]
+    """Mark -> the JSON that it stands for."""
+
+
+def _marked(written: bytes, marked: dict[str, bytes]) -> str:
+    mark = secrets.token_hex(16)
+    marked[mark] = written
+    return mark
+
+
+def with_kept(body: bytes, answers: Sequence[KeptAnswer]) -> bytes:
+    """`body`, the JSON of an answer, with what its marks stand for; copied once, however many there are.
+
+    What only the first choice says of the answer itself has no mark there for the others.
+    """
+    marked = [(encode_json(mark), kept) for one in answers for mark, kept in one.marked.items()]
+    places = sorted((body.find(mark), mark, kept) for mark, kept in marked)
+    parts, end = list[bytes](), 0
+    for at, mark, kept in (place for place in places if place[0] >= 0):
+        parts += (body[end:at], kept)
+        end = at + len(mark)
+    return b"".join((*parts, body[end:]))
 
 
 @dataclass(slots=True)
@@ -26,6 +58,8 @@ class KeptChoice:
     _lists: dict[str, list[bytes]] = field(default_factory=dict)
     """Items of each list of the log probabilities, as JSON without brackets."""
     _rest: dict[str, Any] = field(default_factory=dict)
+    _prompt: list[bytes] = field(default_factory=list)
+    """Items of the prompt's log probabilities, likewise."""
 
     def take(self, delta: Delta) -> int:
         """Keep a piece of the answer; returns the bytes that it holds."""
@@ -38,17 +72,33 @@ class KeptChoice:
                 held_bytes += self._keep(name, value)
         return held_bytes
 
-    def written(self, reason: FinishReason) -> tuple[dict[str, Any], str, bytes]:
-        """The choice, a mark that stands in it for its log probabilities, and those as JSON."""
+    def take_prompt(self, event: PromptTokens) -> int:
+        """Keep what the answer says of tokens of its prompt; returns the bytes that it holds."""
+        words = self.shape.prompt(event.tokens)
+        held_bytes = 0 if words.chunk is None else 4 * len(words.chunk["text"])
+        for name, value in words.logprobs.items():
+            held_bytes += self._keep(name, value)
+        if words.entries:
+            self._prompt.append(encode_json(words.entries)[1:-1])
+            held_bytes += len(self._prompt[-1]) + PIECE_BYTES
+        return held_bytes
+
+    def written(self, reason: FinishReason) -> KeptAnswer:
+        """All that is kept."""
         choice = self.shape.whole("".join(self._texts), reason)
-        mark = secrets.token_hex(16)
-        if not self.with_logprobs:
-            return choice, mark, b""
-        for name, value in self.shape.logprobs(()).items():
-            self._keep(name, value)
-        lists = [encode_json(name) + b":[" + b",".join(items) + b"]" for name, items in self._lists.items()]
-        rest = [encode_json(name) + b":" + encode_json(value) for name, value in self._rest.items()]
-        return choice | {"logprobs": mark}, mark, b"{" + b",".join(lists + rest) + b"}"
+        marked: dict[str, bytes] = {}
+        if self.with_logprobs:
+            for name, value in self.shape.logprobs(()).items():
+                self._keep(name, value)
+            lists = [encode_json(name) + b":[" + b",".join(items) + b"]" for name, items in self._lists.items()]
+            rest = [encode_json(name) + b":" + encode_json(value) for name, value in self._rest.items()]
+            choice |= {"logprobs": _marked(b"{" + b",".join(lists + rest) + b"}", marked)}
+        if self.shape.prompt_logprobs is None:
+            return KeptAnswer(choice, {}, marked)
+        told = {"prompt_logprobs": _marked(b"[" + b",".join(self._prompt) + b"]", marked)}
+        if self.shape.tells_prompt_at_top:
+            return KeptAnswer(choice, told, marked)
+        return KeptAnswer(choice | told, {}, marked)
 
     def _keep(self, name: str, value: Any) -> int:
         if not isinstance(value, list):

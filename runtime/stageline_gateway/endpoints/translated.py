@@ -60,7 +60,7 @@ class TranslatedAnswer(Answer):
                         reason = shape.closing(event.reason)["finish_reason"]
                         told += self._dialect.end(reason, self._counts(event), event.stop_string)
                     case Finished():
-                        choice_at_once, _, _ = kept.written(event.reason)
+                        choice_at_once = kept.written(event.reason).choice
                         self._dialect.take(choice_at_once["message"])
                         self._dialect.end(choice_at_once["finish_reason"], self._counts(event), event.stop_string)
             if not self._streams or not (told or is_over):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
-from stageline_api.engine_http import Delta, FinishReason
+from stageline_api.engine_http import Delta, FinishReason, PromptTokens
 from stageline_gateway.endpoints.json_answers import encode_json, sse_event
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp
 
@@ -28,6 +28,11 @@ class WrittenPieces:
     def openings(self) -> bytes:
         openings = (shape.opening() for shape in self._shapes)
         return self._chunks([opening for opening in openings if opening is not None])
+
+    def prompt(self, choice: int, event: PromptTokens) -> bytes:
+        """What a stream says of tokens of its prompt, where that is echoed."""
+        chunk = self._shapes[choice].prompt(event.tokens).chunk
+        return b"" if chunk is None else self._chunks([chunk])
 
     def delta(self, choice: int, delta: Delta) -> bytes:
         # Log probabilities may come before their text, which waits for the rest of a character.

@@ -1,8 +1,8 @@
 """One generation on one engine: POST /v1/generate and its newline-delimited JSON events.
 
 A request has a connection to itself, and leaving `generate` before the answer's end closes it, for whatever reason:
-that aborts the request in the engine. Its taker gets exactly one Admitted, any number of Delta and one Finished, all
-that came in one read at once; everything else is an `EngineRefusedError`, an `EngineLostError` or an
+that aborts the request in the engine. Its taker gets exactly one Admitted, any number of PromptTokens and of Delta, and
+one Finished, all that came in one read at once; everything else is an `EngineRefusedError`, an `EngineLostError` or an
 `AnswerFailedError`.
 """
 
@@ -24,6 +24,7 @@ from stageline_api.engine_http import (
     Finished,
     FinishReason,
     GenerateRequest,
+    PromptTokens,
 )
 from stageline_gateway.engine_client.connection_pool import ConnectionPool, EngineAddress
 from stageline_gateway.engine_client.engine_connection import (
@@ -39,7 +40,7 @@ GENERATE_PATH: Final = "/v1/generate"
 HTTP_OK: Final = 200
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
-EngineEvent = Admitted | Delta | Finished
+EngineEvent = Admitted | PromptTokens | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class Resumed:
 
 
 StreamEvent = EngineEvent | Resumed
-"""What the rest of the gateway sees of one choice: one Admitted, any number of Delta and Resumed, one Finished,
-however many engines took part."""
+"""What the rest of the gateway sees of one choice: one Admitted, any number of PromptTokens, of Delta and of Resumed,
+one Finished, however many engines took part."""
 
 
 TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
@@ -123,7 +124,7 @@ class _Order:
                 raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
             case Finished():
                 self.finished = True
-            case Delta():
+            case Delta() | PromptTokens():
                 pass
             case _:
                 assert_never(event)

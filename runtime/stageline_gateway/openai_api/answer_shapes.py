@@ -2,55 +2,14 @@
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stageline_api.engine_http import Admitted, Finished, FinishReason, TokenLogprob, TopLogprob
+from stageline_api.engine_http import Admitted, Finished, FinishReason, PromptToken, TokenLogprob
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.thoughts import ThoughtReader
-
-
-def token_text(one: TopLogprob) -> str:
-    """The token as text; bytes that are no whole character show as U+FFFD, and `bytes` has them exactly."""
-    return bytes(one.bytes).decode(errors="replace")
-
-
-def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    content = [_entry(one) | {"top_logprobs": [_entry(other) for other in one.top_logprobs]} for one in tokens]
-    return {"content": content, "refusal": None}
-
-
-def _entry(one: TopLogprob) -> dict[str, Any]:
-    return {"token": token_text(one), "logprob": one.logprob, "bytes": list(one.bytes)}
-
-
-class CompletionLogprobs:
-    """`logprobs` of a text completion, whole or in chunks; remembers how far the text has come."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._characters = 0
-
-    def write(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """The lists for the next `tokens`. An offset counts the characters that were whole before the token."""
-        tokens = list(tokens)
-        return {
-            "tokens": [token_text(one) for one in tokens],
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [_with_sampled(one) for one in tokens],
-            "text_offset": [self._offset_of(one) for one in tokens],
-        }
-
-    def _offset_of(self, one: TokenLogprob) -> int:
-        offset = self._characters
-        self._characters += len(self._decoder.decode(bytes(one.bytes)))
-        return offset
-
-
-def _with_sampled(one: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens and, as OpenAI always adds it, the sampled one."""
-    return {token_text(other): other.logprob for other in one.top_logprobs} | {token_text(one): one.logprob}
+from stageline_gateway.openai_api.token_logprobs import CompletionLogprobs, chat_logprobs, prompt_entry
 
 
 def usage(ends: Sequence[Finished], num_prompts: int = 1) -> dict[str, Any]:
@@ -94,12 +53,28 @@ Logprobs = Sequence[TokenLogprob] | None
 """Of the tokens in a piece; None when the client didn't ask."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptWords:
+    """What an answer says of some of its prompt's tokens."""
+
+    entries: tuple[dict[str, Any] | None, ...] = ()
+    """Of `prompt_logprobs`, where they were asked for."""
+    logprobs: dict[str, Any] = field(default_factory=dict)
+    """Lists of `logprobs`, which begin with the prompt's where that is echoed."""
+    chunk: dict[str, Any] | None = None
+    """The choice of the chunk that echoes them; None where nothing is to be said in a stream."""
+
+
 class AnswerShape(ABC):
     """How one of OpenAI's two APIs writes one choice of an answer."""
 
     index: int
     chunk_kind: str
     whole_kind: str
+    tells_prompt_at_top: bool
+    """Whether a whole answer has `prompt_logprobs` beside its choices, from the first of them, and not in each."""
+    prompt_logprobs: int | None
+    """How many of the likeliest tokens to list with each of the prompt's; None for no `prompt_logprobs`."""
 
     def opening(self) -> dict[str, Any] | None:
         """The choice of the first chunk, before any text; None when the API has no such chunk."""
@@ -112,6 +87,10 @@ class AnswerShape(ABC):
     def is_plain(self) -> bool:
         """Whether every piece from here on is one choice that differs from the others in its text alone."""
         return False
+
+    def prompt(self, tokens: Sequence[PromptToken]) -> PromptWords:  # noqa: ARG002 - for those that tell it
+        """What the answer says of the next tokens of the prompt."""
+        return PromptWords()
 
     @abstractmethod
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
@@ -144,6 +123,8 @@ class ChatShape(AnswerShape):
     index: int
     chunk_kind: str = "chat.completion.chunk"
     whole_kind: str = "chat.completion"
+    tells_prompt_at_top: bool = True
+    prompt_logprobs: int | None = None
     _thoughts: ThoughtReader | None = None
 
     def admitted(self, event: Admitted) -> None:
@@ -155,6 +136,9 @@ class ChatShape(AnswerShape):
     @property
     def is_plain(self) -> bool:
         return self._thoughts is None
+
+    def prompt(self, tokens: Sequence[PromptToken]) -> PromptWords:
+        return PromptWords(_entries(tokens, self.prompt_logprobs))
 
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         if self._thoughts is None:
@@ -202,9 +186,20 @@ class CompletionShape(AnswerShape):
     index: int
     chunk_kind: str = "text_completion"
     whole_kind: str = "text_completion"
-    echo: str = ""
-    """The prompt's text, where the answer is to begin with it."""
-    _logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
+    tells_prompt_at_top: bool = False
+    prompt_logprobs: int | None = None
+    echo: str | None = None
+    """The prompt's text, where the answer is to begin with it; empty where only its tokens tell it."""
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens to list with each one of an echo."""
+    _logprobs: CompletionLogprobs = field(init=False)
+    _decoder: codecs.IncrementalDecoder = field(init=False)
+    _echoed: str = ""
+    """Of a prompt of ids, the text so far."""
+
+    def __post_init__(self) -> None:
+        self._logprobs = CompletionLogprobs(self.echo or "")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice(self.echo, None, None) if self.echo else None
@@ -213,6 +208,17 @@ class CompletionShape(AnswerShape):
     def is_plain(self) -> bool:
         return True
 
+    def prompt(self, tokens: Sequence[PromptToken]) -> PromptWords:
+        entries = _entries(tokens, self.prompt_logprobs)
+        if self.echo is None:
+            return PromptWords(entries)
+        text = "" if self.echo else self._decoder.decode(b"".join(bytes(one.bytes) for one in tokens))
+        self._echoed += text
+        count = self.top_logprobs
+        logprobs = {} if count is None else self._logprobs.write_prompt(tokens, count)
+        choice = self._choice(text, None, None) | ({"logprobs": logprobs} if logprobs else {})
+        return PromptWords(entries, logprobs, choice if text or logprobs else None)
+
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         return [self._choice(text, logprobs, None)]
 
@@ -220,7 +226,7 @@ class CompletionShape(AnswerShape):
         return self._choice("", None, reason.value)
 
     def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
-        return self._choice(self.echo + text, None, reason.value)
+        return self._choice((self.echo or self._echoed) + text, None, reason.value)
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         return self._logprobs.write(tokens)
@@ -228,6 +234,10 @@ class CompletionShape(AnswerShape):
     def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
         written = None if logprobs is None else self._logprobs.write(logprobs)
         return {"index": self.index, "text": text, "logprobs": written, "finish_reason": reason}
+
+
+def _entries(tokens: Sequence[PromptToken], count: int | None) -> tuple[dict[str, Any] | None, ...]:
+    return () if count is None else tuple(prompt_entry(one, count) for one in tokens)
 
 
 Event = dict[str, Any]

@@ -64,7 +64,6 @@ _COMMON: Final[dict[str, Known]] = {
     "logits_processors": _refused([]),
     "guided_decoding_backend": _ignored("auto"),
     "guided_whitespace_pattern": _ignored(),
-    "prompt_logprobs": _refused(why="Log probabilities of prompts are not computed."),
 }
 
 CHAT_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(

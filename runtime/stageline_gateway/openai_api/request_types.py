@@ -2,8 +2,7 @@
 
 Types are never coerced ("5" is not a number) and an unknown field is refused, so nothing a client asks for is lost
 without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
-`min_tokens`, `allowed_token_ids`, `bad_words`,
-`cache_salt`.
+`min_tokens`, `allowed_token_ids`, `bad_words`, `prompt_logprobs`, `cache_salt`.
 """
 
 import json
@@ -196,6 +195,7 @@ class _Request(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -214,6 +214,16 @@ class _Request(Strict):
     def num_echoes(self) -> int:
         """Answers that begin with their prompt's text."""
         return 0
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """How many alternatives to ask for with each token of the prompt; None for no log probabilities of these."""
+        return self.prompt_logprobs
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether the answer has the prompt's tokens."""
+        return self.asked_prompt_logprobs is not None
 
     @property
     def include_usage(self) -> bool:
@@ -309,6 +319,7 @@ class CompletionRequest(_Request):
     """Body of `POST /v1/completions`."""
 
     prompt: CompletionPrompt
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -327,6 +338,19 @@ class CompletionRequest(_Request):
     @property
     def num_echoes(self) -> int:
         return self.num_choices if self.echo else 0
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """The more of what is asked for itself and of what an echo has beside its answer's."""
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Also where it is echoed and the client gave no text of it."""
+        echoes_ids = self.echo and not all(isinstance(prompt, str) for prompt in self.prompts)
+        return echoes_ids or self.asked_prompt_logprobs is not None
 
     @property
     def asked_top_logprobs(self) -> int | None:

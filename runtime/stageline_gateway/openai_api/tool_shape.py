@@ -36,16 +36,17 @@ Reader = CallReader | StreamedCalls | NamedCall
 
 def shape_with_tools(asked: ChatRequest) -> ShapeOfChoice:
     """The shape of an answer that may call the tools which `asked` offers."""
+    told = asked.prompt_logprobs
     if isinstance(asked.tool_choice, NamedTool):
         name = asked.tool_choice.function.name
-        return lambda index: ToolShape(index, reader_of=lambda _: NamedCall(name))
+        return lambda index: ToolShape(index, prompt_logprobs=told, reader_of=lambda _: NamedCall(name))
     names = frozenset(tool.function.name for tool in asked.offered_tools)
 
     def reader_of(event: Admitted) -> Reader:
         form = event.tool_call_format
         return StreamedCalls(form, names) if asked.stream else reader_for(form, names)
 
-    return lambda index: ToolShape(index, reader_of=reader_of)
+    return lambda index: ToolShape(index, prompt_logprobs=told, reader_of=reader_of)
 
 
 @dataclass(slots=True)

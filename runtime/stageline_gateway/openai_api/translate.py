@@ -8,6 +8,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from stageline_api.engine_http import (
@@ -32,6 +33,7 @@ SEED_MASK: Final = 2**63 - 1
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, drawn_seed: int) -> SamplingParams:
+    lists_stop_token = bool(request.num_echoes) and request.asked_top_logprobs is not None
     return SamplingParams(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -47,6 +49,9 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         top_logprobs=request.asked_top_logprobs,
+        prompt_logprobs=request.asked_prompt_logprobs,
+        prompt_told=0 if request.wants_prompt else None,
+        lists_stop_token=lists_stop_token or None,
         json_schema=request.schema_text,
         regex=request.regex_text,
         grammar=request.grammar_text,
@@ -109,7 +114,10 @@ def prompts_of(request: CompletionRequest) -> tuple[Prompt, ...]:
 def completion_to_generate(
     request: CompletionRequest, prompt: Prompt, request_id: str, drawn_seed: int
 ) -> GenerateRequest:
-    sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
+    if request.max_tokens == 0:
+        sampling = _sampling(request, 1, drawn_seed).model_copy(update={"prompt_only": True})
+    else:
+        sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling, cache_salt=request.cache_salt)
 
 
@@ -161,7 +169,8 @@ def prepare_as_chat(
 
 def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str) -> Prepared:
     asked = parse_chat(fields, ignored, strict)
-    shape = shape_with_tools(asked) if asked.offered_tools else ChatShape
+    plain = partial(ChatShape, prompt_logprobs=asked.prompt_logprobs)
+    shape = shape_with_tools(asked) if asked.offered_tools else plain
     return Prepared(asked, chat_to_generate(asked, request_id, secrets.randbits(63)), shape, tuple(ignored))
 
 
@@ -173,6 +182,13 @@ def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:
     generate = completion_to_generate(asked, prompts[0], request_id, secrets.randbits(63))
 
     def shape(index: int) -> CompletionShape:
-        return CompletionShape(index, echo=str(asked.prompts[index // asked.n]) if asked.echo else "")
+        prompt = asked.prompts[index // asked.n]
+        text = prompt if isinstance(prompt, str) else ""
+        return CompletionShape(
+            index,
+            prompt_logprobs=asked.prompt_logprobs,
+            echo=text if asked.echo else None,
+            top_logprobs=asked.logprobs,
+        )
 
     return Prepared(asked, generate, shape, tuple(ignored), prompts if len(prompts) > 1 else ())

@@ -171,9 +171,12 @@ def checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
         raise _as_api_error(error.errors(include_url=False, include_context=False)[0]) from None
 
 
-def _check_stream_options(request: ChatRequest | CompletionRequest) -> None:
+def _check_stream(request: ChatRequest | CompletionRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise bad_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+    if request.prompt_logprobs is not None and request.stream:
+        message = f"'prompt_logprobs' = {request.prompt_logprobs} is only allowed when 'stream' is false."
+        raise bad_value("prompt_logprobs", message)
 
 
 def _check_response_format(request: ChatRequest) -> None:
@@ -300,7 +303,7 @@ def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool =
     if not strict:
         _lenient_parts(kept, ignored)
     request = checked(ChatRequest, _with_guide(kept, strict, ignored))
-    _check_stream_options(request)
+    _check_stream(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
     check_messages(request.messages)
@@ -323,19 +326,12 @@ def parse_completion(fields: Mapping[str, Any], ignored: IgnoredFields, strict: 
     if not strict:
         _lenient_parts(kept, ignored)
     request = checked(CompletionRequest, _with_guide(kept, strict, ignored))
-    _check_stream_options(request)
+    _check_stream(request)
     _check_guide(request)
     if request.num_choices > MAX_CHOICES:
         message = f"'prompt' has {request.num_prompts} prompts and 'n' is {request.n}: more than {MAX_CHOICES} answers."
         raise bad_value("prompt", message)
-    if request.echo:
-        _check_echo(request)
+    if request.max_tokens == 0 and not request.echo:
+        message = "'max_tokens' = 0 is only allowed with 'echo' = true: otherwise there is nothing to answer."
+        raise bad_value("max_tokens", message)
     return request
-
-
-def _check_echo(request: CompletionRequest) -> None:
-    if request.logprobs is not None:
-        message = "'echo' can't be combined with 'logprobs': log probabilities of prompts are not computed."
-        raise bad_value("echo", message, "unsupported_parameter")
-    if not all(isinstance(prompt, str) for prompt in request.prompts):
-        raise bad_value("echo", "'echo' is only supported for prompts of text.", "unsupported_parameter")

@@ -73,7 +73,11 @@ class GenerateJob:
         """The same for one of several choices, `each` for a prompt: they differ in id, prompt, and the choice that keys
         their noise.
         """
-        sampling = self.request.sampling.model_copy(update={"choice": number % each})
+        own: dict[str, object] = {"choice": number % each}
+        if number and isinstance(self.request.prompt, ChatPrompt):
+            # A chat's answer has its prompt's once.
+            own |= {"prompt_logprobs": None, "prompt_told": None}
+        sampling = self.request.sampling.model_copy(update=own)
         update: dict[str, object] = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
         if self.prompts:
             update |= {"prompt": self.prompts[number // each]}

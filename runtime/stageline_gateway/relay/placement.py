@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
-from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, GenerateRequest
+from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, GenerateRequest, PromptTokens
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.errors import ApiError, answer_broken, model_suspended, not_ready, revision_replaced
@@ -45,6 +45,8 @@ class Progress:
     """All that were relayed."""
     characters: int = 0
     """Of text that were relayed."""
+    prompt_told: int = 0
+    """Tokens of the prompt that were relayed."""
     admissions: int = 0
     """Engines that admitted it."""
     revision: str = ""
@@ -66,7 +68,7 @@ class Progress:
     @property
     def has_output(self) -> bool:
         """Whether anything was relayed, so that starting again would repeat it."""
-        return bool(self.token_ids) or self.characters > 0
+        return bool(self.token_ids) or self.characters > 0 or self.prompt_told > 0
 
     def may_go_on(self, group: GroupEndpoint, weights: str) -> bool:
         """Whether `group` may continue it: not where it has output and the group's revision or weights are others."""
@@ -82,12 +84,15 @@ class Progress:
         if self.runs == 1:
             return self.request
         suffix = f".{self.runs}"
-        update = {
+        update: dict[str, object] = {
             "request_id": self.request.request_id[: MOST_ID_CHARACTERS - len(suffix)] + suffix,
             "priority": max(HIGHEST_PRIORITY, self.request.priority - 1),
         }
         if self.has_output:
             update |= {"generated_token_ids": tuple(self.token_ids), "generated_characters": self.characters}
+        if self.prompt_told:
+            told = {"prompt_told": self.prompt_told}
+            update |= {"sampling": self.request.sampling.model_copy(update=told)}
         return self.request.model_copy(update=update)
 
     def take(self, event: EngineEvent, revision: str, weights: str = "") -> bool:
@@ -99,6 +104,9 @@ class Progress:
         elif isinstance(event, Admitted):
             self.admissions += 1
             return self.admissions == 1
+        elif isinstance(event, PromptTokens):
+            self.revision, self.weights = revision, weights
+            self.prompt_told += len(event.tokens)
         return True
 
 

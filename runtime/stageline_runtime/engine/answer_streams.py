@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from stageline_api.engine_http import FinishReason
-from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EndEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EndEvent, FailEvent, PromptEvent, TokenEvent
 from stageline_runtime.engine.scheduling.row_selection import FirstRow
-from stageline_runtime.engine.scheduling.scheduler import NewToken
+from stageline_runtime.engine.scheduling.scheduler import NewToken, ReportedPrompt
 from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, GUIDE, RequestMetrics, RequestTimes
 from stageline_runtime.engine.telemetry.request_trace import Outcome, RequestTrace
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
@@ -61,6 +61,12 @@ class AnswerStreams:
                 self._metrics.scheduled(stream.times, stream.prompt_tokens)
                 self.prompt_tokens_total += stream.prompt_tokens
             self._metrics.looked_up(first.num_inputs, first.cached_tokens)
+
+    def tell_prompt(self, reported: ReportedPrompt) -> None:
+        """Hand log probabilities of its prompt to a request's sink."""
+        stream = self._streams.get(reported.request_id)
+        if stream is not None:
+            stream.sink(PromptEvent(reported.report))
 
     def deliver(self, token: NewToken) -> None:
         """Hand a token to its request's sink."""

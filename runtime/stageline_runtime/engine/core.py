@@ -95,6 +95,7 @@ class EngineCore(CoreLife):
                 max_new_tokens=request.max_new_tokens,
                 stop_token_ids=request.stop_token_ids,
                 output=list(request.generated_token_ids),
+                prompt_told=max(1, request.prompt_told or 0),
                 priority=request.priority,
                 cache_salt=request.cache_salt or "",
                 prefixes=request.prefixes,
@@ -140,6 +141,7 @@ class EngineCore(CoreLife):
 
     def step_done(self, done: StepDone) -> None:
         """A plan has left the last stage."""
+        reported = self._live_scheduler.take_reports(done.reports)
         tokens = self._live_scheduler.complete(done.seq, done.rows)
         in_flight = self._live_scheduler.num_plans_in_flight
         self._plans_since = time.monotonic() if in_flight else None
@@ -149,6 +151,8 @@ class EngineCore(CoreLife):
             self._send(Cancel(seq))
         # Plans first: the stages need not wait while tokens become text.
         self._pump()
+        for prompt in reported:
+            self._streams.tell_prompt(prompt)
         for token in tokens:
             self._streams.deliver(token)
 

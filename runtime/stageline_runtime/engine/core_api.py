@@ -12,7 +12,7 @@ from typing import Protocol
 from stageline_api.engine_http import FinishReason, HeldPrefixes, ModelInfo, ThoughtStart, ToolCallFormat
 from stageline_api.health import EngineStatus
 from stageline_runtime.engine.errors import EngineRefusal as EngineRefusal
-from stageline_runtime.plan_bus.messages import RequestSampling, TokenLogprobs
+from stageline_runtime.plan_bus.messages import PromptReport, RequestSampling, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,12 @@ class AdmittedRequest:
     """How the answer may begin with thoughts."""
     ignored: tuple[str, ...] = ()
     """Fields of the prompt that change nothing with this model."""
+    prompt_told: int | None = None
+    """Its prompt's tokens are told, after so many that were told before; None: they are not."""
+    is_prompt_only: bool = False
+    """No token of its output is wanted, of the one that is computed."""
+    lists_stop_token: bool = False
+    """Log probabilities are reported of a stop token too."""
     generated_token_ids: tuple[int, ...] = ()
     """Output generated before, which this request continues; fewer than `max_new_tokens`, none of them a stop token,
     where it is handed to a core."""
@@ -66,6 +72,15 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """Log probabilities of the next tokens of the prompt, where they were asked for: each token but the first comes
+    once, in order, and before any `TokenEvent`.
+    """
+
+    report: PromptReport
+
+
+@dataclass(frozen=True, slots=True)
 class EndEvent:
     """The request ended as it should: STOP after a stop token, LENGTH at its limit, ABORT after `abort`."""
 
@@ -83,7 +98,7 @@ class FailEvent:
     """Whether the group hung while it computed this."""
 
 
-CoreEvent = TokenEvent | EndEvent | FailEvent
+CoreEvent = PromptEvent | TokenEvent | EndEvent | FailEvent
 AnswerSink = Callable[[CoreEvent], None]
 """Takes a request's events, in the core's own turn of the event loop: it must be quick, never raise, and may abort."""
 

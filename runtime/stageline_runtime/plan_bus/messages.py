@@ -10,6 +10,7 @@ last stage answers each with `StepDone`, also a plan that it was told to `Cancel
 
 import enum
 
+from stageline_runtime.plan_bus.prompt_report import PromptReport as PromptReport
 from stageline_runtime.plan_bus.step_plan import GraphMode as GraphMode
 from stageline_runtime.plan_bus.step_plan import Message
 from stageline_runtime.plan_bus.step_plan import PlanRow as PlanRow
@@ -18,7 +19,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 class TransportKind(enum.StrEnum):
@@ -115,6 +116,8 @@ class StepDone(Message, frozen=True):
 
     seq: int
     rows: tuple[SampledRow, ...]
+    reports: tuple[PromptReport, ...] = ()
+    """Log probabilities of prompts, for the rows with `report_targets` whose requests still have their slots."""
 
 
 class DraftedRow(Message, frozen=True):

@@ -53,6 +53,8 @@ class RequestSampling(Message, frozen=True):
     """All that may be drawn; empty: everything."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that the output never holds."""
+    num_top_prompt_logprobs: int | None = None
+    """How many tokens to list with each of the prompt's; None asks for no log probabilities of the prompt."""
 
     @property
     def has_penalties(self) -> bool:
@@ -113,6 +115,13 @@ class PlanRow(Message, frozen=True):
     num_drafts: int = 0
     wants_drafts: bool = False
     """Whether the last stage is to draft what comes after the token that it samples."""
+    report_start: int = 0
+    """Of a chunk: which of its tokens is the first that `report_targets` follows."""
+    report_targets: tuple[int, ...] = ()
+    """Prompt tokens, each right after the next token of the chunk from `report_start` on, whose log probabilities the
+    last stage reports. It may be the first token of the chunk after this one, so it is said here."""
+    report_top: int = 0
+    """How many of the likeliest tokens are reported with each."""
 
     @property
     def is_chunk(self) -> bool:
@@ -177,6 +186,11 @@ class StepPlan(Message, frozen=True, dict=True):
     def sampled_rows(self) -> tuple[PlanRow, ...]:
         """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
         return tuple(row for row in self.rows if row.need_sample)
+
+    @property
+    def reports_prompts(self) -> bool:
+        """Whether the last stage is to report log probabilities of a prompt."""
+        return any(row.report_targets for row in self.rows)
 
     @property
     def drafted_rows(self) -> tuple[PlanRow, ...]:

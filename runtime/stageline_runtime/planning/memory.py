@@ -24,6 +24,12 @@ to peers, the pool of captured graphs, fragments between allocations."""
 LOGIT_COPIES_BYTES = 40
 """Bytes that one logit takes while its row is sampled: float32 twice, and float64 scores, noise and their sums."""
 
+REPORT_BYTES = 32 << 20
+"""What logits take at once of a prompt's tokens whose log probabilities are asked for; it decides over how many."""
+
+REPORT_LOGIT_BYTES = 16
+"""Bytes of one such logit: in the model's type, as float32, its log probability, and what looks for the likeliest."""
+
 _FLOAT32_BYTES = 4
 MEBIBYTE = 1 << 20
 
@@ -55,6 +61,11 @@ def usable_bytes(rooms: Iterable[StageRoom]) -> int:
     return min(room.usable_bytes for room in rooms)
 
 
+def report_rows(vocab_size: int) -> int:
+    """Over how many of a prompt's tokens the head runs at once for their log probabilities."""
+    return max(1, REPORT_BYTES // (vocab_size * REPORT_LOGIT_BYTES))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestStep:
     """The largest plan of a group: so many tokens run through the layers, so many rows are sampled."""
@@ -75,7 +86,8 @@ class LargestStep:
         """What it takes beside weights and cache, counted from shapes; kernels' own workspaces are not known here.
 
         One layer runs at a time: of each token the residual stream twice, a norm's float32, and what attention or the
-        feed-forward block holds at once, whichever is more. The last stage's logits come after the layers. With several
+        feed-forward block holds at once, whichever is more. The last stage's logits come after the layers: those that
+        are sampled from, then, a few rows at a time, those that log probabilities of a prompt are made of. With several
         `ranks` it is what one of them takes: of heads and columns its part, of the logits all, which they gather. With
         `experts` cut over ranks, each of which runs so many tokens, it is what one takes: all else of its own tokens,
         but its experts see those of all ranks.
@@ -84,7 +96,10 @@ class LargestStep:
         attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
         per_token = element_bytes * (2 * config.hidden_size + max(attention, _feed_forward_width(config, experts)))
         layers = self.tokens * (per_token + _FLOAT32_BYTES * config.hidden_size)
-        return max(layers, self.rows * config.vocab_size * LOGIT_COPIES_BYTES if is_last else 0)
+        if not is_last:
+            return layers
+        reported = min(self.tokens, report_rows(config.vocab_size)) * REPORT_LOGIT_BYTES
+        return max(layers, config.vocab_size * max(self.rows * LOGIT_COPIES_BYTES, reported))
 
 
 def _feed_forward_width(config: ModelConfig, experts: int = 1) -> int:

@@ -35,6 +35,7 @@ from stageline_runtime.models.protocol import (
 )
 from stageline_runtime.plan_bus.messages import CacheSized, GraphMode, Shutdown, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
+from stageline_runtime.planning.memory import report_rows
 from stageline_runtime.planning.this_machine import stage_threads
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.failures import allocation_failure
@@ -154,6 +155,7 @@ class StageLoader:
             accelerator=self._accelerator,
             drafter=drafter,
             ranks=self._ranks.tensor,
+            report_rows=report_rows(config.vocab_size),
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 

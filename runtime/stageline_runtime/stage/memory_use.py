@@ -13,16 +13,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from stageline_api.engine_http import MAX_TOP_LOGPROBS
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.protocol import StageModel, StageShape
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size
+from stageline_runtime.planning.memory import report_rows
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import State
 
 _COSTLIEST: Final = RequestSampling(
-    temperature=1.0, top_p=0.9, min_p=0.001, repetition_penalty=1.1, frequency_penalty=0.1, num_top_logprobs=20
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.001,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    num_top_logprobs=MAX_TOP_LOGPROBS,
 )
 _COSTLIEST_AT_ONCE: Final = RequestSampling(temperature=1.0, top_p=0.9, min_p=0.001, num_top_logprobs=20)
 """With drafts: a request whose history changes its logits draws one token after another."""
@@ -39,9 +46,19 @@ class MemoryUse:
 def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPlan:
     """The plan with most tokens: divided among as many slots as there are, each `samples` in the costliest way."""
     counts = _row_tokens(shape)
+    prompts = [tuple(index % vocab_size for index in range(count)) for count in counts]
     rows = tuple(
-        PlanRow(slot, 1, 0, count, tuple(index % vocab_size for index in range(count)), need_sample=samples)
-        for slot, count in enumerate(counts)
+        PlanRow(
+            slot,
+            1,
+            0,
+            len(ids),
+            ids,
+            need_sample=samples,
+            report_targets=ids if samples else (),
+            report_top=MAX_TOP_LOGPROBS,
+        )
+        for slot, ids in enumerate(prompts)
     )
     return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows))
 
@@ -176,6 +193,7 @@ def _runner(model: StageModel, config: ModelConfig, shape: StageShape, device: A
         hidden_size=config.hidden_size,
         dtype=shape.dtype,
         accelerator=device,
+        report_rows=report_rows(config.vocab_size),
     )
 
 

@@ -230,7 +230,7 @@ class StageProcess:
     ) -> None:
         """A plan is done with: tell the engine and count it."""
         if runner.tells:
-            bus.send(StepDone(plan.seq, rows))
+            bus.send(StepDone(plan.seq, rows, runner.take_reports(plan)))
         drafted = runner.draft(self._own(plan))
         if drafted is not None:
             bus.send(drafted)

@@ -15,14 +15,17 @@ from typing import Final
 
 import httpx
 
-from stageline_api.engine_http import FinishReason, ModelInfo
+from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink
 from stageline_runtime.engine.core_life import CoreLife, RequestLoad
+from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
 from stageline_runtime.plan_bus.messages import ToStage
 from stageline_vllm.engine.generation import Generation, VllmServer, generate_one_token
+from stageline_vllm.engine.prompt_words import asks_for_prompt, most_answer_bytes
+from stageline_vllm.engine.response_reader import LINE_LIMIT_BYTES
 from stageline_vllm.engine.vllm_figures import VllmFigures, read_figures
 
 logger = logging.getLogger(__name__)
@@ -128,12 +131,24 @@ class VllmCore(CoreLife):
     # -- EngineCoreApi -----------------------------------------------------------------------------------------
 
     def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
-        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now."""
+        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now, or never."""
         self._check_room(request)
+        self._check_prompt(request)
         self._numbers += 1
         insort(self._waiting, _Waiting(request, self._numbers), key=lambda each: each.seniority)
         self._streams.open(request, sink)
         self._want_pump()
+
+    def _check_prompt(self, request: AdmittedRequest) -> None:
+        """Raise the PromptError, counted, for log probabilities of a prompt that vLLM would tell in too long a line."""
+        if asks_for_prompt(request) and (most := most_answer_bytes(request)) > LINE_LIMIT_BYTES:
+            self._metrics.requests.refused(ErrorCode.INVALID_VALUE)
+            asked = request.sampling.num_top_prompt_logprobs
+            message = (
+                f"What vLLM says of {len(request.prompt_token_ids)} prompt tokens, with prompt_logprobs = {asked}, may "
+                f"come to {most} bytes; at most {LINE_LIMIT_BYTES} are read."
+            )
+            raise PromptError(ErrorCode.INVALID_VALUE, message, param="prompt_logprobs")
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         running = self._running.pop(request_id, None)

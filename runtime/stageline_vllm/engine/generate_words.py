@@ -98,19 +98,26 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
     if needs_draws(request.sampling):
         ends = tuple(sorted(eos_token_ids)) if request.sampling.json_schema is not None else ()
         sampling["extra_args"] = as_extra_args(RequestDraws(VERSION, number, request.sampling, ends))
+    ids = (*request.prompt_token_ids, *request.generated_token_ids)
+    body = asked_of(request, f"{number}-{request.request_id}", ids, sampling)
+    return msgspec.json.encode(body | {"stream": True, "stream_options": {"include_usage": True}})
+
+
+def asked_of(
+    request: AdmittedRequest, request_id: str, token_ids: tuple[int, ...], sampling: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of whatever vLLM is asked for an admitted request."""
     body: dict[str, Any] = {
-        "request_id": f"{number}-{request.request_id}",
-        "token_ids": [*request.prompt_token_ids, *request.generated_token_ids],
+        "request_id": request_id,
+        "token_ids": token_ids,
         "sampling_params": sampling,
-        "stream": True,
-        "stream_options": {"include_usage": True},
         "priority": request.priority,
     }
     if request.cache_salt is not None:
         body["cache_salt"] = request.cache_salt
     if request.adapter is not None:
         body["model"] = request.adapter
-    return msgspec.json.encode(body)
+    return body
 
 
 def warm_up_body(token_id: int) -> bytes:

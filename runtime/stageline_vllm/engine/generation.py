@@ -13,6 +13,7 @@ from http import HTTPStatus
 from stageline_runtime.engine.answer_streams import AnswerStreams
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.scheduling.row_selection import FirstRow
+from stageline_runtime.engine.scheduling.scheduler import NewToken, ReportedPrompt
 from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, GUIDE, REFUSED
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
 from stageline_vllm.engine.answer_progress import AnswerProgress, NotAdmittedError
@@ -24,6 +25,7 @@ from stageline_vllm.engine.generate_words import (
     refusal_of,
     warm_up_body,
 )
+from stageline_vllm.engine.prompt_words import asks_for_prompt, prompt_body, read_prompt
 from stageline_vllm.engine.vllm_exchange import VllmExchange, VllmUnreachableError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Generation:
         self._streams = streams
         self._on_event = on_event
         self._is_over = False
+        self._has_begun = False
         self._refusal: list[bytes] = []
         self._progress: AnswerProgress | None = None
         self._exchange: VllmExchange | None = None
@@ -85,16 +88,48 @@ class Generation:
 
     async def _ask(self) -> None:
         self._progress = await self._begin()
+        if asks_for_prompt(self.request):
+            await self._ask_about_prompt()
+        if self._is_over:
+            return
         server = self._server
-        exchange = self._exchange = await VllmExchange.open(server.host, server.port, self._take_line)
-        # Prefix-cache figures come from vLLM, for all requests together.
-        self._streams.started([FirstRow(self.request.request_id, 0, 0)])
+        exchange = await self._open(self._take_line)
         exchange.post(server.host, GENERATE_PATH, generate_body(self.request, self.number, server.eos_token_ids))
         status = await exchange.ended()
         if status != HTTPStatus.OK:
             self._refused(status)
         else:
             self._finish()
+
+    async def _open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
+        exchange = self._exchange = await VllmExchange.open(self._server.host, self._server.port, take_line)
+        if not self._has_begun:
+            self._has_begun = True
+            # Prefix-cache figures come from vLLM, for all requests together.
+            self._streams.started([FirstRow(self.request.request_id, 0, 0)])
+        return exchange
+
+    async def _ask_about_prompt(self) -> None:
+        """Tell log probabilities of the prompt; all that there is to an answer without output."""
+        lines: list[bytes] = []
+        exchange = await self._open(lambda _status, line: lines.append(line))
+        exchange.post(self._server.host, GENERATE_PATH, prompt_body(self.request, self.number))
+        status = await exchange.ended()
+        exchange.close()
+        if status != HTTPStatus.OK:
+            self._refusal = lines
+            self._refused(status)
+            return
+        # What it says of a long prompt takes a tenth of a second to read.
+        report, drawn = await asyncio.to_thread(read_prompt, lines, self.request)
+        if self._is_over:
+            return
+        self._on_event()
+        name = self.request.request_id
+        self._streams.tell_prompt(ReportedPrompt(name, report))
+        if self.request.is_prompt_only:
+            self._is_over = True
+            self._streams.deliver(NewToken(name, drawn, finished=True, stopped=False))
 
     async def _begin(self) -> AnswerProgress:
         schema = self.request.sampling.json_schema
@@ -131,7 +166,8 @@ class Generation:
         if last is None:
             raise VllmAnswerError("vLLM stopped before the answer's end")
         self._is_over = True
-        if self._progress.cached_tokens is not None:
+        # What was asked about the prompt has left it in the cache, but nothing was saved by that.
+        if self._progress.cached_tokens is not None and not asks_for_prompt(self.request):
             self._streams.found_cached(self.request.request_id, self._progress.cached_tokens)
         self._streams.deliver(last)
         if self._exchange is not None:

@@ -20,6 +20,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
     str: st.text(max_size=20),
+    bytes: st.binary(max_size=20),
     NoneType: st.none(),
 }
 

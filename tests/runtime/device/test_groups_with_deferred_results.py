@@ -95,7 +95,7 @@ class DeviceStage(LocalStage):
         for plan, rows, _ in self._in_flight.finished():
             self.ran.append(plan.seq)
             if self._runner.is_last:
-                self._engine.done.append(StepDone(plan.seq, rows))
+                self._engine.done.append(StepDone(plan.seq, rows, self._runner.take_reports(plan)))
 
 
 @settings(deadline=None, max_examples=25)

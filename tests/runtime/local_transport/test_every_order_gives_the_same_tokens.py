@@ -55,6 +55,7 @@ def test_drawn_workloads(num_stages: int, runs: int) -> None:
         "end by length",
         "heartbeat between plans",
         "preemption",
+        "prompt told in parts",
         "slot reused",
         "slot trimmed",
         "stale feedback",
@@ -74,6 +75,7 @@ def asks(draw: st.DrawFn) -> Ask:
         choice=draw(st.integers(0, 2)),
         frequency_penalty=draw(st.sampled_from([0.0, 2.0])),
         num_prompt_tokens=len(prompt),
+        num_top_prompt_logprobs=draw(st.sampled_from([None, 0, 3])),
     )
     return Ask(
         prompt=prompt,
@@ -82,6 +84,7 @@ def asks(draw: st.DrawFn) -> Ask:
         sampling=sampling,
         tokens_known=draw(st.integers(0, 5)),
         priority=draw(st.integers(-1, 1)),
+        prompt_told=draw(st.integers(0, 13)),
     )
 
 

@@ -69,13 +69,17 @@ def shape_of(**changes: Any) -> StageShape:
     return StageShape(**(usual | changes))
 
 
+REPORTS = (16, 16, 16, 16)
+"""Rows of the head for log probabilities of prompts, which are asked for of every token."""
+
+
 @pytest.mark.parametrize(
     ("ends", "graphs", "step_bytes", "head_rows"),
     [
-        ({}, GraphMode.OFF, 300, [4]),
-        ({}, GraphMode.FULL, 400, [4]),
+        ({}, GraphMode.OFF, 300, [4, *REPORTS]),
+        ({}, GraphMode.FULL, 400, [4, *REPORTS]),
         ({"is_last": False}, GraphMode.PIECEWISE, 400, []),
-        ({"is_first": False}, GraphMode.OFF, 300, [4]),
+        ({"is_first": False}, GraphMode.OFF, 300, [4, *REPORTS]),
         ({"is_first": False, "is_last": False}, GraphMode.OFF, 300, []),
     ],
     ids=["alone", "captured", "first", "last", "middle"],
@@ -108,7 +112,7 @@ def test_drafts_are_measured_where_they_are_drawn(tmp_path: Path, drafts: int, d
     spy = Spy(build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention))
     use = measure(cast(Any, spy), config, shape, GraphMode.OFF, device, drafts=drafts)
     assert use == MemoryUse(held_bytes=1000, step_bytes=500)
-    assert spy.head_rows == [4, 4, draws]
+    assert spy.head_rows == [4, *REPORTS, 4, draws]
 
 
 def test_stages_that_draw_nothing_measure_no_drafts(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def decode_too_far_ahead(patch: Patch) -> None:
 
 def give_slots_out_under_one_generation(patch: Patch) -> None:
     take = SlotLedger.take
-    patch.setattr(SlotLedger, "take", lambda *given: (take(*given)[0], 1, 0))
+    patch.setattr(SlotLedger, "take", lambda *given, **named: (take(*given, **named)[0], 1, 0))
 
 
 def sample_rows_in_another_order(patch: Patch) -> None:

@@ -15,7 +15,7 @@ from processes.core_answers import submit
 from stageline_api.engine_http import FinishReason, ModelInfo
 from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, PromptEvent, TokenEvent
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.plan_bus.messages import Cancel, Drafted, StepDone, StepPlan, ToStage, WorkOutstanding
 
@@ -105,6 +105,7 @@ class LocalCore(LocalEngine):
             stop_token_ids=ask.stop_token_ids,
             generated_token_ids=generated,
             priority=ask.priority,
+            prompt_told=ask.prompt_told,
         )
 
         def submit_and_read() -> None:
@@ -128,6 +129,8 @@ class LocalCore(LocalEngine):
         async for event in stream:
             assert not ended, f"{name}: {event} after the end"
             match event:
+                case PromptEvent(report=report):
+                    self._take_report(name, report)
                 case TokenEvent(token_ids=tokens):
                     for token in tokens:
                         self._take(name, token)

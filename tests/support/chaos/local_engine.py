@@ -17,7 +17,17 @@ from oracles.hash_model import VOCAB_SIZE, reference_logits
 from oracles.scripted_drafts import MODELS, UNSCRIPTED, Drafting, MoodyModelDrafts, ScriptedDrafts, speculation
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import Cancel, Drafted, DraftedRow, Shutdown, SlotFill, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import (
+    Cancel,
+    Drafted,
+    DraftedRow,
+    PromptReport,
+    Shutdown,
+    SlotFill,
+    StepDone,
+    StepPlan,
+)
+from stageline_runtime.plan_bus.prompt_report import unpacked
 from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.speculation.speculation import Speculation
 
@@ -50,6 +60,10 @@ class LocalEngine:
         )
         self.asks: dict[str, Ask] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.told: dict[str, int] = {}
+        """Of how many of a request's prompt tokens log probabilities are known."""
+        self.logits_after: Callable[[list[int]], torch.Tensor] | None = None
+        """What the model says after some tokens, to hold log probabilities against."""
         self.live: set[str] = set()
         self.plans: list[StepPlan] = []
         self.seen: Counter[str] = Counter()
@@ -124,6 +138,7 @@ class LocalEngine:
         self.seen["continued"] += bool(generated)
         self.asks[name] = ask
         self.outputs[name] = list(generated)
+        self.told[name] = max(1, min(ask.prompt_told, len(ask.prompt)))
         self.live.add(name)
         self._submit(name, ask, generated)
 
@@ -249,6 +264,8 @@ class LocalEngine:
                 self.seen["some drafts hold"] += row.num_sampled > 1 and row.num_rejected > 0
 
     def _complete(self, done: StepDone) -> None:
+        for reported in self.scheduler.take_reports(done.reports):
+            self._take_report(reported.request_id, reported.report)
         tokens = self.scheduler.complete(done.seq, done.rows)
         self.seen["preemption"] = self.scheduler.num_preemptions
         named = {token.request_id for token in tokens}
@@ -265,8 +282,27 @@ class LocalEngine:
         assert row.num_drafts, f"{cancel} of {row}"
         self._send(cancel)
 
+    def _take_report(self, name: str, report: PromptReport) -> None:
+        """Log probabilities of prompt tokens reach their client: the next ones, and right."""
+        ask = self.asks[name]
+        assert name in self.live, f"a report on {name}, which has ended"
+        assert ask.tells_prompt, f"a report on {name}, which asked for none"
+        assert report.position == self.told[name], f"{name}: {report.position} was told after {self.told[name]}"
+        self.told[name] += report.num_tokens
+        self.seen["prompt told in parts"] += self.told[name] < len(ask.prompt)
+        if self.logits_after is None:
+            return
+        for position, one in enumerate(unpacked(report, 0, report.num_tokens), start=report.position):
+            values = torch.log_softmax(self.logits_after(list(ask.prompt[:position])), dim=-1)
+            own = values[ask.prompt[position]]
+            assert abs(one.logprob - float(own)) < 1e-5, f"{name}: {one} at {position} instead of {own}"
+            assert one.rank == int((values > own).sum()) + 1
+            assert [token for token, _ in one.top] == values.topk(len(one.top)).indices.tolist()
+
     def _take(self, name: str, token: int) -> bool:
         """A token reaches its client; returns whether it has to be the last."""
+        ask = self.asks[name]
+        assert not ask.tells_prompt or self.told[name] == len(ask.prompt), f"{name}: {self.told[name]} were told"
         output = self.outputs[name]
         output.append(token)
         expected = self.expected(self.asks[name])

@@ -39,6 +39,7 @@ class LocalModel:
     hidden_size: int
     dtype: torch.dtype
     expected: Callable[[Ask], tuple[int, ...]]
+    logits_after: Callable[[list[int]], torch.Tensor] | None = None
 
 
 def hash_model(workload: Workload) -> LocalModel:
@@ -49,6 +50,7 @@ def hash_model(workload: Workload) -> LocalModel:
         hidden_size=1,
         dtype=torch.int64,
         expected=lambda ask: _expected_hashes(ask, workload.num_stages),
+        logits_after=lambda context: torch.tensor(reference_logits(context, workload.num_stages)),
     )
 
 
@@ -107,7 +109,7 @@ class LocalStage:
             self.ran.append(plan.seq)
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             if self._runner.is_last:
-                self._engine.done.append(StepDone(plan.seq, sampled))
+                self._engine.done.append(StepDone(plan.seq, sampled, self._runner.take_reports(plan)))
             drafted = self._runner.draft(plan)
             if drafted is not None:
                 self._engine.done.append(drafted)
@@ -136,6 +138,7 @@ def run_group(
     model = model or hash_model(workload)
     interleaving = Interleaving(seed)
     engine = engine_type(workload, model.expected, interleaving)
+    engine.logits_after = model.logits_after
     network = LocalNetwork(interleaving)
     stages = [LocalStage(stage, model, engine, network, interleaving) for stage in range(workload.num_stages)]
     for index, stage in enumerate(stages):

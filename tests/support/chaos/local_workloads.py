@@ -30,6 +30,13 @@ class Ask:
     tokens_known: int = 0
     """How many of its tokens another engine has generated already; they come with the request."""
     priority: int = 0
+    prompt_told: int = 0
+    """Of how many of its prompt's tokens another engine has told log probabilities, where it asks for them."""
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether log probabilities of its prompt are asked for."""
+        return self.sampling.num_top_prompt_logprobs is not None
 
     def request(self, name: str, generated: Sequence[int]) -> Request:
         """The request as the scheduler takes it."""
@@ -41,6 +48,7 @@ class Ask:
             stop_token_ids=self.stop_token_ids,
             output=list(generated),
             priority=self.priority,
+            prompt_told=max(1, min(self.prompt_told, len(self.prompt))),
         )
 
 
@@ -154,13 +162,19 @@ def _draw_new_ask(random: Random) -> Ask:
         prompt=prompt,
         max_new_tokens=random.choice((1, 2, 3, 5, 8)),
         stop_token_ids=frozenset(stops),
-        sampling=_draw_sampling(random, len(prompt)),
+        sampling=_draw_sampling(random, prompt),
         tokens_known=random.choice((0, 0, 0, 1, 4)),
         priority=random.choice((0, 0, 1)),
+        prompt_told=_draw_of_prompt(prompt).choice((0, 0, 1, 3, 17)),
     )
 
 
-def _draw_sampling(random: Random, num_prompt_tokens: int) -> RequestSampling:
+def _draw_of_prompt(prompt: tuple[int, ...]) -> Random:
+    """Decides what is asked of a prompt, by itself: the workloads that seeds stand for are what they were."""
+    return Random(repr(prompt))
+
+
+def _draw_sampling(random: Random, prompt: tuple[int, ...]) -> RequestSampling:
     kind = random.choice(("greedy", "frequency", "repetition", "noise"))
     return RequestSampling(
         temperature=1.0 if kind == "noise" else 0.0,
@@ -170,7 +184,8 @@ def _draw_sampling(random: Random, num_prompt_tokens: int) -> RequestSampling:
         choice=0,
         frequency_penalty=2.0 if kind == "frequency" else 0.0,
         repetition_penalty=3.0 if kind == "repetition" else 1.0,
-        num_prompt_tokens=num_prompt_tokens,
+        num_prompt_tokens=len(prompt),
+        num_top_prompt_logprobs=_draw_of_prompt(prompt[::-1]).choice((None, None, None, None, 0, 2)),
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EngineCoreApi, TokenEvent
+from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EngineCoreApi, PromptEvent, TokenEvent
 
 
 async def answer_of(core: EngineCoreApi, request: AdmittedRequest) -> list[CoreEvent]:
@@ -22,6 +22,6 @@ async def _read(events: asyncio.Queue[CoreEvent]) -> AsyncIterator[CoreEvent]:
     while True:
         event = await events.get()
         yield event
-        if not isinstance(event, TokenEvent):
+        if not isinstance(event, TokenEvent | PromptEvent):
             assert events.empty(), f"said after the end: {events.get_nowait()}"
             return

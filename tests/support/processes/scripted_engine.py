@@ -23,6 +23,7 @@ from stageline_api.engine_http import (
     FinishReason,
     GenerateRequest,
     HeldPrefixes,
+    PromptTokens,
 )
 from stageline_api.health import EngineStatus, Phase
 
@@ -31,7 +32,7 @@ from stageline_api.health import EngineStatus, Phase
 class Say:
     """Send one event."""
 
-    event: Admitted | Delta | Finished | Failed
+    event: Admitted | PromptTokens | Delta | Finished | Failed
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,25 @@ one `Finished` or `Failed`, last; a blank line says that the request is queued a
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from fastapi import Response
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from stageline_api.engine_http import Admitted, Delta, Failed, Finished, FinishReason, TokenLogprob
-from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, EngineCoreApi, FailEvent, TokenEvent
+from stageline_runtime.engine.core_api import (
+    AdmittedRequest,
+    CoreEvent,
+    EndEvent,
+    EngineCoreApi,
+    FailEvent,
+    PromptEvent,
+    TokenEvent,
+)
 from stageline_runtime.engine.text.output_text import OutputStart, Piece
+from stageline_runtime.engine.text.told_prompt import PromptPiece, ToldPrompt
 
 logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/x-ndjson"
@@ -39,7 +50,10 @@ class EventStream(Response):
         self._core = core
         self._request = request
         self._output = start.output
+        self._prompt = start.prompt
         self._unwritten = _Unwritten()
+        if self._prompt is not None:
+            self._unwritten.add_prompt(self._prompt.begun())
         self._unwritten.add(Piece(start.text, (), stopped=False))
         self._cached_tokens = 0
         self._ended = False
@@ -78,6 +92,14 @@ class EventStream(Response):
 
     def _take(self, event: CoreEvent) -> None:
         match event:
+            case PromptEvent(report=report):
+                assert self._prompt is not None, "log probabilities of a prompt that isn't told"
+                self._unwritten.add_prompt(self._prompt.reported(report))
+            case TokenEvent() if self._request.is_prompt_only:
+                self._cached_tokens = event.cached_prompt_tokens
+            case EndEvent() if self._request.is_prompt_only:
+                self._ended = True
+                self._finish(FinishReason.LENGTH)
             case TokenEvent(token_ids=token_ids, logprobs=logprobs):
                 self._cached_tokens = event.cached_prompt_tokens
                 piece = self._output.push(token_ids, logprobs)
@@ -136,17 +158,30 @@ class EventStream(Response):
         )
         await _send_lines(send, [admitted])
         while True:
-            events = await self._unwritten.take()
-            await _send_lines(send, events)
+            await self._unwritten.filled()
+            tells_prompt = self._prompt is not None and await self._write_prompt(self._prompt, send)
+            events = self._unwritten.take()
+            if events or not tells_prompt:
+                await _send_lines(send, events)
             if events and isinstance(events[-1], Finished | Failed):
                 break
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _write_prompt(self, prompt: ToldPrompt, send: Send) -> bool:
+        """Write what waits of the prompt; returns whether anything did."""
+        some = False
+        while (piece := self._unwritten.next_prompt_piece()) is not None:
+            some = True
+            await _send_lines(send, [prompt.written(piece)])
+            await asyncio.sleep(0)  # between two pieces others have their turn, whether or not the socket is full
+        return some
+
 
 class _Unwritten:
-    """What waits to be written: one merged delta and the end of the stream."""
+    """What waits to be written: pieces of the prompt, one merged delta, and the end of the stream."""
 
     def __init__(self) -> None:
+        self._prompt: deque[PromptPiece] = deque()
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -161,6 +196,11 @@ class _Unwritten:
             self._logprobs += piece.logprobs
             self._filled.set()
 
+    def add_prompt(self, pieces: Iterable[PromptPiece]) -> None:
+        self._prompt.extend(pieces)
+        if self._prompt:
+            self._filled.set()
+
     def end(self, event: Finished | Failed) -> None:
         assert self._end is None, f"a second end of a stream: {event!r} after {self._end!r}"
         self._end = event
@@ -170,10 +210,17 @@ class _Unwritten:
         """Let the writer go on, with nothing if nothing has come."""
         self._filled.set()
 
-    async def take(self) -> list[Delta | Finished | Failed]:
-        """Wait for something and take all of it: at most one delta, then the end when it has come."""
+    async def filled(self) -> None:
+        """Wait for something."""
         await self._filled.wait()
         self._filled.clear()
+
+    def next_prompt_piece(self) -> PromptPiece | None:
+        """The first piece of the prompt that waits; they stand before what `take` gives."""
+        return self._prompt.popleft() if self._prompt else None
+
+    def take(self) -> list[Delta | Finished | Failed]:
+        """All of the rest: at most one delta, then the end when it has come."""
         events: list[Delta | Finished | Failed] = []
         if self._texts:
             text = "".join(self._texts)
@@ -184,7 +231,7 @@ class _Unwritten:
         return events
 
 
-async def _send_lines(send: Send, events: list[Admitted] | list[Delta | Finished | Failed]) -> None:
+async def _send_lines(send: Send, events: Sequence[BaseModel]) -> None:
     lines = "".join(event.model_dump_json() + "\n" for event in events) or "\n"
     # Waits while the client's socket is full; what comes meanwhile is merged.
     await send({"type": "http.response.body", "body": lines.encode(), "more_body": True})

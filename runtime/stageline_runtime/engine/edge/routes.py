@@ -27,6 +27,7 @@ from stageline_api.engine_http import (
 from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.event_stream import EventStream
 from stageline_runtime.engine.edge.http_errors import body_too_large, invalid_body, refusal_response
+from stageline_runtime.engine.edge.prompt_room import PromptRoom
 from stageline_runtime.engine.edge.state_routes import UnwelcomeError, add_error_answers, add_state_routes, json_answer
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.output_text import OutputStart, start_output
@@ -160,6 +161,7 @@ class _Generation:
         self._prepare_guide = prepare_guide
         self._max_body_bytes = max_body_bytes
         self._threads = threads
+        self._prompt_room = PromptRoom()
         self._live: set[str] = set()
         """Ids of admitted requests; a second one of the same id would be aborted with the first."""
 
@@ -200,11 +202,21 @@ class _Generation:
         if request_id in self._live:
             message = f"A request with id {request_id!r} is being answered; ids must be unique."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="request_id")
-        stream = EventStream(self._core, start, request, on_close=lambda: self._live.discard(request_id))
-        if start.ended is None:
-            self._core.submit(request, stream.take)
-        else:
-            stream.take(EndEvent(start.ended))
+        prompt_bytes = 0 if request.prompt_told is None else self._prompt_room.take(request)
+
+        def on_close() -> None:
+            self._live.discard(request_id)
+            self._prompt_room.give_back(prompt_bytes)
+
+        stream = EventStream(self._core, start, request, on_close)
+        try:
+            if start.ended is None:
+                self._core.submit(request, stream.take)
+            else:
+                stream.take(EndEvent(start.ended))
+        except EngineRefusal:
+            self._prompt_room.give_back(prompt_bytes)
+            raise
         self._live.add(request_id)
         return stream
 

@@ -23,7 +23,8 @@ class RankResults:
         if len(answers) < self._ranks:
             return None
         del self._answers[done.seq]
-        return StepDone(done.seq, tuple(row for answer in answers for row in answer.rows))
+        rows = tuple(row for answer in answers for row in answer.rows)
+        return StepDone(done.seq, rows, tuple(report for answer in answers for report in answer.reports))
 
 
 class ReadyCounts:

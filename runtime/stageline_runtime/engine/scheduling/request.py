@@ -76,6 +76,9 @@ class Request:
     """Verifying rows in flight that may still hold, a chain of them; nothing else of the request is in flight then."""
     known_seq: int = -1
     """The plan that sampled the newest known token."""
+    prompt_told: int = 1
+    """Where log probabilities of the prompt are asked for: of how many of its tokens they are known, in this group or
+    one before. The first has none."""
 
     def __post_init__(self) -> None:
         assert self.prompt, f"request {self.request_id} has no prompt token"
@@ -92,6 +95,26 @@ class Request:
         self.out_of_turn = False
         self.awaits_drafts = False
         self.guesses.clear()
+
+    @property
+    def awaits_reports(self) -> bool:
+        """Whether log probabilities of prompt tokens are asked for and not known yet."""
+        return self.sampling.num_top_prompt_logprobs is not None and self.prompt_told < len(self.prompt)
+
+    @property
+    def reusable_inputs(self) -> tuple[int, ...]:
+        """Of its inputs, those whose keys and values may come from the cache, and one more.
+
+        What a token follows has to be computed for its log probability.
+        """
+        return self.inputs[: self.prompt_told] if self.awaits_reports else self.inputs
+
+    def report_of(self, start: int, stop: int) -> tuple[int, tuple[int, ...]]:
+        """What a chunk of inputs `start` up to `stop` reports: from which of its tokens on, and what follows these."""
+        if not self.awaits_reports:
+            return 0, ()
+        first = max(start, self.prompt_told - 1)
+        return first - start, self.prompt[first + 1 : stop + 1] if first < stop else ()
 
     @property
     def seniority(self) -> tuple[int, int]:

@@ -88,9 +88,20 @@ class SelectedRows:
         request.scheduled_inputs += len(tokens)
         is_last = request.prefill_pending == 0
         wants_drafts = is_last and self._asks(request)
-        self._add(
-            PlanRow(request.slot, request.generation, start, len(tokens), tokens, is_last, 0, wants_drafts), request
+        report_start, targets = request.report_of(start, start + len(tokens))
+        row = PlanRow(
+            request.slot,
+            request.generation,
+            start,
+            len(tokens),
+            tokens,
+            is_last,
+            wants_drafts=wants_drafts,
+            report_start=report_start,
+            report_targets=targets,
+            report_top=request.sampling.num_top_prompt_logprobs or 0 if targets else 0,
         )
+        self._add(row, request)
         if is_last:
             request.samples_issued += 1
             request.last_sample_seq = self.seq
@@ -208,7 +219,7 @@ def _begin_or_go_on(slots: SlotAssignment, request: Request, plan: SelectedRows)
 def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
     """Fill the request's slot, with the longest beginning of it that earlier plans leave in any slot."""
     copy_from = None
-    known, holder = slots.ledger.beginning_of(request.slot, request.inputs, request.cache_salt)
+    known, holder = slots.ledger.beginning_of(request.slot, request.reusable_inputs, request.cache_salt)
     if known > request.scheduled_inputs:
         copy_from, request.scheduled_inputs = holder, known
     request.fill_sent = True

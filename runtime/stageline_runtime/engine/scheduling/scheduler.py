@@ -24,6 +24,7 @@ from stageline_runtime.plan_bus.messages import (
     Drafted,
     GraphMode,
     PlanRow,
+    PromptReport,
     SampledRow,
     StepPlan,
     TokenLogprobs,
@@ -44,6 +45,14 @@ class NewToken:
     logprobs: TokenLogprobs | None = None
     failure: str | None = None
     """Why the request has failed instead; it is forgotten already."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedPrompt:
+    """Log probabilities of some of a live request's prompt tokens, each of which comes once and in order."""
+
+    request_id: str
+    report: PromptReport
 
 
 class Scheduler:
@@ -189,6 +198,17 @@ class Scheduler:
             request = self._slots.request_in(row.slot, row.generation)
             if request is not None:
                 request.take_drafts(row.position, row.token_ids)
+
+    def take_reports(self, reports: Iterable[PromptReport]) -> list[ReportedPrompt]:
+        """Account for what a finished plan says of prompts, before `complete`; of requests that still run."""
+        reported: list[ReportedPrompt] = []
+        for report in reports:
+            request = self._slots.request_in(report.slot, report.generation)
+            if request is not None:
+                assert report.position == request.prompt_told, f"{report.position} reported, not {request.prompt_told}"
+                request.prompt_told += report.num_tokens
+                reported.append(ReportedPrompt(request.request_id, report))
+        return reported
 
     def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
         """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.

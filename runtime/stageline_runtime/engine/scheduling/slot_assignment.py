@@ -128,7 +128,7 @@ class SlotAssignment:
     def _admit(self, request: Request) -> None:
         cohort = self.cohorts.lightest()
         request.slot, request.generation, request.scheduled_inputs = self.ledger.take(
-            cohort, request.inputs, request.cache_salt, request.prefixes
+            cohort, request.inputs, request.cache_salt, request.prefixes, reusable=request.reusable_inputs
         )
         self.running[request.request_id] = request
         self._by_row[request.slot, request.generation] = request

@@ -108,17 +108,23 @@ class SlotLedger:
         }
 
     def take(
-        self, cohort: int, inputs: tuple[int, ...], salt: str = "", names: tuple[tuple[str, int], ...] = ()
+        self,
+        cohort: int,
+        inputs: tuple[int, ...],
+        salt: str = "",
+        names: tuple[tuple[str, int], ...] = (),
+        *,
+        reusable: tuple[int, ...] | None = None,
     ) -> tuple[int, int, int]:
         """Give out a slot with blocks for `inputs`; returns slot, generation and how many inputs lie in it already.
 
         A slot that holds a beginning of `inputs` is preferred where that is at least half of what it holds; otherwise
-        the beginning can be copied from it.
+        the beginning can be copied from it. `reusable`: only of these first inputs, the last of which is computed.
         """
         needed = blocks_of(len(inputs))
         assert len(inputs) <= self.slot_tokens, f"{len(inputs)} tokens do not fit a slot of {self.slot_tokens}"
         assert needed <= self.available_blocks, f"{needed} blocks of {self.available_blocks}"
-        slot, kept = self._choose(cohort, inputs, salt)
+        slot, kept = self._choose(cohort, inputs if reusable is None else reusable, salt)
         del self._free[slot]
         self._cached_blocks -= self._cached(slot)
         self._shrink(slot, kept)

@@ -2,7 +2,7 @@
 
 Tokens are taken one at a time, so where the output ends does not depend on how they arrived. A stop token (end of
 sequence among them) counts as generated and is reported among the ids, but never shows in the text, nor among the log
-probabilities.
+probabilities, unless the request wants it there.
 
 An output that another engine began is made text again from its ids, one id at a time, so held-back text (half a
 character, a possible stop string) stands exactly where it stood, and only what the client lacks is sent.
@@ -17,6 +17,7 @@ from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer, StopMatch, StopStrings
 from stageline_runtime.engine.text.token_bytes import describe
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
+from stageline_runtime.engine.text.told_prompt import ToldPrompt
 from stageline_runtime.plan_bus.messages import TokenLogprobs
 
 
@@ -28,7 +29,7 @@ class Piece:
     token_ids: tuple[int, ...]
     stopped: bool
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens that show in the text, when the request asked for them."""
+    """Of the tokens that are listed, when the request asked for them."""
 
 
 class OutputText:
@@ -38,6 +39,7 @@ class OutputText:
         self._stops = StopStrings(request.stop)
         self._hidden_token_ids = request.stop_token_ids
         self._min_tokens = request.sampling.min_tokens
+        self._lists_hidden = request.lists_stop_token
         self.completion_tokens = 0
         """Tokens sampled so far: stop tokens count, and so do all tokens that a stop string lies in."""
         self._relayed_ahead = 0
@@ -65,10 +67,11 @@ class OutputText:
         described: list[TokenLogprob] = []
         for count, index in enumerate(token_ids, start=1):
             self.completion_tokens += 1
-            if index in self._hidden_token_ids:
-                continue
-            if logprobs:
+            is_hidden = index in self._hidden_token_ids
+            if logprobs and (self._lists_hidden or not is_hidden):
                 described.append(describe(index, logprobs[count - 1], self._token_bytes))
+            if is_hidden:
+                continue
             text = self._detokenizer.push((index,))
             # No stop string ends an output that is still too short, nor begins there.
             match = self._stops.push(text) if self.completion_tokens > self._min_tokens else StopMatch(text, False)
@@ -96,6 +99,8 @@ class OutputStart:
     """A request's output before its first new token."""
 
     output: OutputText
+    prompt: ToldPrompt | None = None
+    """What the answer tells of its prompt; None: nothing."""
     text: str = ""
     """Of the ids generated before, what the client lacks."""
     ended: FinishReason | None = None
@@ -109,17 +114,18 @@ def start_output(tokenizer: EngineTokenizer, request: AdmittedRequest, relayed_c
         PromptError: the ids go on after a stop string, or characters were relayed of no ids.
     """
     output = OutputText(tokenizer, request)
+    prompt = None if request.prompt_told is None else ToldPrompt(tokenizer.token_bytes, request)
     generated = request.generated_token_ids
     if not generated:
         if relayed_characters:
             message = f"generated_characters is {relayed_characters}, but there are no generated_token_ids."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_characters")
-        return OutputStart(output)
+        return OutputStart(output, prompt)
     piece = output.resume(generated, relayed_characters)
     if len(piece.token_ids) < len(generated):
         message = f"generated_token_ids go on after the stop string that ends at the {len(piece.token_ids)}th of them."
         raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
-    return OutputStart(output, piece.text, _ended(request, stopped=piece.stopped))
+    return OutputStart(output, prompt, piece.text, _ended(request, stopped=piece.stopped))
 
 
 def _ended(request: AdmittedRequest, *, stopped: bool) -> FinishReason | None:

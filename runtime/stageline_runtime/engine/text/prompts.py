@@ -128,6 +128,9 @@ class PromptReader:
             tool_call_format=self.tool_call_format(request.prompt),
             thoughts=None if sampling.guide is not None else self._thoughts(request.prompt, token_ids),
             ignored=self._ignored(request.prompt),
+            prompt_told=sampling.prompt_told,
+            is_prompt_only=bool(sampling.prompt_only),
+            lists_stop_token=bool(sampling.lists_stop_token),
             generated_token_ids=request.generated_token_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -139,6 +142,7 @@ class PromptReader:
             began_nanoseconds=began,
         )
         _check_generated(admitted)
+        _check_told(admitted)
         return (
             with_exclusions(admitted, sampling, self.tokenizer, self.vocab_size)
             if sampling.has_exclusions
@@ -277,6 +281,21 @@ def _check_generated(request: AdmittedRequest) -> None:
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
 
 
+def _check_told(request: AdmittedRequest) -> None:
+    """Refuse a prompt of which more was told than it has, or which is all that is wanted where output is too.
+
+    Raises:
+        PromptError: naming `prompt_told` or `prompt_only`.
+    """
+    if request.is_prompt_only and request.max_new_tokens != 1:
+        message = f"prompt_only = true wants max_tokens = 1, not {request.max_new_tokens}."
+        raise PromptError(ErrorCode.INVALID_VALUE, message, param="prompt_only")
+    num_tokens = len(request.prompt_token_ids)
+    if (request.prompt_told or 0) > num_tokens:
+        message = f"prompt_told is {request.prompt_told}, but the prompt has {num_tokens} tokens."
+        raise PromptError(ErrorCode.INVALID_VALUE, message, param="prompt_told")
+
+
 def _filled(sampling: SamplingParams, defaults: SamplingParams, room_tokens: int) -> SamplingParams:
     """`sampling` with the model's values where it has none; they never make an answer longer than its room."""
     missing = {name: getattr(defaults, name) for name in _LEFT_OPEN if getattr(sampling, name) is None}
@@ -301,6 +320,7 @@ def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> Reque
         num_top_logprobs=sampling.top_logprobs,
         json_schema=sampling.guide,
         num_prompt_tokens=num_prompt_tokens,
+        num_top_prompt_logprobs=None if sampling.prompt_told is None else sampling.prompt_logprobs,
     )
 
 

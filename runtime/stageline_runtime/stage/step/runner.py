@@ -19,6 +19,7 @@ from torch import Tensor
 from stageline_api.telemetry.timeline import (
     DRAFT,
     FORWARD,
+    PROMPT_LOGPROBS,
     RECEIVE_FEEDBACK,
     RECEIVE_HIDDEN,
     SEND_FEEDBACK,
@@ -27,11 +28,12 @@ from stageline_api.telemetry.timeline import (
 from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.models.protocol import CPU, StageModel
-from stageline_runtime.plan_bus.messages import Drafted, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import Drafted, PromptReport, SlotFill, StepPlan
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
 from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.prompt_reports import PromptReports
 from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, share_sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
@@ -164,8 +166,11 @@ class StageRunner:
         accelerator: Accelerator | None = None,
         drafter: Drafter | None = None,
         ranks: RankGroup | None = None,
+        report_rows: int = 8,
     ) -> None:
-        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage."""
+        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage.
+        `report_rows`: over how many rows the head runs at once for log probabilities of prompts.
+        """
         self._model = model
         self._drafter = drafter
         self._transport = transport
@@ -187,6 +192,7 @@ class StageRunner:
             self._sampling = OtherRankSampling(self._device)
         else:
             self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
+        self._reports = PromptReports(model, report_rows, accelerator)
 
     @property
     def is_first(self) -> bool:
@@ -237,8 +243,16 @@ class StageRunner:
             self._send(plan, hidden)
         elif plan.sampled_rows:
             sampled = self._leave_out(plan) if cancelled else self._sample(plan, hidden)
+        if self.is_last and plan.reports_prompts and not skips:
+            # After the feedback, which other stages wait for.
+            self._busy(plan, PROMPT_LOGPROBS)
+            self._reports.run(plan, hidden, tells=self.tells)
         self._enter(WaitReason.HOST, plan, "")
         return sampled
+
+    def take_reports(self, plan: StepPlan) -> tuple[PromptReport, ...]:
+        """What a plan that is done reports of prompts; once, and only where `tells`."""
+        return self._reports.take(plan.seq)
 
     def _fill(self, plan: StepPlan) -> None:
         for trim in plan.trims:
@@ -327,9 +341,9 @@ class StageRunner:
             self._enter(WaitReason.HOST, plan, SEND_FEEDBACK, 0)
             self._transport.send_feedback(plan.seq, feedback)
 
-    def _busy(self, plan: StepPlan) -> None:
-        self._clock.enter(step_kind(plan), FORWARD)
-        self._watchdog.watch(plan.seq, FORWARD, None)
+    def _busy(self, plan: StepPlan, operation: str = FORWARD) -> None:
+        self._clock.enter(step_kind(plan), operation)
+        self._watchdog.watch(plan.seq, operation, None)
 
     def _enter(self, reason: WaitReason, plan: StepPlan, operation: str, peer: int | None = None) -> None:
         self._clock.enter(reason, operation)

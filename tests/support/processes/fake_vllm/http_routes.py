@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from processes.fake_vllm.faults import REFUSE_WITH
 from processes.fake_vllm.scheduling import Request, Scheduler
+from processes.fake_vllm.tokens import prompt_logprobs_of
 
 
 class Routes:
@@ -150,7 +151,12 @@ class Routes:
         while (choice := await request.chunks.get()) is not None:
             ids += choice["token_ids"]
             if choice["finish_reason"] is not None:
-                answer = {"request_id": request.request_id, "choices": [choice | {"token_ids": ids}]}
+                answer: dict[str, Any] = {"request_id": request.request_id, "choices": [choice | {"token_ids": ids}]}
+                if (count := body["sampling_params"].get("prompt_logprobs")) is not None:
+                    told = [
+                        prompt_logprobs_of(token, count, self._scheduler.vocabulary) for token in body["token_ids"][1:]
+                    ]
+                    answer |= {"prompt_logprobs": [None, *told]}
                 return JSONResponse(answer | {"model": body.get("model"), "usage": self._usage(request)})
         return _error(500, "InternalServerError", "EngineCore encountered an issue.")
 

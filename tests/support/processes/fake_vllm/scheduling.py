@@ -40,7 +40,7 @@ class Request:
 class Scheduler:
     def __init__(self, max_num_seqs: int, vocabulary: int, model_dir: Path | None = None) -> None:
         self._max_num_seqs = max_num_seqs
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._model_dir = model_dir
         self._seen_beginnings: set[tuple[int, ...]] = set()
         self.prefix_queries = 0
@@ -93,15 +93,15 @@ class Scheduler:
         if request.is_prefill:
             self.prompt_tokens += request.num_prompt
         token = next_token(
-            request.token_ids, request.sampling, draws=request.draws, vocabulary=self._vocabulary,
+            request.token_ids, request.sampling, draws=request.draws, vocabulary=self.vocabulary,
             adapter=request.adapter, model_dir=self._model_dir,
         )  # fmt: skip
-        token = (token + is_shifted) % self._vocabulary
+        token = (token + is_shifted) % self.vocabulary
         request.token_ids.append(token)
         request.draws += 1
         self.generation_tokens += 1
         asked = request.sampling.get("logprobs")
-        logprobs = None if asked is None else {"content": [logprobs_of(token, asked, self._vocabulary)]}
+        logprobs = None if asked is None else {"content": [logprobs_of(token, asked, self.vocabulary)]}
         ends = "stop" if token in request.stop_token_ids else "length" if request.draws >= request.max_tokens else None
         if ends:
             self.running.remove(request)

@@ -60,3 +60,14 @@ def logprobs_of(token: int, count: int, vocabulary: int) -> dict[str, Any]:
     best = [(token + step) % vocabulary for step in range(max(1, count))]
     top = [{"token_id": each, "logprob": -math.log1p(rank + 1), "rank": rank + 1} for rank, each in enumerate(best)]
     return top[0] | {"top_logprobs": top[:count]}
+
+
+def prompt_logprobs_of(token: int, count: int, vocabulary: int) -> dict[str, Any]:
+    """One entry of `prompt_logprobs`: the prompt's token, of rank 3, and the `count` likeliest."""
+    ranked = {token: 3} | {(token + step) % vocabulary: rank for rank, step in enumerate((1, 2, 0), start=1)}
+    ranked |= {(token + rank) % vocabulary: rank for rank in range(4, count + 1)}
+    return {
+        str(each): {"logprob": -math.log1p(rank), "rank": rank, "decoded_token": None}
+        for each, rank in ranked.items()
+        if rank <= count or each == token
+    }
