@@ -119,6 +119,34 @@ def test_lm_eval(base_url: str, tmp_path: Path) -> None:
     assert "exact_match" in run(base_url, *command, "--output_path", str(tmp_path / "out"), directory=tmp_path)
 
 
+def test_lm_eval_by_log_probabilities(base_url: str, model_dir: Path, tmp_path: Path) -> None:
+    """A local task of two questions with two choices each: the prompts' log probabilities decide, as ids and echoed."""
+    require("lm_eval")
+    require("transformers")
+    (tmp_path / "choices.jsonl").write_text('{"q": "2+2?", "a": 0}\n{"q": "1+1?", "a": 1}\n')
+    (tmp_path / "choices.yaml").write_text(
+        "task: choices\ndataset_path: json\ndataset_kwargs: {data_files: {test: choices.jsonl}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: ['four', 'two']\ndoc_to_target: '{{a}}'\n"
+        "metric_list: [{metric: acc}, {metric: acc_norm}]\n"
+    )
+    model = f"model=tiny,base_url={base_url}/v1/completions,num_concurrent=2,tokenizer={model_dir}"
+    command = [
+        str(PYTHON),
+        "-m",
+        "lm_eval",
+        "--model",
+        "local-completions",
+        "--model_args",
+        model,
+        "--tasks",
+        "choices",
+    ]
+    printed = run(
+        base_url, *command, "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), directory=tmp_path
+    )
+    assert "acc_norm" in printed
+
+
 def test_aiperf(base_url: str, model_dir: Path, tmp_path: Path) -> None:
     """Twelve streamed chats, four at a time: every request is measured, and each answer has the tokens asked for."""
     require("aiperf")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ALL = "openai anthropic litellm langchain-openai instructor lm-eval[api] aiperf"
+ALL = "openai anthropic litellm langchain-openai instructor lm-eval[api] transformers aiperf"
 STAND_IN = """#!/bin/sh
 here=$(cd "$(dirname "$0")" && pwd)
 case "$2" in
