@@ -1,5 +1,6 @@
 """Spans of requests, as a collector gets them: in the client's trace, with codes and counts, without text."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -36,6 +37,25 @@ def test_spans_continue_the_clients_trace(tmp_path: Path, engine: ScriptedEngine
     [refused] = spans.values()
     assert (refused["parent"], refused["http.response.status_code"]) == ("", "400")
     assert b"heron" not in b"".join(collector.bodies)
+
+
+def test_who_has_no_key_fills_no_collector(tmp_path: Path, engine: ScriptedEngine, collector: SpanCollector) -> None:
+    keys = tmp_path / "keys.json"
+    secret = "sk-0123456789abcdef"
+    keys.write_text(json.dumps({"keys": [{"name": "heron", "key": secret}]}))
+    settings = GatewaySettings(tmp_path / "e.json", keys_path=keys, otlp_endpoint=collector.url)
+    with running_gateway(settings) as gateway:
+        known = {"authorization": f"Bearer {secret}", "traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
+        gateway.http.headers["authorization"] = known["authorization"]
+        gateway.serve(group(engine.url))
+        del gateway.http.headers["authorization"]
+        headers = {"traceparent": f"00-{'a' * 32}-{PARENT_ID}-01"}
+        for path in ("/v1/completions", "/detokenize"):
+            refused = gateway.http.post(path, json={"model": MODEL, "prompt": "x", "tokens": [5]}, headers=headers)
+            assert refused.status_code == 401, refused.text
+        assert gateway.http.post("/v1/completions", json={"model": MODEL, "prompt": "x"}, headers=known).is_success
+    collector.wait_for(2)
+    assert {span.trace for span in collector.all_spans()} == {TRACE_ID}, collector.all_spans()
 
 
 def test_a_span_counts_the_tokens_of_all_choices_and_tokenizing_has_one_too(

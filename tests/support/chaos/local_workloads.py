@@ -185,7 +185,7 @@ def _draw_sampling(random: Random, prompt: tuple[int, ...]) -> RequestSampling:
         frequency_penalty=2.0 if kind == "frequency" else 0.0,
         repetition_penalty=3.0 if kind == "repetition" else 1.0,
         num_prompt_tokens=len(prompt),
-        num_top_prompt_logprobs=_draw_of_prompt(prompt[::-1]).choice((None, None, None, None, 0, 2)),
+        num_top_prompt_logprobs=_draw_of_prompt(prompt[::-1]).choice((*(None,) * 10, 0, 2)),
     )
 
 
