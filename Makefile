@@ -103,9 +103,9 @@ grafana: ## A Grafana with the boards, in a container (docker or podman), at htt
 ## Measure it (on a quiet machine)
 
 .PHONY: bench
-bench: setup ## The pipeline against its ceiling, and its bubble with paced stages (ARGS="…" go to the former)
-	@$(BENCH) paced $(BENCH_PAGE)
-	@$(BENCH) pipeline $(BENCH_PAGE) $(ARGS)
+bench: setup ## The pipeline against its ceiling, and its bubble with paced stages (ARGS="…" go to the former; ARGS=ranks for ranks instead)
+	@$(if $(filter ranks,$(ARGS)),$(BENCH) $(ARGS) $(BENCH_PAGE),$(BENCH) paced $(BENCH_PAGE))
+	@$(if $(filter ranks,$(ARGS)),,$(BENCH) pipeline $(BENCH_PAGE) $(ARGS))
 
 .PHONY: bench-peers
 bench-peers: setup ## Stageline against vLLM on the same prompts; makes .vllm-venv once (ARGS="--vllm-engine" for vLLM under Stageline)

@@ -1,15 +1,11 @@
-"""Models of random weights, written where the check runs: nothing has to be downloaded."""
+"""The sizes of the models of random weights that the check writes and runs."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.models.weights.stage_weights import stage_tensor_shapes
+from stageline_bench.random_weights import write_random_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +45,6 @@ LARGE = RandomModel(
 
 def write_random_model(directory: Path, model: RandomModel, device: torch.device) -> Path:
     """`config.json` and `model.safetensors`, drawn from a fixed seed on `device`."""
-    directory.mkdir(parents=True, exist_ok=True)
     fields = {
         "model_type": "llama",
         "hidden_size": model.hidden_size,
@@ -64,16 +59,4 @@ def write_random_model(directory: Path, model: RandomModel, device: torch.device
         "rope_theta": 10000.0,
         "dtype": model.dtype,
     }
-    (directory / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    config = read_model_config(directory)
-    layers = LayerRange(first=0, last=model.num_layers - 1)
-    generator = torch.Generator(device).manual_seed(0)
-    dtype: torch.dtype = getattr(torch, model.dtype)
-    tensors = {}
-    for name, shape in stage_tensor_shapes(config, layers, has_embedding=True, has_head=True).items():
-        # Weights of matrices keep their inputs' size; weights of norms are around 1.
-        drawn = torch.randn(shape, generator=generator, device=device)
-        drawn = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + drawn / 10
-        tensors[name] = drawn.to(dtype).cpu().contiguous()
-    save_file(tensors, str(directory / "model.safetensors"))
-    return directory
+    return write_random_weights(directory, fields, device)

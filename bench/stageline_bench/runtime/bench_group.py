@@ -1,4 +1,7 @@
-"""A real group for a benchmark: P stage processes, each on its core, and an engine host; no pods, no HTTP edge."""
+"""A real group for a benchmark: P stages, each a process on its core, and an engine host; no pods, no HTTP edge.
+
+A stage of several ranks is a supervisor and as many rank processes, as in its pod.
+"""
 
 import secrets
 import sys
@@ -23,6 +26,7 @@ TRIES = 5
 MAX_MODEL_LEN = 640
 INCARNATION = 1
 STAGE_COMMAND = ("-m", "stageline_cli.main", "stage")
+PINNED_RANKS = ("-m", "stageline_bench.runtime.pinned_ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,7 @@ class GroupShape:
 
     name: str
     stage_cores: tuple[int, ...]
-    """One core per stage; a stage computes with one thread."""
+    """One core per stage, which computes with one thread; of a stage of ranks any of its cores."""
     engine_cores: tuple[int, ...] = ()
     dtype: str = "bfloat16"
     max_model_len: int = MAX_MODEL_LEN
@@ -48,6 +52,24 @@ class GroupShape:
     """Of the engine host."""
     stage_command: tuple[str, ...] = field(default=STAGE_COMMAND)
     """Arguments of the interpreter that make a stage."""
+    tensor: int = 1
+    expert: int = 1
+    rank_cores: tuple[int, ...] = ()
+    """A core for each rank of a stage that has several."""
+    is_pinned: bool = True
+    """False: stages and their ranks float over all cores, with as many threads as they take there."""
+
+    def cores_of(self, stage: int) -> tuple[int, ...]:
+        """Where a stage may run; none means anywhere."""
+        if not self.is_pinned:
+            return ()
+        return self.rank_cores or (self.stage_cores[stage],)
+
+    def command_of_stage(self) -> tuple[str, ...]:
+        """Arguments of the interpreter that make a stage, whose ranks have a core each where they are pinned."""
+        if not self.rank_cores or not self.is_pinned:
+            return self.stage_command
+        return (*PINNED_RANKS, ",".join(map(str, self.rank_cores)))
 
 
 class BenchGroup:
@@ -139,13 +161,15 @@ def _start(shape: GroupShape, model_dir: Path, directory: Path, ends: ExitStack)
             [sys.executable, *command],
             cores=cores,
             environment=_environment(config, addresses, stage, token, directory / f"{name}.termination")
+            | ({"OMP_NUM_THREADS": "1"} if shape.is_pinned else {})
             | _visible(shape, stage),
             log=directory / f"{name}.log",
         )
         ends.callback(process.end)
         return process
 
-    stages = [start(f"stage-{i}", i, shape.stage_command, [core]) for i, core in enumerate(shape.stage_cores)]
+    made_by = shape.command_of_stage()
+    stages = [start(f"stage-{i}", i, made_by, shape.cores_of(i)) for i in range(len(shape.stage_cores))]
     host = ["-m", "stageline_bench.runtime.engine_host", *shape.engine_options, *addresses]
     engine = start("engine", 0, host, shape.engine_cores)
     return BenchGroup(shape, addresses, engine, stages, model_dir)
@@ -178,6 +202,8 @@ def _config(shape: GroupShape, model_dir: Path, directory: Path) -> RuntimeConfi
         max_num_batched_tokens=shape.max_num_batched_tokens,
         graphs=shape.graphs,
         device=shape.device,
+        tensor=shape.tensor,
+        expert=shape.expert,
     )
 
 
@@ -193,5 +219,4 @@ def _environment(config: Path, addresses: list[str], stage: int, token: str, ter
         env.MASTER_PORT: str(ports.RENDEZVOUS),
         env.BUS_TOKEN: token,
         env.TERMINATION_PATH: str(termination),
-        "OMP_NUM_THREADS": "1",
     }

@@ -1,4 +1,4 @@
-"""`stageline bench`: offline, pipeline, paced, speculation and its kin, peers, serve, laptop.
+"""`stageline bench`: offline, pipeline, paced, ranks, speculation and its kin, peers, serve, laptop.
 
 Each prints progress and writes one result.
 """
@@ -26,6 +26,7 @@ from stageline_bench.runtime.paced import run_paced
 from stageline_bench.runtime.peer_environment import DIRECTORY, ensure_environment
 from stageline_bench.runtime.peers import PeerBench
 from stageline_bench.runtime.pipeline import run_pipeline
+from stageline_bench.runtime.ranks import RankBench, missed
 from stageline_bench.runtime.report import update_page
 from stageline_bench.runtime.results import Result, result_of_today, write_result
 from stageline_bench.runtime.serve import run_serve
@@ -181,6 +182,44 @@ def paced(results: Path, page: Path | None, **rest: Any) -> None:
     _check_context(INPUT_TOKENS, rest["output_tokens"], MAX_MODEL_LEN)
     with tempfile.TemporaryDirectory() as scratch:
         _keep(run_paced(directory=Path(scratch), say=click.echo, **rest), results, page)
+
+
+@bench.command()
+@common
+@click.option("--cores", callback=_cores, default="0,1", help="One core per rank.")
+@click.option("--rounds", type=click.IntRange(1), default=5)
+@click.option("--starts", type=click.IntRange(1), default=2, help="Of either engine, beside vLLM.")
+@click.option("--cache-dir", type=click.Path(path_type=Path), default=Path(".stageline/bench-models"))
+@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
+@click.option("--without-vllm", is_flag=True, help="Leave its row out.")
+@click.option("--trial", is_flag=True, help="Tiny models, to see that it runs; kept nowhere.")
+def ranks(
+    results: Path,
+    page: Path | None,
+    environment: Path,
+    *,
+    cores: tuple[int, ...],
+    without_vllm: bool,
+    trial: bool,
+    **rest: Any,
+) -> None:
+    """Two ranks of a stage beside one, tensor and expert, pinned and not, and beside vLLM; what an exchange takes.
+
+    Ends with status 1 and a sentence where a floor is missed.
+    """
+    if len(cores) != 2:
+        raise click.BadParameter("give two cores", param_hint="--cores")
+    python = None if without_vllm else ensure_environment(environment, click.echo)
+    with tempfile.TemporaryDirectory() as scratch:
+        program = RankBench(
+            cores=cores, vllm_python=python, directory=Path(scratch), say=click.echo, is_trial=trial, **rest
+        )
+        result = program.run()
+        if trial:
+            return
+        _keep(result, results, page)
+    if (sentence := missed(result.targets)) is not None:
+        raise UserError(sentence, 1)
 
 
 @bench.command()

@@ -7,6 +7,7 @@ from typing import Any
 from stageline_bench.laptop.comparison import LLAMA_CPP
 from stageline_bench.page_section import replace_section
 from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
+from stageline_bench.runtime.ranks import EXCHANGE_CASE
 from stageline_bench.runtime.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
 from stageline_bench.runtime.speculation import DRAFTS, NO_CHAINS, PLAIN, WRONG
@@ -35,6 +36,7 @@ def render(result: Result) -> str:
         "serve": _serve_table,
         "laptop": _laptop_table,
         "paced": _paced_table,
+        "ranks": _ranks_table,
         "vllm-engine": _vllm_engine_table,
         "speculation": _speculation_table,
         "paced-speculation": _speculation_table,
@@ -78,6 +80,18 @@ def _paced_table(result: Result) -> str:
         f"| steady decode | {' | '.join(_window_cells(result.rounds, 'steady'))} |",
         f"| whole burst | {' | '.join(_window_cells(result.rounds, 'whole'))} |",
     ]
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _ranks_table(result: Result) -> str:
+    lines = ["| Case | Rates, tok/s, median (lowest to highest) | Ratio, median of pairs |", "|---|---|---|"]
+    for case in dict.fromkeys(one["case"] for one in result.rounds if "tokens_per_second" in one):
+        pairs = [one["tokens_per_second"] for one in result.rounds if one["case"] == case]
+        base, other = pairs[0]  # in this order in the first round
+        shown = "; ".join(f"{name}: {_fine_spread([one[name] for one in pairs])}" for name in (base, other))
+        lines.append(f"| {case} | {shown} | {median(one[other] / one[base] for one in pairs):.2f} |")
+    sums = [one["microseconds"] for one in result.rounds if one["case"] == EXCHANGE_CASE]
+    lines.append(f"| {EXCHANGE_CASE} | {_fine_spread(sums)} µs | - |")
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 
 
@@ -178,6 +192,10 @@ def _window_cells(engines: list[dict[str, Any]] | None, window: str = "whole") -
 
 def _spread(values: list[float]) -> str:
     return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+def _fine_spread(values: list[float]) -> str:
+    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def _parameters(result: Result) -> str:

@@ -6,7 +6,6 @@ for a single token and once for the whole answer. An engine is divided by itself
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from stageline_bench.runtime.line_process import LineProcess
 from stageline_bench.runtime.peer_environment import PEER
 from stageline_bench.runtime.results import Result, this_machine, today
 from stageline_bench.runtime.speculation import DRAFTING, DRAFTS, PLAIN, prompt_orders
+from stageline_bench.runtime.vllm_tensor import first_exception
 
 STAGELINE, HUGGING_FACE, VLLM = "Stageline", "Hugging Face", "vLLM"
 ENGINES = (STAGELINE, HUGGING_FACE, VLLM)
@@ -142,7 +142,7 @@ class SpeculationPeers:
         try:
             process.answer()
         except UserError:
-            return f"does not start: {_cause(directory / 'log')}"
+            return f"does not start: {first_exception(directory / 'log')}"
         finally:
             process.close_input()
             process.end(patience_seconds=10.0)
@@ -169,10 +169,3 @@ def _decode_rate(process: LineProcess, order: RoundOrder) -> float:
 def _answer(process: LineProcess, order: RoundOrder) -> dict[str, Any]:
     process.order(order.model_dump_json())
     return dict(json.loads(process.answer()))
-
-
-def _cause(log: Path) -> str:
-    """The first exception that the log names: what follows from it comes later."""
-    lines = [line.split("] ")[-1].strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-    return (named[:1] or lines[-1:] or ["no word"])[0][:300]

@@ -17,7 +17,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
     parser.add_argument("--stages", type=int, default=1, help="pipeline_parallel_size")
-    parser.add_argument("--cores", required=True, help="cores of the workers, as 0|1: one set per stage")
+    parser.add_argument("--tensor", type=int, default=1, help="tensor_parallel_size")
+    parser.add_argument("--no-tokenizer", action="store_true", help="the model's directory has none")
+    parser.add_argument("--cores", required=True, help="cores of the workers, as 0|1: one set for each")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-model-len", type=int, default=640)
     parser.add_argument("--max-num-seqs", type=int, default=64)
@@ -46,7 +48,9 @@ def main() -> None:
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         pipeline_parallel_size=arguments.stages,
-        distributed_executor_backend="mp" if arguments.stages > 1 else None,
+        tensor_parallel_size=arguments.tensor,
+        skip_tokenizer_init=arguments.no_tokenizer,
+        distributed_executor_backend="mp" if arguments.stages * arguments.tensor > 1 else None,
         # Prompts of one round come again in the next; a cache hit would skip the prefill that is to be measured.
         enable_prefix_caching=False,
         **options,
@@ -59,6 +63,7 @@ def main() -> None:
             max_tokens=order["output_tokens"],
             ignore_eos=True,
             stop_token_ids=order.get("stop_token_ids") or None,
+            detokenize=not arguments.no_tokenizer,
         )
         prompts = [{"prompt_token_ids": ids} for ids in order["prompts"]]
         begin = time.perf_counter()

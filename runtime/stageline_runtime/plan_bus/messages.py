@@ -255,6 +255,8 @@ class Cancel(Message, frozen=True):
     """Engine to stage: nobody waits for what plan `seq` computes. A stage that has not begun it need not compute it.
 
     It still sends and receives all that the plan names, so that stages agree whether or not each of them heard in time.
+    Ranks of a stage on CPUs agree before each plan that may be cancelled; on devices they compute all plans.
+    Ranks of a stage on CPUs agree before each plan that may be cancelled; on devices they compute all plans.
     """
 
     seq: int

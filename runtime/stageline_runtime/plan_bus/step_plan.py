@@ -173,6 +173,11 @@ class StepPlan(Message, frozen=True, dict=True):
         return sum(row.num_tokens for row in self.rows)
 
     @property
+    def may_be_cancelled(self) -> bool:
+        """Whether its only row may be a guess upon a guess: of no other plan the engine says that nobody needs it."""
+        return len(self.rows) == 1 and self.rows[0].num_drafts > 0
+
+    @property
     def is_heartbeat(self) -> bool:
         """A rowless plan that no stage computes: it only shows that every stage still answers."""
         return not self.rows and not self.dummy

@@ -67,12 +67,10 @@ def estimate_costs(config: ModelConfig, experts: int = 1) -> CutCosts:
     )
 
 
-def costs_of_ranks(costs: CutCosts, ranks: int, all_reduce_cost: float = 0.0) -> CutCosts:
-    """Costs of stages whose layers and head are shared by `ranks`; `all_reduce_cost`, in the units of `costs`, is paid
-    twice a layer. The embedding is whole on every rank."""
-    if ranks == 1:
-        return costs
-    return CutCosts(layer=costs.layer / ranks + 2 * all_reduce_cost, embedding=costs.embedding, head=costs.head / ranks)
+def costs_of_ranks(costs: CutCosts, ranks: int, exchange_cost: float) -> CutCosts:
+    """Costs of stages whose layers and head are shared by `ranks`; `exchange_cost`, in the units of `costs`, is what
+    each layer adds for exchanges between ranks. The embedding is whole on every rank."""
+    return CutCosts(layer=costs.layer / ranks + exchange_cost, embedding=costs.embedding, head=costs.head / ranks)
 
 
 def _layer_cost(config: ModelConfig, layer: int, experts: int) -> float:

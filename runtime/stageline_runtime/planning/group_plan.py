@@ -8,14 +8,7 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.planning.cut import (
-    CutCosts,
-    NoRoomError,
-    costs_of_ranks,
-    cut_for_devices,
-    cut_layers,
-    estimate_costs,
-)
+from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers
 from stageline_runtime.planning.devices import Hardware
 from stageline_runtime.planning.memory import CutMemory
 from stageline_runtime.planning.predict import (
@@ -26,6 +19,7 @@ from stageline_runtime.planning.predict import (
     ranks_that_do_not_pay,
     step_seconds,
 )
+from stageline_runtime.planning.rank_costs import engine_costs
 
 WORTH_WRITING = 1.02
 """How much faster another cut must be predicted before it is shown; below that the prediction knows too little."""
@@ -81,8 +75,8 @@ def _engine_cut(
     explicit: tuple[LayerRange, ...] | None,
     memory: CutMemory | None,
 ) -> tuple[LayerRange, ...]:
-    """The engine knows of ranks that they share layers and head, or experts, and not what their exchanges take."""
-    costs = costs_of_ranks(estimate_costs(config, workload.experts), workload.ranks)
+    """What ranks' exchanges take the engine guesses, whatever was measured."""
+    costs = engine_costs(config, ranks=workload.ranks, experts=workload.experts, on_devices=workload.on_devices)
     return cut_layers(
         config.num_layers,
         len(hardware.devices),

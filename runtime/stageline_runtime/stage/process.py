@@ -42,6 +42,8 @@ from stageline_runtime.plan_bus.messages import (
     WorkOutstanding,
 )
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
+from stageline_runtime.ranks.agreement import have_all_heard
+from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.failures import as_failure
@@ -63,6 +65,7 @@ from stageline_runtime.termination import RuntimeFailure, write_drained, write_l
 logger = logging.getLogger(__name__)
 
 MESSAGE_POLL_SECONDS = 0.5
+AGREE_ON_CANCELLED = "all-gather, cancelled"
 RELEASE_SECONDS = 5.0
 """How long a device may take to let go of its work when the stage ends."""
 
@@ -97,6 +100,8 @@ class StageProcess:
         )
         self._bus: StageBus | None = None
         self._inherited = inherited
+        self._ranks: RankGroup | None = None
+        """Of a stage of several."""
         self._watchdog = Watchdog(
             contract.config.timeouts.step_seconds,
             self._engine_hung_up,
@@ -104,7 +109,9 @@ class StageProcess:
             late_ranks=(lambda: ()) if inherited is None else inherited.late_ranks,
         )
         self._plans: deque[StepPlan] = deque()
-        """Whole, as they came; `_own` is what of one runs here."""
+        """Whole, as they came."""
+        self._parts: dict[int, StepPlan] = {}
+        """By `seq`: what of each plan that isn't done runs here."""
         self._cancelled: set[int] = set()
         """Of these plans, those that need no computing."""
         self._outstanding = False
@@ -166,6 +173,7 @@ class StageProcess:
         except NativeUnavailableError as error:
             detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="join the ranks") from error
+        self._ranks = ranks
         self._progress.exchanges = ranks.times
         return StageRanks(experts=ranks) if self._contract.config.expert > 1 else StageRanks(tensor=ranks)
 
@@ -184,9 +192,8 @@ class StageProcess:
         if not self._plans:
             return
         plan = self._plans.popleft()
-        cancelled = plan.seq in self._cancelled
-        self._cancelled.discard(plan.seq)
-        sampled = stage.runner.run(self._own(plan), cancelled=cancelled)
+        cancelled = self._is_cancelled(plan)
+        sampled = stage.runner.run(self._parts[plan.seq], cancelled=cancelled)
         if stage.in_flight is not None:
             stage.in_flight.add(plan, sampled, cancelled=cancelled)
             self._finish_done(bus, stage)
@@ -231,7 +238,7 @@ class StageProcess:
         """A plan is done with: tell the engine and count it."""
         if runner.tells:
             bus.send(StepDone(plan.seq, rows, runner.take_reports(plan)))
-        drafted = runner.draft(self._own(plan))
+        drafted = runner.draft(self._parts.pop(plan.seq))
         if drafted is not None:
             bus.send(drafted)
         dead = bool(rows) and not any(row.num_sampled for row in rows)
@@ -241,7 +248,18 @@ class StageProcess:
         if plan.dummy:
             self._progress.enter(Phase.READY)
 
-    def _own(self, plan: StepPlan) -> StepPlan:
+    def _is_cancelled(self, plan: StepPlan) -> bool:
+        """Ranks hear of it at different moments and have to compute alike: they leave out what all have heard of."""
+        has_heard = plan.seq in self._cancelled
+        self._cancelled.discard(plan.seq)
+        if self._ranks is None:
+            return has_heard
+        if self._accelerator is not None or not plan.may_be_cancelled:
+            return False
+        self._watchdog.watch(plan.seq, AGREE_ON_CANCELLED, None)
+        return have_all_heard(self._ranks, has_heard, AGREE_ON_CANCELLED)
+
+    def _part(self, plan: StepPlan) -> StepPlan:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""
         return plan_of_rank(plan, self._contract.rank, self._contract.config.expert)
 
@@ -254,11 +272,11 @@ class StageProcess:
     def _take(self, message: ToStage, runner: StageRunner) -> None:
         match message:
             case StepPlan():
-                runner.accept(self._own(message))
+                self._parts[message.seq] = part = self._part(message)
+                runner.accept(part)
                 self._plans.append(message)
             case Cancel(seq=seq):
-                if self._contract.ranks == 1:  # ranks hear of it at different moments, and have to compute alike
-                    self._cancelled.update(plan.seq for plan in self._plans if plan.seq == seq)
+                self._cancelled.update(plan.seq for plan in self._plans if plan.seq == seq)
             case Ping(engine_nanoseconds=asked):
                 assert self._bus is not None, "a message came without a bus"
                 received = self._clock.now_nanoseconds()

@@ -13,10 +13,11 @@ from stageline_runtime.model_facts.model_config import ModelConfig, read_model_c
 from stageline_runtime.model_facts.model_shapes import layer_parameters, read_parameters
 from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
-from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, estimate_costs
-from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link
+from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, cut_layers, estimate_costs
+from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
 from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
+from stageline_runtime.planning.rank_costs import engine_costs
 
 DEVICE = Device(
     name="d",
@@ -63,8 +64,40 @@ def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None
 
 def test_costs_are_divided_and_two_sums_a_layer_are_added() -> None:
     costs = CutCosts(layer=8.0, embedding=1.0, head=6.0)
-    assert costs_of_ranks(costs, 2, 0.5) == CutCosts(layer=5.0, embedding=1.0, head=3.0)
-    assert costs_of_ranks(costs, 1, 0.5) == costs
+    assert costs_of_ranks(costs, 2, 1.0) == CutCosts(layer=5.0, embedding=1.0, head=3.0)
+    assert costs_of_ranks(costs, 1, 0.0) == costs
+
+
+def test_the_engines_cut_counts_two_sums_a_layer_as_weights_that_could_be_read_meanwhile() -> None:
+    config = small_llama(3)
+    alone, shared = engine_costs(config), engine_costs(config, ranks=2)
+    assert alone == estimate_costs(config)
+    sums = 2 * all_reduce_guess(8 * config.hidden_size, on_devices=False) * 15e9 / 2
+    assert shared.layer == pytest.approx(alone.layer / 2 + sums)
+    assert (shared.embedding, shared.head) == (alone.embedding, alone.head / 2)
+    assert engine_costs(config, ranks=2, on_devices=True).layer > shared.layer, "while devices read much more"
+
+
+def test_the_engines_cut_counts_two_exchanges_in_each_layer_with_experts() -> None:
+    config = small_mixture(4)
+    exchanges = engine_costs(config, experts=2).layer - estimate_costs(config, 2).layer
+    assert exchanges == pytest.approx(2 * all_reduce_guess(8 * 2048, on_devices=False) * 15e9 / 2)
+    assert config.mixture is not None
+    part = replace(config, mixture=replace(config.mixture, sparse_layers=(True, False, False, True)))
+    assert engine_costs(part, experts=2).layer - estimate_costs(part, 2).layer == pytest.approx(exchanges / 2)
+    assert engine_costs(config) == estimate_costs(config)
+
+
+def test_sums_move_a_layer_towards_the_stage_with_the_head() -> None:
+    """What sums add to layers they don't add to the head, which then weighs fewer layers."""
+    config = replace(small_llama(3), num_layers=24, vocab_size=10 * 1024)
+
+    def last(costs: CutCosts) -> int:
+        cut = cut_layers(24, 2, layer_cost=costs.layer, embedding_cost=costs.embedding, head_cost=costs.head)
+        return cut[1].count
+
+    uncounted = costs_of_ranks(estimate_costs(config), 2, 0.0)
+    assert last(engine_costs(config, ranks=2)) > last(uncounted)
 
 
 def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:

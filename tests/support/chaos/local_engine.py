@@ -278,8 +278,8 @@ class LocalEngine:
 
     def _send_cancel(self, cancel: Cancel) -> None:
         self.seen["cancelled"] += 1
-        (row,) = self.plans[cancel.seq].rows
-        assert row.num_drafts, f"{cancel} of {row}"
+        plan = self.plans[cancel.seq]
+        assert plan.may_be_cancelled, f"{cancel} of {plan.rows}"
         self._send(cancel)
 
     def _take_report(self, name: str, report: PromptReport) -> None:

@@ -21,9 +21,10 @@ from stageline_runtime.model_facts.rank_cut import refuse_ranks
 from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, Measured, TransportKind, Welcome
 from stageline_runtime.plan_bus.place import Place
-from stageline_runtime.planning.cut import CutError, NoRoomError, costs_of_ranks, cut_layers, estimate_costs
+from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers
 from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
+from stageline_runtime.planning.rank_costs import engine_costs
 from stageline_runtime.termination import RuntimeFailure
 
 
@@ -83,10 +84,12 @@ def welcome_stages(
     """
     config = contract.config
     check_weights(hellos, config.source)
-    dtype = chosen_dtype(config.dtype, model.dtype, on_devices=all(hello.device for hello in hellos.values()))
+    on_devices = all(hello.device for hello in hellos.values())
+    dtype = chosen_dtype(config.dtype, model.dtype, on_devices=on_devices)
     _check_speculation(config, hellos)
     _check_ranks(config, model, hellos)
-    layers = _cut(contract, model, memory=_cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft))
+    memory = _cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft)
+    layers = _cut(contract, model, memory=memory, on_devices=on_devices)
     size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
     last = contract.stage_count - 1
     hosts = [hello.host for hello in hellos.values()]
@@ -158,7 +161,7 @@ def welcome_supervisors(
         detail = "spec.network.tls: what nodes of vLLM say to each other has no TLS"
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check tls")
     check_weights(hellos, config.source)
-    layers = _cut(contract, model, memory=None)
+    layers = _cut(contract, model, memory=None, on_devices=True)
     hosts = [hello.host for hello in hellos.values()]
     return {
         stage: Welcome(
@@ -262,8 +265,11 @@ def _room(hello: Hello) -> StageRoom:
     return StageRoom(host=memory_owner(hello), available_bytes=hello.available_bytes, is_device=bool(hello.device))
 
 
-def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) -> tuple[LayerRange, ...]:
-    costs = costs_of_ranks(estimate_costs(model, contract.config.expert), contract.config.tensor_ranks)
+def _cut(
+    contract: PodContract, model: ModelConfig, memory: CutMemory | None, *, on_devices: bool
+) -> tuple[LayerRange, ...]:
+    config = contract.config
+    costs = engine_costs(model, ranks=config.tensor_ranks, experts=config.expert, on_devices=on_devices)
     try:
         return cut_layers(
             model.num_layers,
@@ -271,7 +277,7 @@ def _cut(contract: PodContract, model: ModelConfig, memory: CutMemory | None) ->
             layer_cost=costs.layer,
             embedding_cost=costs.embedding,
             head_cost=costs.head,
-            explicit=contract.config.stage_layers,
+            explicit=config.stage_layers,
             memory=memory,
         )
     except NoRoomError as error:

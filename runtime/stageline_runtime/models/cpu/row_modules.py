@@ -98,10 +98,15 @@ class OutputHead:
 
     def __call__(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`."""
-        logits = self._to_vocabulary(self._final_norm(hidden_rows)).to(torch.float32)
-        if self._ranks.size == 1:
-            return logits
-        part = F.pad(logits, (0, self._width - logits.shape[1]))
+        part = self._to_vocabulary(self._final_norm(hidden_rows))
+        return part.to(torch.float32) if self._ranks.size == 1 else self._of_all(part)
+
+    def _of_all(self, part: torch.Tensor) -> torch.Tensor:
+        """The logits of all ranks' parts, which cross in the weights' dtype and are widened as they are laid out."""
+        num_rows = len(part)
+        part = F.pad(part, (0, self._width - part.shape[1])) if part.shape[1] < self._width else part
         gathered = self._ranks.all_gather(part, "all-gather, logits")
+        wide = part.new_empty((num_rows, self._ranks.size * self._width), dtype=torch.float32)
+        wide.view(num_rows, self._ranks.size, self._width).copy_(gathered.transpose(0, 1))
         # Whole parts in the order of the ranks; what pads the last one is cut off.
-        return gathered.transpose(0, 1).reshape(len(part), -1)[:, : self._vocab_size].contiguous()
+        return wide[:, : self._vocab_size].contiguous()

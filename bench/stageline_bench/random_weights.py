@@ -1,0 +1,36 @@
+"""Models of random weights, written where they are measured: nothing has to be downloaded, and no size has to exist.
+
+What such a model says means nothing; how long it takes doesn't depend on that.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+from stageline_api.runtime_config import LayerRange
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.models.weights.stage_weights import stage_tensor_shapes
+
+WEIGHTS: Final = "model.safetensors"
+
+
+def write_random_weights(directory: Path, fields: Mapping[str, Any], device: torch.device) -> Path:
+    """`config.json` of these fields and `model.safetensors` of their `dtype`, drawn from a fixed seed on `device`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
+    config = read_model_config(directory)
+    layers = LayerRange(first=0, last=config.num_layers - 1)
+    generator = torch.Generator(device).manual_seed(0)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    tensors = {}
+    for name, shape in stage_tensor_shapes(config, layers, has_embedding=True, has_head=True).items():
+        # Weights of matrices keep their inputs' size; weights of norms are around 1.
+        drawn = torch.randn(shape, generator=generator, device=device)
+        drawn = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + drawn / 10
+        tensors[name] = drawn.to(dtype).cpu().contiguous()
+    save_file(tensors, str(directory / WEIGHTS), metadata={"format": "pt"})
+    return directory
