@@ -28,15 +28,17 @@ from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import open_tracing
+from stageline_gateway.whole import Place
 
 
-def build_app(settings: GatewaySettings) -> FastAPI:
-    """A gateway: the application for clients.
+def build_app(settings: GatewaySettings, place: Place | None = None) -> FastAPI:
+    """A gateway, or the worker of one at `place`: the application for clients.
 
     `app.state.admin` is the application for the admin port, `app.state.leave` says why clients should go elsewhere,
     `app.state.cut` ends open answers with an error when it is set, `app.state.metrics` counts what the
     application can't see itself, `app.state.send_timeout_seconds` and `app.state.hosts` are for who talks with clients.
     """
+    place = place or Place()
     metrics = GatewayMetrics(settings.home_namespace)
     fleets = build_fleets(settings, metrics)
     keys = None if settings.keys_path is None else KeysFile(settings.keys_path, metrics.keys_stale.set)
@@ -46,11 +48,12 @@ def build_app(settings: GatewaySettings) -> FastAPI:
         timeout_seconds=settings.body_timeout_seconds,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    metrics.body_bytes.set_function(lambda: bodies.held_bytes)
+    metrics.body_bytes.set_function(lambda: bodies.held_here_bytes)
     limits = (settings.queue_limit, settings.open_limit, settings.retry_after_seconds)
-    admission = Admission(metrics, keys, *limits, bodies)
-    tracing = open_tracing(settings.otlp_endpoint)
-    services = Services(settings, metrics, fleets, fleets.served, admission, Cut(), tracing)
+    admission = Admission(metrics, keys, *limits, bodies, place.books)
+    tracing = open_tracing(settings.otlp_endpoint, place.worker)
+    whole = place.whole(metrics)
+    services = Services(settings, metrics, fleets, fleets.served, admission, Cut(), whole, tracing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +62,7 @@ def build_app(settings: GatewaySettings) -> FastAPI:
             watch = partial(keys.watch, settings.keys_poll_seconds)
             watches.append(asyncio.create_task(run_forever("API keys", watch)))
         async with fleets.running():
+            await fleets.first_read(place.first_read_seconds)
             yield
         for task in watches:
             task.cancel()

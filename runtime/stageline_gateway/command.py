@@ -5,9 +5,11 @@ What serves is imported only when the command runs, so that `stageline --help` s
 
 import logging
 import os
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -18,6 +20,7 @@ from stageline_api.telemetry.logs import FORMATS, LEVELS, LogSettings, configure
 from stageline_kubernetes.places import own_namespace, read_namespaces
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+MOST_WORKERS: Final = 64
 
 
 def _option(name: str, kind: Any, default: object, text: str, in_env: bool = False) -> Callable[[_Command], _Command]:
@@ -40,8 +43,8 @@ def _seconds(name: str, default: float | None, text: str, least: float = 0.0) ->
     return _option(name, click.FloatRange(min=least), default, text, in_env=True)
 
 
-def _count(name: str, default: int, text: str) -> Callable[[_Command], _Command]:
-    return _option(name, click.IntRange(min=1), default, text, in_env=True)
+def _count(name: str, default: int, text: str, most: int | None = None) -> Callable[[_Command], _Command]:
+    return _option(name, click.IntRange(1, most), default, text, in_env=True)
 
 
 def _port(name: str, default: int | None, text: str) -> Callable[[_Command], _Command]:
@@ -88,6 +91,12 @@ def _read_namespaces(_: click.Context, option: click.Parameter, given: tuple[str
     "admin-host", click.STRING, "127.0.0.1", "Address of the admin port (metrics, state, drain); it asks no key.", True
 )
 @_port("admin-port", None, "The admin port; without it the one after --port, or a free one if that is taken.")
+@_count(
+    "workers",
+    1,
+    "Processes that serve on the port together, each on up to a core; limits hold for all of them.",
+    MOST_WORKERS,
+)
 @_path("keys", "API keys: a file, or a directory of files as a Secret is mounted; re-read when changed.", True)
 @_count("queue-limit", 1024, "Requests of one model that may wait for their first token; each choice of `n` counts.")
 @_count("open-limit", 4096, "Requests that may be open at once; each choice of `n` counts.")
@@ -132,6 +141,7 @@ def gateway(
     allowed_host: tuple[str, ...],
     admin_host: str,
     admin_port: int | None,
+    workers: int,
     keys: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -145,13 +155,15 @@ def gateway(
     **manners: Any,
 ) -> None:
     """Serve OpenAI's API in front of the groups that an endpoints file lists, or that run in a cluster's namespaces."""
-    from stageline_gateway.app import build_app
-    from stageline_gateway.server.serve import ShutdownTimes, Sockets, bind, bind_near, serve, url_of
-    from stageline_gateway.server.tls import TlsFiles
+    from stageline_gateway.server.listening import bind, bind_near, url_of
+    from stageline_gateway.serving import Serving, serve_alone, serve_by_workers
     from stageline_gateway.settings import GatewaySettings
 
-    configure_logging("gateway", LogSettings(log_format, log_level), hides_values=True)
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO if access_log else logging.WARNING)
+    def configure_log() -> None:
+        configure_logging("gateway", LogSettings(log_format, log_level), hides_values=True)
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO if access_log else logging.WARNING)
+
+    configure_log()
     if (tls_certificate is None) != (tls_key is None):
         raise click.UsageError("--tls-certificate and --tls-key go together.")
     settings = GatewaySettings(
@@ -165,17 +177,24 @@ def gateway(
         probe_timeout_seconds=probe_seconds / 2,
         **manners,
     )
-    tls = None if tls_certificate is None or tls_key is None else TlsFiles(tls_certificate, tls_key)
-    app = build_app(settings)
-    public = bind(host, port)
-    beside = (public.getsockname()[1] + 1) % 65536
-    admin = bind_near(admin_host, beside) if admin_port is None else bind(admin_host, admin_port)
-    logging.getLogger(__name__).info(
-        "gateway listening on %s admin on %s endpoints=%s",
-        url_of(public, "https" if tls else "http"), url_of(admin), endpoints or f"namespaces {','.join(served)}",
-    )  # fmt: skip
-    times = ShutdownTimes(withdraw_seconds, drain_seconds)
-    serve(app, Sockets(public, admin, tls, connection_limit), times, access_log)
+    files = None if tls_certificate is None or tls_key is None else (tls_certificate, tls_key)
+
+    def listen() -> tuple[socket.socket, socket.socket]:
+        public = bind(host, port)
+        beside = (public.getsockname()[1] + 1) % 65536
+        return public, bind_near(admin_host, beside) if admin_port is None else bind(admin_host, admin_port)
+
+    def say_where(public: socket.socket, admin: socket.socket) -> None:
+        logging.getLogger(__name__).info(
+            "gateway listening on %s admin on %s endpoints=%s",
+            url_of(public, "https" if files else "http"), url_of(admin), endpoints or f"namespaces {','.join(served)}",
+        )  # fmt: skip
+
+    serving = Serving(settings, files, connection_limit, withdraw_seconds, drain_seconds, access_log)
+    if workers == 1:
+        serve_alone(serving, listen, say_where)
+    else:
+        sys.exit(serve_by_workers(workers, serving, listen, say_where, configure_log))
 
 
 def _hosts(allowed: tuple[str, ...], host: str, keys: Path | None) -> frozenset[str] | None:
@@ -202,13 +221,10 @@ def _engine_keys(namespaces: tuple[str, ...]) -> str:
 
 
 def _served_namespaces(endpoints: Path | None, kubernetes: bool, namespaces: tuple[str, ...]) -> tuple[str, ...]:
-    """Whose PipelineModels are served; raises UserError when that isn't clear, or there is no way to log in."""
+    """Whose PipelineModels are served; raises UserError when that isn't clear."""
     if kubernetes == (endpoints is not None) or (namespaces and not kubernetes):
         message = "Give either --endpoints FILE or --kubernetes, and --namespace only with the latter."
         raise UserError(message, USAGE_EXIT_CODE)
     if not kubernetes:
         return ()
-    from stageline_gateway.groups.discovery_kubernetes import check_login
-
-    check_login()
     return namespaces or (own_namespace() or "default",)

@@ -7,9 +7,9 @@ through `dispatcher`.
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stageline_api.endpoints import Endpoints
 from stageline_gateway.engine_client.engine_calls import EngineCalls
@@ -25,6 +25,8 @@ from stageline_gateway.relay.placement import RetryPolicy, Runs
 from stageline_gateway.served_models import ServedModel, ServedModels
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics, ModelMetrics
+
+_FIRST_READ_POLL_SECONDS: Final = 0.02
 
 
 class Discovery(Protocol):
@@ -88,6 +90,13 @@ class Fleets:
 
     def dispatcher_of(self, model: ServedModel) -> Dispatcher:
         return self.by_namespace[model.namespace].dispatcher
+
+    async def first_read(self, patience_seconds: float) -> None:
+        """Wait until it is known what is served, but no longer than so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                while self.why_unread:  # noqa: ASYNC110 - several watches, each of its own kind
+                    await asyncio.sleep(_FIRST_READ_POLL_SECONDS)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,39 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from processes.gateway_harness import MODEL, eventually, group, write_endpoints
+from processes.gateway_command import COMMAND, gateway_process
+from processes.gateway_harness import MODEL, eventually
 from processes.nameless_user import as_nameless_user, skip_without_namespaces
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
-from stageline_gateway.server.serve import bind
+from stageline_gateway.server.listening import bind
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x", "stream": True}
-COMMAND = [sys.executable, "-m", "stageline_gateway"]
-
-
-@contextmanager
-def gateway_process(
-    tmp_path: Path, engine: ScriptedEngine, *options: str, under: tuple[str, ...] = ()
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A gateway before `engine`, with its URL; killed when the test leaves it running.
-
-    It answers, and so it hears signals: it says where it listens before it does either.
-    """
-    endpoints, log = tmp_path / "endpoints.json", tmp_path / "gateway.log"
-    write_endpoints(endpoints, group(engine.url))
-    command = [*under, *COMMAND, "--port", "0", "--endpoints", str(endpoints), *options]
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stderr=stderr, text=True)
-    try:
-        eventually(lambda: "listening on" in log.read_text() or process.poll() is not None, log.read_text)
-        found = re.search(r"listening on (http://\S+)", log.read_text())
-        assert found, log.read_text()
-        assert httpx.get(f"{found.group(1)}/healthz", trust_env=False, timeout=120).status_code == 200
-        yield process, found.group(1)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(60)
 
 
 @contextmanager

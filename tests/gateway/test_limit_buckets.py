@@ -40,7 +40,7 @@ def test_debt_of_tokens_is_paid_back_before_anything_is_let_in(limit: int, spent
             now += refused.retry_after_seconds + 1e-6
             use.follow(limits, now)
             assert use.exceeded() is None
-    [allowance] = use.allowances()
+    [allowance] = use.allowances(limits, now)
     assert 0 <= allowance.remaining <= limit
     assert allowance.reset_seconds >= 0
 
@@ -52,7 +52,7 @@ def test_new_limits_keep_what_was_used() -> None:
     use.follow(Limits.model_validate({"requestsPerMinute": 5}), 0.0)
     assert use.exceeded() is not None
     use.follow(Limits.model_validate({"requestsPerMinute": 20}), 0.0)
-    assert use.allowances()[0].remaining == 12
+    assert use.allowances(use.limits, 0.0)[0].remaining == 12
     use.follow(Limits(), 0.0)
     assert use.exceeded() is None
-    assert use.allowances() == []
+    assert use.allowances(use.limits, 0.0) == []

@@ -1,7 +1,8 @@
 """`python -m stageline_bench.gateway`: what the gateway adds, and what a core of it relays beside nginx.
 
 Needs two cores: one for the relay, one for the synthetic engine and the clients. Loads at 25 tokens a second are
-measured through the gateway and directly; then streams come faster than a core can relay them.
+measured through the gateway and directly; then streams come faster than a core can relay them, also with two workers on
+that core: what a stream costs then is what sharing costs.
 """
 
 import os
@@ -17,12 +18,14 @@ from stageline_bench.benchmark_program import run_benchmark
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import CLIENT_CORE, measure
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import TARGET_CONCURRENT, result_of, update_page, write_result
+from stageline_bench.gateway.report import TARGET_CONCURRENT, medians, result_of, update_page, write_result
 from stageline_bench.page_section import EXISTING_PAGE
 
 PACED: Final[dict[str, Any]] = {"tokens": 25, "tokens_per_second": 25.0}
 LONG: Final[dict[str, Any]] = PACED | {"concurrent": TARGET_CONCURRENT, "tokens": 125}
 """What a token costs by itself is what longer streams cost more."""
+PAIRS: Final = 4
+"""Of saturated loads on a gateway of one process and on one of two, by turns and each first as often."""
 SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per_second": 1000.0}
 
 
@@ -49,14 +52,17 @@ def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict
             measure(relay, directory, concurrent=8, seconds=2, **PACED)
             long.append(_say(measure(relay, directory, seconds=seconds, **LONG)))
         with ExitStack() as stack:
-            beside = [
+            alone, by_two, nginx = [
                 stack.enter_context(relays.gateway(engine_port, relays.free_port(), directory)),
+                stack.enter_context(relays.gateway(engine_port, relays.free_port(), directory, workers=2)),
                 stack.enter_context(relays.nginx(engine_port, relays.free_port(), directory)),
             ]
-            for one in beside:
-                if one is not None:
+            if nginx is not None:
+                saturated.append(_say(measure(nginx, directory, seconds=seconds / 2, **SATURATING)))
+            for pair in range(PAIRS):
+                for one in (alone, by_two) if pair % 2 else (by_two, alone):
                     saturated.append(_say(measure(one, directory, seconds=seconds / 2, **SATURATING)))
-    return result_of(paced, saturated, long, load_average)
+    return result_of(paced, medians(saturated), long, load_average)
 
 
 def _say(figures: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 One stream at a time: an engine and a client in this process wait for each other's every write, and the scheduler says
 what time the relay had on a core meanwhile. Nothing depends on how soon anybody runs, so a load beside it moves the
-lowest of several windows by a few percent only. It says nothing of waiting: that is `make bench-gateway`'s.
+lowest of several windows by a few percent only. It says nothing of waiting: that is `make bench-gateway`'s. Two workers
+that take single streams in turn find the core's caches full of each other's, as two gateways would; what sharing costs
+under load is `make bench-gateway`'s too.
 """
 
 import json
@@ -11,9 +13,11 @@ import socket
 import statistics
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +30,7 @@ from stageline_bench.gateway.figures import request_body
 from stageline_bench.gateway.synthetic_engine import ADMITTED, DELTA, END, HEAD, SERVED_NAME, chunk
 
 PATIENCE_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 4.0
 LONG: Final = 51
 BURST: Final = 5
 STATUS: Final = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME).model_dump_json().encode()
@@ -73,6 +78,8 @@ class Stream:
 
     engine: HeldEngine
     relay: relays.Relay
+    idle_share: float = 0.0
+    """Of a core, that the relay takes without a stream: probes of the engine, looks at files."""
 
     def run(self, tokens: int, burst: int) -> None:
         """Have `tokens` relayed, `burst` of them written at once."""
@@ -103,34 +110,45 @@ class Stream:
                 seen += came
 
     def microseconds(self, streams: int, tokens: int, burst: int) -> float:
-        """The relay's CPU time for one such stream."""
-        before = _nanoseconds(self.relay)
+        """The relay's CPU time for one such stream, beyond what it takes when idle."""
+        before, began = _nanoseconds(self.relay), time.monotonic_ns()
         for _ in range(streams):
             self.run(tokens, burst)
-        return (_nanoseconds(self.relay) - before) / streams / 1e3
+        idle = self.idle_share * (time.monotonic_ns() - began)
+        return (_nanoseconds(self.relay) - before - idle) / streams / 1e3
 
 
 def _nanoseconds(relay: relays.Relay) -> int:
-    """On a core, of the relay's only busy thread; see `schedstat` in Linux's documentation of /proc."""
+    """On a core, of the only busy thread of each process; see `schedstat` in Linux's documentation of /proc."""
     return sum(int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) for pid in relay.pids)
 
 
-@contextmanager
-def _relayed(name: str, engine: HeldEngine, directory: Path) -> Iterator[relays.Relay | None]:
-    with ExitStack() as stack:
-        start = {"gateway": relays.gateway, "nginx": relays.nginx}[name]
-        yield stack.enter_context(start(engine.port, relays.free_port(), directory))
+Start = Callable[[int, int, Path], AbstractContextManager[relays.Relay | None]]
+RELAYS: Final[tuple[Start, ...]] = (relays.gateway, partial(relays.gateway, workers=2), relays.nginx)
 
 
-def measure(stream: Stream, windows: int) -> dict[str, tuple[float, float]]:
-    """Lowest and median over the windows, in microseconds."""
-    for _ in range(40):
-        stream.run(5, 1)
-    short, long, bursts = list[float](), list[float](), list[float]()
+def idle_share(relay: relays.Relay) -> float:
+    """What part of a core it takes without a stream."""
+    before, began = _nanoseconds(relay), time.monotonic_ns()
+    time.sleep(IDLE_SECONDS)
+    return (_nanoseconds(relay) - before) / (time.monotonic_ns() - began)
+
+
+def measure(streams: Sequence[Stream], windows: int) -> list[dict[str, tuple[float, float]]]:
+    """Lowest and median over the windows, in microseconds. The relays take turns, so that all meet the same load."""
+    for stream in streams:
+        for _ in range(40):
+            stream.run(5, 1)
+    taken: list[tuple[list[float], list[float], list[float]]] = [([], [], []) for _ in streams]
     for _ in range(windows):
-        short.append(stream.microseconds(12, 1, 1))
-        long.append(stream.microseconds(4, LONG, 1))
-        bursts.append(stream.microseconds(8, LONG - 1, BURST))
+        for stream, (short, long, bursts) in zip(streams, taken, strict=True):
+            short.append(stream.microseconds(12, 1, 1))
+            long.append(stream.microseconds(4, LONG, 1))
+            bursts.append(stream.microseconds(8, LONG - 1, BURST))
+    return [_summary(*each) for each in taken]
+
+
+def _summary(short: list[float], long: list[float], bursts: list[float]) -> dict[str, tuple[float, float]]:
     ends = [(min(each), statistics.median(each)) for each in (short, long, bursts)]
     of_token = (ends[1][0] - ends[0][0]) / (LONG - 1), (ends[1][1] - ends[0][1]) / (LONG - 1)
     return {"stream of one token": ends[0], "one more token": of_token, "50 tokens by fives": ends[2]}
@@ -139,15 +157,17 @@ def measure(stream: Stream, windows: int) -> dict[str, tuple[float, float]]:
 @click.command()
 @click.option("--windows", type=click.IntRange(2), default=15, show_default=True)
 def bench(windows: int) -> None:
-    """CPU time of the gateway, and of nginx where there is one."""
+    """CPU time of the gateway, of one with two workers, and of nginx where there is one."""
     engine = HeldEngine()
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in ("gateway", "nginx"):
-            with _relayed(name, engine, Path(scratch)) as relay:
-                if relay is None:
-                    continue
-                for what, (lowest, median) in measure(Stream(engine, relay), windows).items():
-                    click.echo(f"{name}: {what}: {lowest:.1f} µs lowest, {median:.1f} median")
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        directory = Path(scratch)
+        started = [stack.enter_context(start(engine.port, relays.free_port(), directory)) for start in RELAYS]
+        found = [each for each in started if each is not None]
+        time.sleep(IDLE_SECONDS)  # what is done once after a start is done
+        streams = [Stream(engine, each, idle_share(each)) for each in found]
+        for relay, figures in zip(found, measure(streams, windows), strict=True):
+            for what, (lowest, median) in figures.items():
+                click.echo(f"{relay.name}: {what}: {lowest:.1f} µs lowest, {median:.1f} median")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ TARGET_ADDED_MS: Final = (
 )
 TARGET_STREAM_MS: Final = 1.0
 """CPU of a saturated gateway for a stream of 50 tokens."""
+TARGET_SHARED: Final = 1.1
+"""CPU for a saturated stream of a gateway with two workers, in that of one."""
+TWO_WORKERS: Final = "gateway, 2 workers"
 TARGET_TOKEN_US: Final = 30.0
 """CPU for one more token of a paced stream."""
 
@@ -54,12 +57,25 @@ def _targets(
         for streams, quantile, at_most in TARGET_ADDED_MS
         if streams in measured
     ]
-    of_streams = [one["cpu_ms_per_stream"] for one in saturated if one["relay"] == "gateway"]
-    targets += [_target("CPU for a saturated stream of 50 tokens, ms", each, TARGET_STREAM_MS) for each in of_streams]
+    of_relays = {one["relay"]: one["cpu_ms_per_stream"] for one in saturated}
+    if (alone := of_relays.get("gateway")) is not None:
+        targets.append(_target("CPU for a saturated stream of 50 tokens, ms", alone, TARGET_STREAM_MS))
+        if (by_two := of_relays.get(TWO_WORKERS)) is not None:
+            name = "CPU for a saturated stream with two workers, in that with one"
+            targets.append(_target(name, round(by_two / alone, 3), TARGET_SHARED))
     if TARGET_CONCURRENT in measured:
         name = f"CPU for a token of {TARGET_CONCURRENT} paced streams, µs"
         targets += [_target(name, cpu_us_per_token(paced, one), TARGET_TOKEN_US) for one in long]
     return targets
+
+
+def medians(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each relay: that whose CPU time for a stream is the lower median of its own."""
+    of_relays: dict[str, list[dict[str, Any]]] = {}
+    for one in measured:
+        of_relays.setdefault(one["relay"], []).append(one)
+    ordered = (sorted(each, key=lambda one: float(one["cpu_ms_per_stream"])) for each in of_relays.values())
+    return [each[(len(each) - 1) // 2] for each in ordered]
 
 
 def cpu_us_per_token(paced: list[dict[str, Any]], long: dict[str, Any]) -> float:

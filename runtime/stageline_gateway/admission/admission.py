@@ -4,6 +4,9 @@ What can be known without a request's body is checked before that is read, and a
 The queue of a model is its requests that have no first token yet, wherever they wait. Each choice of a request is one
 more for the engine, so it takes one more place everywhere, until it has ended. A request is let in by entering its
 permit, which raises `ApiError` instead when there is no room, and what it still holds is given back on leaving.
+
+Everything that is limited is counted in `accounts`, over all workers of this gateway; where a gateway has one process
+these are its own. What is checked and what is then taken is one turn.
 """
 
 import time
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from stageline_api.engine_http import Admitted, Delta, Finished
+from stageline_gateway.admission.accounts import Account, Books, Held, OwnBooks
 from stageline_gateway.admission.keys import ANYONE, Caller, Exceeded, KeyUse
 from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
@@ -20,6 +24,9 @@ from stageline_gateway.engine_client.generation import StreamEvent
 from stageline_gateway.errors import ApiError, bad_value
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import GatewayMetrics
+
+GATEWAY, KEY, MODEL = "gateway", "key", "model"
+"""Kinds of accounts."""
 
 
 @dataclass(slots=True)
@@ -33,15 +40,27 @@ class Admission:
     """Choices of all requests that may be open: each holds buffers and a connection to an engine."""
     retry_after_seconds: float = 2.0
     bodies: BodyMemory = field(default_factory=BodyMemory)
+    books: Books = field(default_factory=OwnBooks)
     now_seconds: Callable[[], float] = time.monotonic
     waiting: Counter[ServedModel] = field(default_factory=Counter)
-    open: int = 0
+    """Choices without a first token in this process."""
     closed_because: str = ""
     """Why nothing is let in any more; empty while it is."""
     leaving_because: str = ""
     """Why clients should go elsewhere by now, though what comes is still let in."""
     _uses: dict[str, KeyUse] = field(default_factory=dict)
     _shares: dict[str, BodyShare] = field(default_factory=dict)
+    _all: Account = field(init=False)
+    """What the gateway holds as a whole."""
+
+    def __post_init__(self) -> None:
+        self._all = self.books.account(GATEWAY, "")
+        self.bodies.account = self._all
+
+    @property
+    def open(self) -> int:
+        """Choices of requests that are open in this process."""
+        return self._all.mine(Held.PLACES)
 
     def caller_of(self, headers: Mapping[str, str]) -> Caller:
         """Who sent a request with these headers; raises ApiError 401. Anthropic's clients send a key as `x-api-key`."""
@@ -53,8 +72,12 @@ class Admission:
     def caller_asking(self, headers: Mapping[str, str]) -> Caller:
         """Who asks for something that generates nothing; raises ApiError 401, or 429 when that key asks too often."""
         caller = self.caller_of(headers)
-        if self.keys is not None and (exceeded := self.use_of(caller).asked()) is not None:
-            raise self._counted(caller, _rate_limited(exceeded))
+        if self.keys is not None:
+            use = self.use_of(caller)
+            with self.books.turn:
+                exceeded = use.asked(self.now_seconds())
+            if exceeded is not None:
+                raise self._counted(caller, _rate_limited(exceeded))
         return caller
 
     def close(self, reason: str) -> None:
@@ -63,13 +86,15 @@ class Admission:
 
     def body_of(self, caller: Caller) -> HeldBody:
         """A holder for a request's body; raises ApiError 429 or 503 when it need not be read at all."""
-        use = self.use_of(caller)
+        use, share = self.use_of(caller), self._body_share(caller)
         try:
-            self._check_caller(use)
+            with self.books.turn:
+                self._check_caller(caller, use)
+                use.arrive()
+                self.bodies.begin_reading()
         except ApiError as error:
             raise self._counted(caller, error) from None
-        use.arrive()
-        return HeldBody(self.bodies, self._body_share(caller), use.has_arrived)
+        return HeldBody(self.bodies, share, use.has_arrived)
 
     def leave(self, reason: str) -> None:
         """Fail readiness from now on, while requests are still taken."""
@@ -90,24 +115,41 @@ class Admission:
         return Permit(self, caller, model, body.keep(), places)
 
     def use_of(self, caller: Caller) -> KeyUse:
-        use = self._uses.setdefault(caller.name, KeyUse())
-        use.follow(caller.limits, self.now_seconds())
+        use = self._uses.get(caller.name)
+        if use is None:
+            use = self._uses[caller.name] = KeyUse(self.books.account(KEY, caller.name))
         return use
 
     def headers_for(self, caller: Caller) -> dict[str, str]:
-        """The `x-ratelimit-*` headers of OpenAI's API, for the limits that the key of `caller` has."""
-        allowances = self.use_of(caller).allowances()
+        """The `x-ratelimit-*` headers of OpenAI's API, for the limits that the key of `caller` has. Refuses nothing."""
+        use = self._uses.get(caller.name)
+        if use is None or not caller.limits.have_rates:
+            return {}
+        allowances = use.allowances(caller.limits, self.now_seconds())
         return {name: value for allowance in allowances for name, value in allowance.headers().items()}
 
-    def check(self, caller: Caller, use: KeyUse, model: ServedModel, places: int) -> None:
-        """Raise ApiError 429 or 503 when one more request of `model` with so many choices has no room."""
+    def queue_of(self, model: ServedModel) -> Account:
+        """Those of a model that have no first token."""
+        return self.books.account(MODEL, model.full_name)
+
+    def take(self, caller: Caller, use: KeyUse, model: ServedModel, queue: Account, places: int) -> None:
+        """Take so many places; raises ApiError 429 or 503 when one more request of `model` with those has no room."""
         try:
-            self._check_caller(use, places, has_paid=True)
-            if self.waiting[model] + places > self.queue_limit:
-                message = f"{self.waiting[model]} requests wait for model '{model.name}', and {_no_more(places)}."
-                raise self._full(message, "queue_full")
+            with self.books.turn:
+                self._check_caller(caller, use, places, has_paid=True)
+                if (waiting := queue.total(Held.PLACES)) + places > self.queue_limit:
+                    message = f"{waiting} requests wait for model '{model.name}', and {_no_more(places)}."
+                    raise self._full(message, "queue_full")
+                use.begin(places)
+                queue.add(Held.PLACES, places)
+                self._all.add(Held.PLACES, places)
         except ApiError as error:
             raise self._counted(caller, error) from None
+
+    def leave_place(self, use: KeyUse, places: int) -> None:
+        """Give back so many."""
+        self._all.add(Held.PLACES, -places)
+        use.end(places)
 
     def _check_ever(self, caller: Caller, places: int) -> None:
         """Raise ApiError 400 when waiting would not help: the key or this gateway never takes so many choices."""
@@ -131,21 +173,25 @@ class Admission:
     def _body_share(self, caller: Caller) -> BodyShare | None:
         if not self._has_several_keys:
             return None
-        share = self._shares.setdefault(caller.name, BodyShare(0))
+        share = self._shares.get(caller.name)
+        if share is None:
+            share = self._shares[caller.name] = BodyShare(0, self.use_of(caller).account)
         # Never less than one body: that would refuse it forever.
         share.limit_bytes = max(
             self.bodies.limit_bytes // 2, min(self.bodies.limit_bytes, self.bodies.body_limit_bytes)
         )
         return share
 
-    def _check_caller(self, use: KeyUse, places: int = 1, has_paid: bool = False) -> None:
+    def _check_caller(self, caller: Caller, use: KeyUse, places: int = 1, has_paid: bool = False) -> None:
+        use.follow(caller.limits, self.now_seconds())
         if self.closed_because:
             raise self._full(self.closed_because, "draining")
         if (exceeded := use.exceeded(places, has_paid)) is not None:
             raise _rate_limited(exceeded)
         if use.open + places > (most := self.most_of_one_key) and self._has_several_keys:
             raise _rate_limited(Exceeded("share of this gateway's open requests", most, 1.0))
-        if (num_open := self.open + self.bodies.num_reading) + places > self.open_limit:
+        num_open = self._all.total(Held.PLACES) + self._all.total(Held.ARRIVING)
+        if num_open + places > self.open_limit:
             raise self._full(f"This gateway has {num_open} requests open, and {_no_more(places)}.", "overloaded")
 
     def _counted(self, caller: Caller, error: ApiError) -> ApiError:
@@ -176,6 +222,7 @@ class Permit:
     body: HeldBody
     places: int = 1
     _use: KeyUse = field(init=False)
+    _queue: Account = field(init=False)
     _waiting: set[int] = field(default_factory=set)
     """Choices without a token yet."""
     _held: int = 0
@@ -184,15 +231,13 @@ class Permit:
     def __enter__(self) -> Self:
         """Take the places; raises ApiError 429 or 503."""
         admission = self.admission
-        self._use = admission.use_of(self.caller)
         try:
-            admission.check(self.caller, self._use, self.model, self.places)
+            self._use, self._queue = admission.use_of(self.caller), admission.queue_of(self.model)
+            admission.take(self.caller, self._use, self.model, self._queue, self.places)
         except ApiError:
             self.body.give_back()
             raise
-        self._use.begin(self.places)
         self._held = self.places
-        admission.open += self.places
         self._wait_for(set(range(self.places)))
         return self
 
@@ -220,8 +265,7 @@ class Permit:
 
     def _leave(self, places: int) -> None:
         self._held -= places
-        self.admission.open -= places
-        self._use.end(places)
+        self.admission.leave_place(self._use, places)
 
     def _spend(self, tokens: int) -> None:
         self._use.spend(tokens)
@@ -237,5 +281,7 @@ class Permit:
             return
         waiting = self.admission.waiting
         waiting[self.model] += len(choices) - len(self._waiting)
+        if len(choices) < len(self._waiting):  # more were taken in the turn that let them in
+            self._queue.add(Held.PLACES, len(choices) - len(self._waiting))
         self._waiting = choices
         self.admission.metrics.of(self.model.namespace).of_model(self.model.name).queued.set(waiting[self.model])

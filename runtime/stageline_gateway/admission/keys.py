@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel
 
 from stageline_api.engine_http import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from stageline_gateway.admission.accounts import Account, Held, Numbers
 from stageline_gateway.errors import ApiError, shown
 from stageline_gateway.served_models import ServedModel
 
@@ -40,6 +41,10 @@ class Limits(_Entry):
     """Of prompts and answers together."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
     """Requests being answered at once; each choice of `n` counts."""
+
+    @property
+    def have_rates(self) -> bool:
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
 
 
 def _model(text: str) -> str:
@@ -177,23 +182,43 @@ def _parsed(file_name: str, content: bytes) -> KeysDocument:
 WINDOW_SECONDS: Final = 60.0
 QUESTIONS_PER_MINUTE: Final = 1200
 """Of one key: what lists and draws (`GET`), and takes no place."""
+_CHARGED: Final = 9
+"""Of an account's shared numbers: the spent tokens that were taken from the bucket of tokens."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: starts full, holds a minute's worth, fills evenly, and may be overdrawn."""
+    """A token bucket: starts full, holds a minute's worth, fills evenly, and may be overdrawn.
 
-    capacity: int
-    level: float
-    at_seconds: float
-    """When `level` was true."""
+    It is three of an account's shared numbers: how much was taken and is not filled again, when that was true, and the
+    capacity then.
+    """
 
-    def fill(self, now_seconds: float) -> None:
-        gained = max(0.0, now_seconds - self.at_seconds) * self.capacity / WINDOW_SECONDS
-        self.level, self.at_seconds = min(self.capacity, self.level + gained), now_seconds
+    numbers: Numbers
+    first: int
 
-    def seconds_until(self, level: float) -> float:
-        return max(0.0, (level - self.level) * WINDOW_SECONDS / self.capacity)
+    def fill(self, capacity: int, now_seconds: float) -> None:
+        """Fill it up to now, and from now on by the rate of `capacity`; what is taken stays taken."""
+        self.numbers[self.first] = self.taken_at(now_seconds)
+        self.numbers[self.first + 1] = max(now_seconds, self.numbers[self.first + 1])
+        self.numbers[self.first + 2] = capacity
+
+    def take(self, amount: float) -> None:
+        self.numbers[self.first] += amount
+
+    @property
+    def taken(self) -> float:
+        """When it was last filled."""
+        return self.numbers[self.first]
+
+    def taken_at(self, now_seconds: float, more: float = 0.0) -> float:
+        """What would be taken now, if so much more had been before."""
+        taken, at_seconds, capacity = self.numbers[self.first : self.first + 3]
+        return max(0.0, taken + more - max(0.0, now_seconds - at_seconds) * capacity / WINDOW_SECONDS)
+
+
+def _seconds_to_gain(amount: float, capacity: int) -> float:
+    return max(0.0, amount * WINDOW_SECONDS / capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +248,8 @@ class Allowance:
         }
 
 
-@dataclass(slots=True)
 class KeyUse:
-    """What one key has used of its limits. Pure: time is an argument.
+    """What one key has used of its limits, by its account. Pure: time is an argument.
 
     A request takes one from the bucket of requests as soon as its key is known, whatever becomes of it, and one of the
     key's places from then on. Tokens are taken as they are counted, the
@@ -233,80 +257,90 @@ class KeyUse:
     what is being answered, and nothing is admitted until that is paid back.
     """
 
-    limits: Limits = field(default_factory=Limits)
-    running: int = 0
-    """Places taken: each choice of a request takes one."""
-    arriving: int = 0
-    """Requests whose bodies are being read or checked; each is in one place too."""
-    _requests: Bucket | None = None
-    _tokens: Bucket | None = None
-    _questions: Bucket = field(default_factory=lambda: Bucket(QUESTIONS_PER_MINUTE, QUESTIONS_PER_MINUTE, 0.0))
+    def __init__(self, account: Account | None = None) -> None:
+        self.account = Account() if account is None else account
+        self.limits = Limits()
+        self._requests, self._tokens, self._questions = (Bucket(self.account.shared, first) for first in (0, 3, 6))
 
     def follow(self, limits: Limits, now_seconds: float) -> None:
-        """Take over the limits of a newer version of the keys; what was used stays used."""
-        self._requests = _adapted(self._requests, limits.requests_per_minute, now_seconds)
-        self._tokens = _adapted(self._tokens, limits.tokens_per_minute, now_seconds)
-        self._questions.fill(now_seconds)
+        """Be up to date, with the limits of the newest version of the keys; what was used stays used. In a turn."""
         self.limits = limits
+        if limits.requests_per_minute is not None:
+            self._requests.fill(limits.requests_per_minute, now_seconds)
+        spent = self.account.total(Held.SPENT_TOKENS)
+        if limits.tokens_per_minute is not None:
+            self._tokens.take(spent - self.account.shared[_CHARGED])
+            self._tokens.fill(limits.tokens_per_minute, now_seconds)
+        self.account.shared[_CHARGED] = spent
 
     @property
     def open(self) -> int:
-        return self.running + self.arriving
+        """Places that are taken, by choices or by what is arriving."""
+        return self.account.total(Held.PLACES) + self.account.total(Held.ARRIVING)
 
     def exceeded(self, places: int = 1, has_paid: bool = False) -> Exceeded | None:
         """What keeps another request of so many places out now, or None. `follow` must have been called for now.
 
         `has_paid`: the request has been taken from its bucket before.
         """
-        most = self.limits.concurrency
-        if most is not None and self.open + places > most:
+        limits = self.limits
+        if (most := limits.concurrency) is not None and self.open + places > most:
             return Exceeded("concurrency", most, 1.0)
-        if not has_paid and self._requests is not None and self._requests.level < 1:
-            return Exceeded("requestsPerMinute", self._requests.capacity, self._requests.seconds_until(1))
-        if self._tokens is not None and self._tokens.level <= 0:
-            return Exceeded("tokensPerMinute", self._tokens.capacity, self._tokens.seconds_until(1))
+        if (
+            not has_paid
+            and (most := limits.requests_per_minute) is not None
+            and (level := most - self._requests.taken) < 1
+        ):
+            return Exceeded("requestsPerMinute", most, _seconds_to_gain(1 - level, most))
+        if (most := limits.tokens_per_minute) is not None and (level := most - self._tokens.taken - self._unpaid) <= 0:
+            return Exceeded("tokensPerMinute", most, _seconds_to_gain(1 - level, most))
         return None
 
+    @property
+    def _unpaid(self) -> float:
+        """Tokens that came since `follow`."""
+        return self.account.total(Held.SPENT_TOKENS) - self.account.shared[_CHARGED]
+
     def arrive(self) -> None:
-        """A request has come; `has_arrived` ends that."""
-        self.arriving += 1
-        if self._requests is not None:
-            self._requests.level -= 1
+        """A request has come; `has_arrived` ends that. In a turn."""
+        self.account.add(Held.ARRIVING, 1)
+        if self.limits.requests_per_minute is not None:
+            self._requests.take(1)
 
     def has_arrived(self) -> None:
-        self.arriving -= 1
+        self.account.add(Held.ARRIVING, -1)
 
-    def asked(self) -> Exceeded | None:
-        """Count a question that generates nothing; returns what keeps it out, if anything does."""
-        if self._questions.level < 1:
-            return Exceeded("questionsPerMinute", QUESTIONS_PER_MINUTE, self._questions.seconds_until(1))
-        self._questions.level -= 1
+    def asked(self, now_seconds: float) -> Exceeded | None:
+        """Count a question that generates nothing; returns what keeps it out, if anything does. In a turn."""
+        most = QUESTIONS_PER_MINUTE
+        self._questions.fill(most, now_seconds)
+        if (level := most - self._questions.taken) < 1:
+            return Exceeded("questionsPerMinute", most, _seconds_to_gain(1 - level, most))
+        self._questions.take(1)
         return None
 
     def begin(self, places: int = 1) -> None:
-        self.running += places
+        """In a turn."""
+        self.account.add(Held.PLACES, places)
 
     def spend(self, tokens: int) -> None:
-        if self._tokens is not None:
-            self._tokens.level -= tokens
+        self.account.add(Held.SPENT_TOKENS, tokens)
 
     def end(self, places: int = 1) -> None:
-        self.running -= places
+        self.account.add(Held.PLACES, -places)
 
-    def allowances(self) -> list[Allowance]:
-        buckets = {"requests": self._requests, "tokens": self._tokens}
+    def allowances(self, limits: Limits, now_seconds: float) -> list[Allowance]:
+        """What `limits` leave now. Changes nothing, so it needs no turn."""
+        of_kinds = (
+            ("requests", limits.requests_per_minute, self._requests, 0.0),
+            ("tokens", limits.tokens_per_minute, self._tokens, self._unpaid),
+        )
         return [
-            Allowance(kind, one.capacity, max(0, int(one.level)), one.seconds_until(one.capacity))
-            for kind, one in buckets.items()
-            if one is not None
+            _allowance(kind, capacity, bucket.taken_at(now_seconds, unpaid))
+            for kind, capacity, bucket, unpaid in of_kinds
+            if capacity is not None
         ]
 
 
-def _adapted(bucket: Bucket | None, capacity: int | None, now_seconds: float) -> Bucket | None:
-    if capacity is None:
-        return None
-    if bucket is None:
-        return Bucket(capacity, capacity, now_seconds)
-    bucket.fill(now_seconds)
-    used = bucket.capacity - bucket.level
-    return Bucket(capacity, capacity - used, now_seconds)
+def _allowance(kind: str, capacity: int, taken: float) -> Allowance:
+    return Allowance(kind, capacity, max(0, int(capacity - taken)), _seconds_to_gain(taken, capacity))

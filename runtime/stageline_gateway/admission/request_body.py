@@ -13,13 +13,14 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any, Final, Self, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
+from stageline_gateway.admission.accounts import Account, Held
 from stageline_gateway.errors import ApiError, bad_value, shown
 
 QUICK_BYTES: Final = 64 * 1024
@@ -95,7 +96,12 @@ class BodyShare:
     """What one caller may hold of the memory, and does, so that no caller fills it."""
 
     limit_bytes: int
-    held_bytes: int = 0
+    account: Account = field(default_factory=Account)
+    """The caller's."""
+
+    @property
+    def held_bytes(self) -> int:
+        return self.account.total(Held.BODY_BYTES)
 
 
 @dataclass(slots=True)
@@ -108,31 +114,72 @@ class BodyMemory:
     timeout_seconds: float = 30.0
     """From the end of a request's headers to the end of its body."""
     retry_after_seconds: float = 2.0
-    held_bytes: int = 0
+    account: Account = field(default_factory=Account)
+    """The gateway's."""
     most_held_bytes: int = 0
     """The highest that `held_bytes` ever was."""
-    num_reading: int = 0
-    """Requests whose bodies are still coming."""
+
+    @property
+    def held_bytes(self) -> int:
+        """By all processes of the gateway."""
+        return self.account.total(Held.BODY_BYTES)
+
+    @property
+    def held_here_bytes(self) -> int:
+        """By this process."""
+        return self.account.mine(Held.BODY_BYTES)
+
+    @property
+    def num_reading(self) -> int:
+        """Requests whose bodies are still coming to this process."""
+        return self.account.mine(Held.ARRIVING)
+
+    def begin_reading(self) -> None:
+        """A body is coming; `end_reading` ends that."""
+        self.account.add(Held.ARRIVING, 1)
+
+    def end_reading(self) -> None:
+        self.account.add(Held.ARRIVING, -1)
 
     def check_room(self, size_bytes: int, share: BodyShare | None = None) -> None:
         """Raise ApiError 503 when so many bytes more have no room, 429 when they have none in `share`."""
         wait_seconds = self.retry_after_seconds
-        if self.held_bytes + size_bytes > self.limit_bytes:
-            message = f"The bodies of open requests hold {self.held_bytes} bytes, and there is no room for this one."
+        if (held_bytes := self.held_bytes) + size_bytes > self.limit_bytes:
+            message = f"The bodies of open requests hold {held_bytes} bytes, and there is no room for this one."
             raise ApiError(503, message, "server_error", code="body_room", retry_after_seconds=wait_seconds)
-        if share is not None and share.held_bytes + size_bytes > share.limit_bytes:
-            message = f"Bodies of this API key hold {share.held_bytes} bytes; its share is {share.limit_bytes}."
+        if share is not None and (held_bytes := share.held_bytes) + size_bytes > share.limit_bytes:
+            message = f"Bodies of this API key hold {held_bytes} bytes; its share is {share.limit_bytes}."
             raise ApiError(429, message, "rate_limit_error", code="body_share", retry_after_seconds=wait_seconds)
 
-    def add(self, size_bytes: int) -> None:
-        """Count bytes that came (or, negative, that were given back)."""
-        self.held_bytes += size_bytes
+    def take(self, size_bytes: int, share: BodyShare | None = None) -> None:
+        """Count bytes that came. Raises as `check_room` when they have no room, and counts none then.
+
+        They are counted before it is looked whether they fit. So of several processes that take the last room at once
+        none may get it, but never two.
+        """
+        self._add(size_bytes, share)
+        try:
+            self.check_room(0, share)
+        except ApiError:
+            self._add(-size_bytes, share)
+            self.check_room(size_bytes, share)  # says what is held without it
+            raise
         self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+
+    def give_back(self, size_bytes: int, share: BodyShare | None = None) -> None:
+        self._add(-size_bytes, share)
+
+    def _add(self, size_bytes: int, share: BodyShare | None) -> None:
+        self.account.add(Held.BODY_BYTES, size_bytes)
+        if share is not None:
+            share.account.add(Held.BODY_BYTES, size_bytes)
 
 
 @dataclass(slots=True)
 class HeldBody:
     """One request's body and its part of the memory. As a context it gives everything back at its end.
+
+    Its maker has called the memory's `begin_reading`.
 
     `keep` leaves that to its caller, unless the context ends with an error. `has_come` and `give_back` may be called
     again.
@@ -146,12 +193,10 @@ class HeldBody:
     size_bytes: int = 0
     text_bytes: int = 0
     """Of the body as it came; the rest is what it was parsed to, and copies."""
-    _is_reading: bool = False
+    _is_reading: bool = True
     _is_kept: bool = False
 
     def __enter__(self) -> Self:
-        self._is_reading = True
-        self.memory.num_reading += 1
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -196,8 +241,8 @@ class HeldBody:
 
     def grow(self, size_bytes: int) -> None:
         """Count bytes that came; raises ApiError 503 when they have no room."""
-        self.memory.check_room(size_bytes, self.share)
-        self._add(size_bytes)
+        self.memory.take(size_bytes, self.share)
+        self.size_bytes += size_bytes
 
     def copy(self, copies: int) -> None:
         """Count copies of the text before they are made: each choice sends the prompt to an engine by itself.
@@ -214,7 +259,7 @@ class HeldBody:
     def has_come(self) -> None:
         if self._is_reading:
             self._is_reading = False
-            self.memory.num_reading -= 1
+            self.memory.end_reading()
 
     def keep(self) -> Self:
         """From now on the caller sees to `give_back`."""
@@ -225,15 +270,7 @@ class HeldBody:
         """The request is over."""
         held, self.size_bytes = self.size_bytes, 0
         if held:
-            self.memory.add(-held)
-            if self.share is not None:
-                self.share.held_bytes -= held
-
-    def _add(self, size_bytes: int) -> None:
-        self.size_bytes += size_bytes
-        self.memory.add(size_bytes)
-        if self.share is not None:
-            self.share.held_bytes += size_bytes
+            self.memory.give_back(held, self.share)
 
 
 def _require_json(request: Request) -> None:

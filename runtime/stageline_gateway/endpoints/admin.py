@@ -19,7 +19,9 @@ from stageline_gateway.served_models import ServedModel
 
 def build_admin(services: Services) -> FastAPI:
     app = FastAPI(title="Stageline gateway, admin", openapi_url=None, dependencies=[Depends(_check_caller)])
-    fleets = services.fleets
+    fleets, whole = services.fleets, services.whole
+    whole.state = lambda: _state(services)
+    whole.close = lambda: services.admission.close("The gateway is draining.")
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -44,18 +46,18 @@ def build_admin(services: Services) -> FastAPI:
 
     @app.get("/status")
     async def status() -> Response:
-        return JsonAnswer(_status(services))
+        return JsonAnswer(await whole.status())
 
     @app.get("/metrics")
     async def metrics_page(request: Request) -> Response:
-        body, content_type = services.metrics.registry.exposition(request.headers.get("accept", ""))
+        body, content_type = await whole.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @app.post("/drain")
     async def drain() -> Response:
         """Take no more requests; those open go on. Stays so until the process ends."""
-        services.admission.close("The gateway is draining.")
-        return JsonAnswer(_status(services), status_code=202)
+        whole.drain()
+        return JsonAnswer(await whole.status(), status_code=202)
 
     add_error_forms(app)
     return app
@@ -68,7 +70,8 @@ async def _check_caller(request: Request) -> None:
         raise ApiError(403, reason, "permission_error", code="web_page")
 
 
-def _status(services: Services) -> dict[str, object]:
+def _state(services: Services) -> dict[str, object]:
+    """Of this process."""
     admission, fleets = services.admission, services.fleets
     bodies, discovered = admission.bodies, [fleet.discovered for fleet in fleets.by_namespace.values()]
     served, listed = fleets.served, list(fleets.served.listed())
@@ -77,7 +80,11 @@ def _status(services: Services) -> dict[str, object]:
         "draining": bool(admission.unwelcoming_because),
         "open_requests": admission.open,
         "tasks": len(asyncio.all_tasks()),
-        "bodies": {"bytes": bodies.held_bytes, "most_bytes": bodies.most_held_bytes, "being_read": bodies.num_reading},
+        "bodies": {
+            "bytes": bodies.held_here_bytes,
+            "most_bytes": bodies.most_held_bytes,
+            "being_read": bodies.num_reading,
+        },
         "queued_requests": {served.id_of(model): count for model, count in admission.waiting.items() if count},
         "keys": None if admission.keys is None else len(admission.keys.ring.callers),
         "problems": [one for one in problems if one],

@@ -60,13 +60,23 @@ def _is_ours(host: bytes, hosts: frozenset[str]) -> bool:
     return is_of_this_machine(text) or text.partition(":")[0] in hosts
 
 
+class Connections:
+    """How many clients' connections may be open; in a gateway of several workers, in all of them together."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def count(self, open_here: int) -> bool:
+        """So many are open in this process; returns whether that is within the limit."""
+        return open_here <= self.limit
+
+
 class BoundedConfig(uvicorn.Config):
     """uvicorn's configuration, with the number of connections that may be open.
 
     Not uvicorn's own `limit_concurrency`, which answers in plain text and lets connections without a request pile up.
     """
 
-    connection_limit: int = 8192
     send_timeout_seconds: float = 60.0
     """How long a client may leave its end of a connection full."""
     hosts: frozenset[str] | None = None
@@ -74,6 +84,7 @@ class BoundedConfig(uvicorn.Config):
 
     def __init__(self, app: ASGIApp, **options: Any) -> None:
         super().__init__(app, timeout_keep_alive=IDLE_SECONDS, **options)
+        self.connections = Connections(8192)
         self.direct_posts: Mapping[str, ASGIApp] = {}
         """What answers a POST before the application is asked, by its path."""
         self.idle: dict[GatewayProtocol, None] = {}
@@ -107,7 +118,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._await_headers()
         config = self._bounds
-        if len(self.connections) > config.connection_limit and not config.make_room():
+        if not config.connections.count(len(self.connections)) and not config.make_room():
             self._refuse(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -115,6 +126,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._headers_came()
         self._written()
         super().connection_lost(exc)
+        self._bounds.connections.count(len(self.connections))
         if self._client is not None:
             self._client.gone()
         if self.on_lost is not None:

@@ -1,5 +1,7 @@
 """Serving until a signal, then draining: the process's sockets and signals.
 
+A worker of several is told by its supervisor in place of signals; a SIGTERM of its own drains it alone.
+
 The first SIGTERM makes the admin port say that clients belong elsewhere, and only then, when load balancers had the
 time to hear of it, closes the listening socket and lets open answers finish; those still open when the drain time is
 over end with an error event. SIGINT, which a person sends, leaves out the wait. A second signal ends the process at
@@ -12,19 +14,18 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from stageline_api.errors import UserError
 from stageline_gateway.groups.watching import run_forever
-from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
+from stageline_gateway.server.http_protocol import BoundedConfig, Connections, GatewayProtocol
 from stageline_gateway.server.loop_errors import log_loop_error
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
 from stageline_gateway.server.tls_listener import TlsListener
@@ -46,34 +47,6 @@ class _SignalFreeServer(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Listen on `host`:`port` (0 picks a free port); raises UserError when that can't be done."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        message = f"The gateway can't listen on {host}:{port}: {reason}. Choose another with --host and --port."
-        raise UserError(message) from None
-    # Inherited by each connection. asyncio sets it only on sockets that name their protocol, which these don't; without
-    # it a small write waits up to 40 ms for the acknowledgement of the one before, once per streamed token.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def bind_near(host: str, port: int) -> socket.socket:
-    """Listen on `port`, or on a free port where that is taken; raises UserError when there is none."""
-    try:
-        return bind(host, port)
-    except UserError:
-        return bind(host, 0)
-
-
-def url_of(listener: socket.socket, scheme: str = "http") -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
 @dataclass(frozen=True, slots=True)
 class Sockets:
     public: socket.socket
@@ -82,6 +55,8 @@ class Sockets:
     """For clients; the admin port is plain HTTP."""
     connection_limit: int = 8192
     """Clients' connections that may be open at once."""
+    connections: Callable[[int], Connections] = Connections
+    """What counts them, of a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +75,7 @@ class GatewayServers:
         self._sockets = sockets
         self._metrics = app.state.metrics
         config = _config(app, grace_seconds, access_log, lifespan="on")
-        config.connection_limit = sockets.connection_limit
+        connections = sockets.connections(sockets.connection_limit)
         self.public = _SignalFreeServer(config)
         # A second configuration without an access log would silence the first one's: they share uvicorn's logger.
         self._admin = _SignalFreeServer(_config(app.state.admin, 1, access_log, lifespan="off"))
@@ -109,13 +84,17 @@ class GatewayServers:
         config.hosts = app.state.hosts
         # With a log of accesses by way of what puts the client of a trusted proxy there.
         config.direct_posts = {} if access_log else app.state.direct_posts
+        self.on_started: Callable[[], None] | None = None
+        """Called when clients can come, before operators can; without it they can from the first."""
         self.tls_listener: TlsListener | None = None
         """Of the public port, where it speaks TLS: the server knows nothing of that."""
-        if sockets.tls is not None:
-            self.tls_listener = TlsListener(new_context(sockets.tls), sockets.connection_limit, config.make_room)
+        if sockets.tls is None:
+            config.connections = connections
+        else:
+            self.tls_listener = TlsListener(new_context(sockets.tls), connections, config.make_room)
 
     async def run(self) -> None:
-        background = [asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin]))]
+        background = [asyncio.create_task(self._serve_admin())]
         public = [self._sockets.public]
         if self._sockets.tls is not None and self.tls_listener is not None:
             keep_up = partial(watch, self._sockets.tls, self.tls_listener.context, self._metrics)
@@ -128,6 +107,13 @@ class GatewayServers:
             for task in background[1:]:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+
+    async def _serve_admin(self) -> None:
+        if self.on_started is not None:
+            while not self.public.started and not self._admin.should_exit:  # noqa: ASYNC110 - uvicorn tells nobody
+                await asyncio.sleep(_START_POLL_SECONDS)
+            self.on_started()
+        await self._admin.serve(sockets=[self._sockets.admin])
 
     async def _accept(self, tls_listener: TlsListener, listening: socket.socket) -> None:
         while not self.public.started:  # noqa: ASYNC110 - uvicorn tells nobody
@@ -155,11 +141,44 @@ def _config(app: FastAPI, grace_seconds: int, access_log: bool, lifespan: Litera
     )
 
 
-def serve(app: FastAPI, sockets: Sockets, times: ShutdownTimes, access_log: bool = False) -> None:
+class Leaving:
+    """How a gateway ends: once begun, it is not begun again."""
+
+    def __init__(self, servers: GatewayServers, app: FastAPI, times: ShutdownTimes) -> None:
+        self._servers, self._app, self._times = servers, app, times
+        self.has_begun = False
+
+    def begin(self, withdraw: bool, why: str) -> None:
+        """Say that clients belong elsewhere, and stop listening now or, to `withdraw`, when they have heard of it."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        self._app.state.leave("The gateway is shutting down.")
+        wait_seconds = self._times.withdraw_seconds if withdraw else 0.0
+        logger.info("leaving %s withdraw=%g s drain=%g s", why, wait_seconds, self._times.drain_seconds)
+        asyncio.get_running_loop().call_later(wait_seconds, self._drain)
+
+    def _drain(self) -> None:
+        self._servers.stop()
+        asyncio.get_running_loop().call_later(self._times.drain_seconds, self._app.state.cut.set)
+
+
+def end_at_once() -> None:
+    logging.shutdown()
+    os._exit(1)
+
+
+Company = Callable[[GatewayServers, Leaving], Coroutine[Any, Any, None]]
+"""What runs beside a worker's servers and may have it leave."""
+
+
+def serve(
+    app: FastAPI, sockets: Sockets, times: ShutdownTimes, access_log: bool = False, company: Company | None = None
+) -> None:
     """Serve `app` until a signal, then shut down in these times; raises UserError for unusable TLS files."""
     _allow_open_files()
     servers = GatewayServers(app, sockets, times.drain_seconds, access_log)
-    uvloop.run(_serve(servers, app, times))
+    uvloop.run(_serve(servers, Leaving(servers, app, times), company))
 
 
 def _allow_open_files() -> None:
@@ -169,27 +188,21 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(servers: GatewayServers, app: FastAPI, times: ShutdownTimes) -> None:
+async def _serve(servers: GatewayServers, leaving: Leaving, company: Company | None) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(log_loop_error)
-    signals: list[signal.Signals] = []
 
     def stop(signum: signal.Signals) -> None:
-        signals.append(signum)
-        if len(signals) > 1:
+        if leaving.has_begun and company is None:
             logger.warning("second signal: ending at once signal=%s", signum.name)
-            logging.shutdown()
-            os._exit(1)
-        app.state.leave("The gateway is shutting down.")
-        wait_seconds = times.withdraw_seconds if signum is signal.SIGTERM else 0.0
-        logger.info("leaving signal=%s withdraw=%g s drain=%g s", signum.name, wait_seconds, times.drain_seconds)
-        loop.call_later(wait_seconds, drain)
+            end_at_once()
+        leaving.begin(signum is signal.SIGTERM, f"signal={signum.name}")
 
-    def drain() -> None:
-        servers.stop()
-        loop.call_later(times.drain_seconds, app.state.cut.set)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in (signal.SIGTERM, signal.SIGINT) if company is None else (signal.SIGTERM,):
         loop.add_signal_handler(signum, stop, signum)
+    beside = None if company is None else asyncio.create_task(company(servers, leaving))
     await servers.run()
+    if beside is not None:
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
     logger.info("drained")

@@ -5,6 +5,8 @@ monotonic clock. Only names of models that are served become values of `model_na
 PipelineModels, and empty on one machine, where the scrape says it.
 """
 
+from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 from stageline_api.telemetry import metric_buckets as buckets
@@ -131,11 +133,39 @@ DISCOVERY_AGE: Final = MetricSpec(
     "interval.",
     (NAMESPACE,),
 )
+WORKERS_LOST: Final = MetricSpec(
+    "stageline_gateway_workers_lost_total",
+    "Workers of a gateway of several (--workers) that ended unasked, whose places were given to new ones.",
+)
 BUILD_INFO: Final = MetricSpec("stageline_gateway_build_info", "Always 1; the version is a label.", ("version",))
 
 ALL_METRICS: Final = (
     TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN, INTER_TOKEN_LATENCY, QUEUE_TIME, E2E_REQUEST_LATENCY, REQUESTS,
     ABANDONED_AFTER, IN_FLIGHT, QUEUED, BODY_BYTES, PROMPT_TOKENS, GENERATION_TOKENS, ENGINE_LOSSES, BROKEN_ANSWERS,
     RESUMES, CIRCUITS_OPEN, REFUSALS, KEY_TOKENS, SLOW_READERS, KEYS_STALE, TLS_STALE, TLS_EXPIRY, GROUPS,
-    ENDPOINTS_STALE, DISCOVERY_AGE, BUILD_INFO,
+    ENDPOINTS_STALE, DISCOVERY_AGE, WORKERS_LOST, BUILD_INFO,
 )  # fmt: skip
+
+
+class OfWorkers(Enum):
+    """What of the values that a gauge has in several workers stands for the gateway."""
+
+    SUM = "sum"
+    HIGHEST = "highest"
+    LOWEST = "lowest"
+
+
+GAUGES_OF_WORKERS: Final[Mapping[str, OfWorkers]] = {
+    IN_FLIGHT.name: OfWorkers.SUM,
+    QUEUED.name: OfWorkers.SUM,
+    BODY_BYTES.name: OfWorkers.SUM,
+    # Each sees the same groups by itself: a group rests for the gateway if it does for one.
+    CIRCUITS_OPEN.name: OfWorkers.HIGHEST,
+    KEYS_STALE.name: OfWorkers.HIGHEST,
+    TLS_STALE.name: OfWorkers.HIGHEST,
+    TLS_EXPIRY.name: OfWorkers.LOWEST,
+    ENDPOINTS_STALE.name: OfWorkers.HIGHEST,
+    DISCOVERY_AGE.name: OfWorkers.HIGHEST,
+    BUILD_INFO.name: OfWorkers.HIGHEST,
+}
+"""All but `GROUPS`, of which it depends on the label."""

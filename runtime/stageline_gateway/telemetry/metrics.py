@@ -227,6 +227,7 @@ class GatewayMetrics:
         self._tls_stale = registry.gauge(names.TLS_STALE)
         self._tls_expiry = _Expiry()
         registry.add(self._tls_expiry)
+        self.workers_lost = registry.counter(names.WORKERS_LOST)
         registry.gauge(names.BUILD_INFO).labels(version("stageline")).set(1)
 
     def of(self, namespace: str) -> ModelMetrics:

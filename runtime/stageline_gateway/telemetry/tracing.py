@@ -24,6 +24,8 @@ from stageline_gateway.engine_client.generation import EngineLostError, EngineRe
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = "stageline-gateway"
+WORKER: Final = "stageline.worker"
+"""Attribute of the resource, where a gateway has several."""
 RUN_SPAN: Final = "gateway.run"
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_STATE_CHARACTERS: Final = 512
@@ -191,9 +193,9 @@ def _fail(span: Any, kind: str, sentence: str) -> None:
 
 
 class OtelTracing(Tracing):
-    def __init__(self, endpoint: str | None) -> None:
+    def __init__(self, endpoint: str | None, worker: int | None = None) -> None:
         """Send to the collector at `endpoint`, or to the one in the environment; raises UserError when it can't."""
-        self._export = SpanExport(SERVICE_NAME, {}, endpoint)
+        self._export = SpanExport(SERVICE_NAME, {} if worker is None else {WORKER: str(worker)}, endpoint)
 
     def begin(self, path: str, client: TraceContext) -> RequestSpan:
         attributes = {"http.request.method": "POST", "http.route": path}
@@ -203,18 +205,18 @@ class OtelTracing(Tracing):
         self._export.close()
 
 
-def open_tracing(endpoint: str | None) -> Tracing:
-    """Tracing to `endpoint`, else to the collector that the environment names, or none.
+def open_tracing(endpoint: str | None, worker: int | None = None) -> Tracing:
+    """Tracing to `endpoint`, else to the collector that the environment names, or none. `worker` is its number.
 
     Raises:
         UserError: `endpoint` is given and tracing can't be had. Variables may be meant for others: they only warn.
     """
     if endpoint is not None:
-        return OtelTracing(endpoint)
+        return OtelTracing(endpoint, worker)
     if not is_collector_named():
         return Tracing()
     try:
-        return OtelTracing(None)
+        return OtelTracing(None, worker)
     except UserError as error:
         logger.warning("no spans are sent: %s", error.message)
         return Tracing()

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_gateway.app import build_app
-from stageline_gateway.server.serve import GatewayServers, Sockets, bind, url_of
+from stageline_gateway.server.listening import bind, url_of
+from stageline_gateway.server.serve import GatewayServers, Sockets
 from stageline_gateway.server.tls import TlsFiles
 from stageline_gateway.settings import GatewaySettings
 

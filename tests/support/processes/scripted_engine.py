@@ -150,6 +150,10 @@ class ScriptedEngine:
         """Let every `Hold` go on."""
         self._loop.call_soon_threadsafe(self._release.set)
 
+    def hold(self) -> None:
+        """Let every `Hold` from now on wait for the next `release`."""
+        self._loop.call_soon_threadsafe(self._release.clear)
+
     def hush(self) -> None:
         """Let every `KeepSaying` go on."""
         self._hushed = True
