@@ -59,6 +59,8 @@ class EventReason(StrEnum):
     RESTART_REQUESTED = "RestartRequested"
     SCALED = "Scaled"
     """The operator has set `replicas`, as `autoscaling` says."""
+    SCALE_REFUSED = "ScaleRefused"
+    """The operator would set `replicas`, and its role doesn't let it."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     NODES_UNREACHABLE = "NodesUnreachable"
     """Pods are left alone although their nodes can't be reached."""

@@ -81,6 +81,8 @@ class RuntimeConfig(BaseModel):
     """Canonical source URL (`stageline_api.resource.model_source`)."""
     cache_dir: str
     """Root of the model cache: written by `stageline prepare`, and by stages that fetch their own shards."""
+    cache_limit_bytes: int | None = None
+    """What the cache may hold before the longest unused models are removed from it; None: nothing ever is."""
     stage_count: int
     engine_name: Literal["stageline", "vllm"] = "stageline"
     """What computes: the own runtime, or vLLM under a supervisor in each stage's container."""

@@ -100,6 +100,17 @@ class KubeApi:
         """Raises `ApiError`."""
         return await self._read("get", resource, resource.path(namespace, name), {})
 
+    async def has_kind(self, resource: ApiResource) -> bool:
+        """Whether the cluster has a kind at a version, by its discovery. Raises `ApiError`."""
+        path = resource.path().rpartition("/")[0]
+        try:
+            answer = await self._read("discover", resource, path, {})
+        except ApiError as error:
+            if error.is_not_found:
+                return False
+            raise
+        return any(each.get("name") == resource.plural for each in answer.get("resources", ()))
+
     async def list(
         self, resource: ApiResource, namespace: str = "", selector: str = "", limit: int | None = None, fields: str = ""
     ) -> Listing:

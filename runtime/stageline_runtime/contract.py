@@ -12,6 +12,7 @@ from stageline_api import engine_access, env, ports
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig, TlsConfig
 from stageline_api.telemetry.logs import configure_logging, identify, log_settings
+from stageline_runtime.prepare.space.use import hold_models
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.tls.certificates import PodIdentity, TlsError
 from stageline_runtime.tls.served import ServedCertificate
@@ -42,12 +43,16 @@ class PodContract:
 
 
 def begin(component: str, *, hides_values: bool = False) -> PodContract:
-    """Start the log of a container's process, then read the contract; raises RuntimeFailure (BadConfig)."""
+    """Start the log of a container's process, then read the contract; raises RuntimeFailure (BadConfig).
+
+    Until the process ends nobody who makes room in a shared cache takes its models away.
+    """
     try:
         configure_logging(component, log_settings(), hides_values=hides_values)
     except ValueError as error:
         raise _bad(str(error)) from error
     contract = read_contract()
+    hold_models(contract.config)
     identify(
         namespace=contract.config.namespace,
         model=contract.config.model_name,

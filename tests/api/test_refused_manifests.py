@@ -25,11 +25,21 @@ SPEC_CASES = {
     ),
     "gang-unknown": (
         "placement: {gang: {scheduler: slurm}}",
-        'spec.placement.gang.scheduler: "slurm" is not allowed: must be one of "volcano", "kai" or "kueue"',
+        'spec.placement.gang.scheduler: "slurm" is not allowed: '
+        'must be one of "volcano", "kai", "kueue" or "kubernetes"',
     ),
     "gang-without-a-queue": (
         "placement: {gang: {scheduler: kueue}}",
         "spec.placement.gang.queue: is required with scheduler kueue or kai, which choose no queue by themselves",
+    ),
+    "gang-with-a-queue-that-nobody-has": (
+        "placement: {gang: {scheduler: kubernetes, queue: mine}}",
+        "spec.placement.gang.queue: is not for scheduler kubernetes, which has no queues: leave it out",
+    ),
+    "gang-and-its-reference-by-hand": (
+        "placement: {gang: {scheduler: kubernetes}}\n"
+        "  template: {podTemplate: {spec: {schedulingGroup: {podGroupName: mine}}}}",
+        "spec.template.podTemplate.spec.schedulingGroup: is set by placement.gang: leave it out, or placement.gang",
     ),
     "gang-and-another-scheduler": (
         "placement: {gang: {scheduler: volcano}}\n  template: {schedulerName: mine}",
@@ -460,10 +470,6 @@ MODEL_CASES = {
         "{source: 'file:///m', cache: {claimName: c, claimTemplate: {size: 1Gi}}}",
         "spec.model.cache.claimTemplate: is not allowed together with hostPath, claimName or sizeLimit: "
         "a cache is in one place",
-    ),
-    "limit-of-another-cache": (
-        "{source: 'file:///m', cache: {claimName: c, sizeLimit: 1Gi}}",
-        "spec.model.cache.sizeLimit: is only for the pod's own cache: leave out hostPath and claimName, or this",
     ),
     "source-number": ("{source: 7}", "spec.model.source: 7 is not allowed: must be a string; put it in quotes"),
     "pypi-no-version": (

@@ -29,6 +29,22 @@ def test_the_pods_of_an_incarnation_join_a_pod_group_that_waits_for_all_of_them(
         assert pod["spec"]["schedulerName"] == scheduler
 
 
+@pytest.mark.parametrize("api", ["v1beta1", "v1alpha1"])
+def test_kubernetes_own_scheduler_is_told_of_all_pods_by_their_own_spec(api: str) -> None:
+    model, life, served = (
+        load_one_model(EXAMPLES / "kubernetes.yaml"),
+        GroupIncarnation(0, 7),
+        f"scheduling.k8s.io/{api}",
+    )
+    group = build_pod_group(model, life, served)
+    assert group is not None
+    assert group["apiVersion"] == served
+    for stage in (0, 1):
+        spec = build_stage_pod(model, life, stage, "abc", "image", gang_api=served)["spec"]
+        assert group["metadata"]["name"] in (spec.get("schedulingGroup") or spec["workloadRef"]).values()
+        assert "schedulerName" not in spec
+
+
 def test_a_whole_group_waits_in_kueues_queue() -> None:
     model = load_one_model(EXAMPLES.parent / "kueue.yaml")
     pods = [build_stage_pod(model, GroupIncarnation(1, 3), stage, "abc", "image") for stage in range(4)]

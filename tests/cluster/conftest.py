@@ -15,7 +15,7 @@ from cluster.instant_kubelet import InstantKubelet, instant_kubelet
 from cluster.model_in_cluster import ModelInCluster, small_model
 from cluster.operator_process import OperatorProcess
 from cluster.simulated_nodes import SimulatedNodes, running_nodes
-from cluster.under_test import Cluster, foreign_cluster, own_cluster, uses_foreign_cluster
+from cluster.under_test import Cluster, foreign_cluster, own_cluster, own_cluster_with_gangs, uses_foreign_cluster
 from oracles.tiny_models import write_tiny_llama
 from processes.gateway_process import GatewayProcess, running_gateway
 from processes.repository_files import ROOT
@@ -29,11 +29,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The cluster, with the CRD applied and served."""
     directory = tmp_path_factory.mktemp("plane")
     with foreign_cluster(directory) if uses_foreign_cluster() else own_cluster(directory) as found:
-        found.kubectl_ok("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
-        found.kubectl_ok("wait", "--for=condition=Established", "--timeout=120s", "-f", str(CRD_FILE))
-        # Established is what the API server writes down just before it serves the resource.
-        listed = ("get", "plm", "--all-namespaces")
-        wait_until("PipelineModels are served", lambda: found.kubectl(*listed).returncode == 0, 120)
+        serve_pipeline_models(found)
+        yield found
+
+
+def serve_pipeline_models(cluster: Cluster) -> None:
+    """Apply the CRD, and wait until it is served."""
+    cluster.kubectl_ok("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+    cluster.kubectl_ok("wait", "--for=condition=Established", "--timeout=120s", "-f", str(CRD_FILE))
+    # Established is what the API server writes down just before it serves the resource.
+    listed = ("get", "plm", "--all-namespaces")
+    wait_until("PipelineModels are served", lambda: cluster.kubectl(*listed).returncode == 0, 120)
+
+
+@pytest.fixture(scope="module")
+def gang_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose own scheduler places whole groups; not the same as `cluster`, since few have this on."""
+    if uses_foreign_cluster():
+        pytest.skip("needs a control plane with features that are off by default")
+    with own_cluster_with_gangs(tmp_path_factory.mktemp("gang-plane")) as found:
+        serve_pipeline_models(found)
         yield found
 
 

@@ -91,6 +91,11 @@ def test_without_its_kind_there_is_a_reason_and_no_pod_and_with_it_each_incarnat
                 assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == first
                 assert pod["spec"]["schedulerName"] == "volcano"
 
+            uids = {pod["metadata"]["uid"] for pod in pods()}
+            cluster.kubectl_ok("delete", CRD, first, "-n", namespace, "--wait=true")
+            wait_until("what was deleted by hand is there again", lambda: first in pod_groups(), SOON_SECONDS, shown)
+            assert {pod["metadata"]["uid"] for pod in pods()} == uids, "no pod was replaced for it"
+
             cluster.api.delete("Pod", pods()[0]["metadata"]["name"], namespace, grace_seconds=0)
 
             def replaced() -> bool:

@@ -519,6 +519,24 @@ def test_the_cache_may_be_a_claim_or_bounded() -> None:
 
     assert cache(claimName="c")["persistentVolumeClaim"] == {"claimName": "c"}
     assert cache(sizeLimit="1Gi")["emptyDir"] == {"sizeLimit": "1Gi"}
+    assert cache(hostPath="/models", sizeLimit="1Gi")["hostPath"]["path"] == "/models"
+
+
+@pytest.mark.parametrize(
+    ("cache", "limit_bytes"),
+    [
+        ({"hostPath": "/models", "sizeLimit": "1Gi"}, 2**30),
+        ({"claimName": "c", "sizeLimit": "500M"}, 500_000_000),
+        ({"hostPath": "/models"}, None),
+        ({"sizeLimit": "1Gi"}, None),
+        ({"claimTemplate": {"size": "1Gi"}}, None),
+    ],
+)
+def test_preparation_keeps_a_shared_cache_within_its_limit_and_no_other(
+    cache: dict[str, Any], limit_bytes: int | None
+) -> None:
+    model = pipeline_model(model={"source": "file:///models/tiny", "cache": cache})
+    assert build_config(model).cache_limit_bytes == limit_bytes
 
 
 def test_a_revision_beside_the_source_is_part_of_it() -> None:

@@ -20,8 +20,9 @@ KEY = ModelKey("prod", "chat")
 
 def made_by(metrics: OperatorMetrics) -> reconciler.Reconciler:
     nothing = cast(Any, None)
-    made_of = (nothing, ObjectCache(lambda _: None), nothing, nothing, nothing, metrics, nothing, nothing, nothing)
-    return reconciler.Reconciler(*made_of)
+    cache = ObjectCache(lambda _: None)
+    beyond = (nothing,) * 5
+    return reconciler.Reconciler(nothing, cache, nothing, nothing, nothing, metrics, *beyond)
 
 
 def pods_of_one_group(count: int) -> list[dict[str, Any]]:

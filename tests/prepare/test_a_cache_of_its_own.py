@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from processes.prepare_process import partials
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 from stageline_runtime.prepare.errors import PrepareError
-from stageline_runtime.prepare.evict import remove_others
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.publish import Filled, ensure_entry
+from stageline_runtime.prepare.space.own_cache import remove_others
 
 SOURCES = tuple(f"hf://org/model-{number}" for number in range(4))
 DIES = """
 import os, shutil, signal, sys
 from pathlib import Path
-from stageline_runtime.prepare import evict
+from stageline_runtime.prepare.space import own_cache as evict
 from stageline_runtime.prepare.progress import PlainReporter
 def dies(path, **_):
     (path / "removed" / "weights").unlink()

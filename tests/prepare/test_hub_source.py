@@ -48,7 +48,7 @@ def prepare(cache: Path, source: str = f"hf://{REPO}") -> tuple[Path, str]:
 
 
 def no_entry(cache: Path) -> bool:
-    return all(path.name.endswith(".lock") for path in cache.iterdir())
+    return all(path.name.endswith((".lock", ".use")) for path in cache.iterdir())
 
 
 def test_a_repository_is_fetched_once_and_only_what_serving_needs(

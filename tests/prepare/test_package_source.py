@@ -54,7 +54,7 @@ def prepare(cache: Path, source: str = SOURCE) -> tuple[Path, str]:
 def refusal(cache: Path, source: str = SOURCE) -> str:
     with pytest.raises(PrepareError) as refused:
         prepare(cache, source)
-    left = [path.name for path in cache.iterdir() if not path.name.endswith(".lock")]
+    left = [path.name for path in cache.iterdir() if not path.name.endswith((".lock", ".use"))]
     assert left == [], "a refused source leaves nothing but the lock"
     return refused.value.message
 

@@ -30,9 +30,13 @@ OWNED_KEYS: Final = (
 )
 """Labels and annotations by which pods join a group; with the field, the operator alone sets them."""
 SCHEDULER_NAMES: Final = {"volcano": "volcano", "kai": "kai-scheduler"}
-"""`schedulerName` of the pods. Kueue only holds pods back and leaves placing them to any scheduler."""
+"""`schedulerName` of the pods. Kueue only holds pods back, and Kubernetes' own gangs are kube-scheduler's, by whatever
+name it runs: both leave it to the template."""
+POD_REFERENCES: Final = ("schedulingGroup", "workloadRef")
+"""Fields of a pod by which it joins a group of Kubernetes' own."""
 
 _QUEUE_RULE: Final = "is required with scheduler kueue or kai, which choose no queue by themselves"
+_NO_QUEUE_RULE: Final = "is not for scheduler kubernetes, which has no queues: leave it out"
 _SCHEDULER_RULE: Final = "is decided by placement.gang.scheduler: leave it out"
 _OWNED_RULE: Final = "has a label or annotation that placement.gang sets: leave it out, or placement.gang"
 _KEY_RULE: Final = "is set by placement.gang: leave it out, or placement.gang"
@@ -47,10 +51,12 @@ def _queue(name: str) -> str:
 class GangSpec(SpecBase):
     """Who places a group's pods all at once."""
 
-    scheduler: Literal["volcano", "kai", "kueue"] = Field(
+    scheduler: Literal["volcano", "kai", "kueue", "kubernetes"] = Field(
         description=(
             "`volcano` or `kai` (0.15 or later): the operator makes a PodGroup for each incarnation of a group, and "
-            "the pods name it and the scheduler. `kueue`: the pods carry the labels of a plain pod group. Required."
+            "the pods name it and the scheduler. `kueue`: the pods carry the labels of a plain pod group. "
+            "`kubernetes`: the same as the first two by Kubernetes' own PodGroup (1.36 or later; a Workload in 1.35), "
+            "which the cluster must have switched on. Required."
         )
     )
     queue: Annotated[str | None, AfterValidator(_queue)] = Field(
@@ -60,18 +66,23 @@ class GangSpec(SpecBase):
         json_schema_extra={"pattern": CLASS_NAME_PATTERN},
         description=(
             "Queue of the scheduler that the groups count in; for Kueue a LocalQueue of the namespace. Required with "
-            "`kueue` and `kai`. Default with `volcano`: its own default queue."
+            "`kueue` and `kai`. Default with `volcano`: its own default queue. Not with `kubernetes`."
         ),
     )
 
     @model_validator(mode="after")
     def _has_a_queue(self) -> "GangSpec":
-        if self.queue is None and self.scheduler != "volcano":
+        if self.queue is None and self.scheduler in ("kai", "kueue"):
             raise PydanticCustomError("at_field", "{rule}", {"at": ("queue",), "rule": _QUEUE_RULE})
+        if self.queue is not None and self.scheduler == "kubernetes":
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("queue",), "rule": _NO_QUEUE_RULE})
         return self
 
     model_config = ConfigDict(
-        json_schema_extra=cel_extra(cel("self.scheduler == 'volcano' || has(self.queue)", _QUEUE_RULE, ".queue"))
+        json_schema_extra=cel_extra(
+            cel("self.scheduler in ['volcano', 'kubernetes'] || has(self.queue)", _QUEUE_RULE, ".queue"),
+            cel("self.scheduler != 'kubernetes' || !has(self.queue)", _NO_QUEUE_RULE, ".queue"),
+        )
     )
 
 
@@ -82,7 +93,8 @@ def _names_none(part: str) -> str:
 
 GANG_RULES: Final = (
     cel(
-        "!has(self.placement.gang) || self.placement.gang.scheduler == 'kueue' || !has(self.template.schedulerName)",
+        "!has(self.placement.gang) || self.placement.gang.scheduler in ['kueue', 'kubernetes'] || "
+        "!has(self.template.schedulerName)",
         _SCHEDULER_RULE,
         ".template.schedulerName",
     ),
@@ -101,9 +113,14 @@ def gang_problems(gang: GangSpec | None, template: TemplateSpec) -> list[FieldPr
         value = show_value(template.scheduler_name)
         problems.append(FieldProblem(path="spec.template.schedulerName", value=value, rule=_SCHEDULER_RULE))
     given: dict[str, Any] = {"labels": template.labels, "annotations": template.annotations}
-    overlay = template.pod_template.get("metadata")
-    if isinstance(overlay, dict):
-        given |= {f"podTemplate.metadata.{part}": overlay.get(part) for part in ("labels", "annotations")}
+    metadata, spec = (template.pod_template.get(part) for part in ("metadata", "spec"))
+    if isinstance(metadata, dict):
+        given |= {f"podTemplate.metadata.{part}": metadata.get(part) for part in ("labels", "annotations")}
+    problems += [
+        FieldProblem(path=f"spec.template.podTemplate.spec.{name}", value=None, rule=_KEY_RULE)
+        for name in POD_REFERENCES
+        if isinstance(spec, dict) and name in spec
+    ]
     return problems + [
         FieldProblem(path=f"spec.template.{part}[{key}]", value=show_value(texts[key]), rule=_KEY_RULE)
         for part, texts in given.items()

@@ -14,7 +14,6 @@ SECRET_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 SECRET_KEY_PATTERN: Final = r"^[A-Za-z0-9._-]+$"
 
 _ONE_CACHE_RULE: Final = "is not allowed together with hostPath: a cache is in one place"
-_SIZE_RULE: Final = "is only for the pod's own cache: leave out hostPath and claimName, or this"
 _TEMPLATE_RULE: Final = "is not allowed together with hostPath, claimName or sizeLimit: a cache is in one place"
 _REVISION_RULE: Final = "is only allowed with an hf:// source that has no @revision of its own"
 
@@ -96,15 +95,18 @@ class CacheSpec(SpecBase):
     )
     size_limit: Quantity | None = Field(
         default=None,
-        description="How far the pod's own cache may grow; not with `hostPath` or `claimName`. Default: no limit.",
+        description=(
+            "How far the cache may grow. A kubelet ends a pod whose own cache is larger. From one that models share "
+            "(`hostPath`, `claimName`) preparation removes the models that nobody has used for longest, and never one "
+            "that a pod reads; the volume's file locks must hold between all its nodes. Default: no limit, and nothing "
+            "is ever removed."
+        ),
     )
 
     @model_validator(mode="after")
     def _one_place(self) -> "CacheSpec":
         if self.host_path is not None and self.claim_name is not None:
             raise PydanticCustomError("at_field", "{rule}", {"at": ("claimName",), "rule": _ONE_CACHE_RULE})
-        if self.size_limit is not None and (self.host_path is not None or self.claim_name is not None):
-            raise PydanticCustomError("at_field", "{rule}", {"at": ("sizeLimit",), "rule": _SIZE_RULE})
         others = (self.host_path, self.claim_name, self.size_limit)
         if self.claim_template is not None and others != (None, None, None):
             raise PydanticCustomError("at_field", "{rule}", {"at": ("claimTemplate",), "rule": _TEMPLATE_RULE})
@@ -113,7 +115,6 @@ class CacheSpec(SpecBase):
     model_config = ConfigDict(
         json_schema_extra=cel_extra(
             cel("!has(self.hostPath) || !has(self.claimName)", _ONE_CACHE_RULE, ".claimName"),
-            cel("!has(self.sizeLimit) || !(has(self.hostPath) || has(self.claimName))", _SIZE_RULE, ".sizeLimit"),
             cel(
                 "!has(self.claimTemplate) || !(has(self.hostPath) || has(self.claimName) || has(self.sizeLimit))",
                 _TEMPLATE_RULE,

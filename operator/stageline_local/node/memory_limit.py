@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from stageline_api.resource.quantities import parse_quantity
 from stageline_local.node.container import ContainerProcess
-from stageline_local.node.quantities import parse_quantity
 
 LOOK_SECONDS: Final = 0.5
 _PROC: Final = Path("/proc")

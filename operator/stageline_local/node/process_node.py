@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stageline_api.errors import UserError
+from stageline_api.resource.quantities import parse_quantity
 from stageline_local.node.addresses import AddressLease, AddressPool
 from stageline_local.node.container_command import ContainerSetting, pod_directory_name
 from stageline_local.node.images import LocalImages
@@ -22,7 +23,7 @@ from stageline_local.node.mounts import ObjectLookup
 from stageline_local.node.pod_fields import check_pod
 from stageline_local.node.pod_runner import PodRunner
 from stageline_local.node.pod_status import timestamp
-from stageline_local.node.quantities import available_memory_bytes, format_bytes, parse_quantity
+from stageline_local.node.quantities import available_memory_bytes, format_bytes
 
 _log = logging.getLogger(__name__)
 

@@ -21,12 +21,14 @@ from stageline_operator.controller.loop.event_recorder import EventRecorder
 from stageline_operator.controller.loop.reconciler import Reconciler
 from stageline_operator.controller.loop.work_queue import WorkQueue
 from stageline_operator.controller.loop.workers import Workers
-from stageline_operator.controller.preflight import watchable_resources
+from stageline_operator.controller.preflight import RightsGrantedError, until_granted, watchable_resources
 from stageline_operator.controller.settings import FIELD_MANAGER, OperatorSettings
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.http_endpoints import HttpEndpoints
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.model_gauges import Reading
+from stageline_operator.controller.view.gang_view import GangView
+from stageline_operator.controller.view.missing_rights import MissingRights
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
@@ -76,6 +78,8 @@ class OperatorProcess:
         )
         self.queue = WorkQueue()
         self.cache = ObjectCache(self._changed)
+        self._missing_rights = MissingRights()
+        self._gangs = GangView(self._api, self.cache, settings.namespaces, self._missing_rights)
         self._view: ClusterView | None = None
         self._source: WatchSource | None = None
         self._workers: Workers | None = None
@@ -106,9 +110,16 @@ class OperatorProcess:
             raise error
 
     async def _operate(self) -> None:
+        while True:
+            try:
+                await self._watch_and_act()
+            except RightsGrantedError as granted:
+                _log.warning("watching from the start: %s", granted)
+
+    async def _watch_and_act(self) -> None:
         settings = self._settings
-        resources = await watchable_resources(self._api, settings.namespaces)
-        view = self._view = ClusterView(self._api, self.cache, resources, settings, self.metrics)
+        resources = await watchable_resources(self._api, settings.namespaces, self._missing_rights)
+        view = self._view = ClusterView(self._api, self.cache, resources, settings, self.metrics, self._gangs)
         source = self._source = WatchSource(
             self._configuration,
             resources,
@@ -117,7 +128,8 @@ class OperatorProcess:
             view.watching_started,
             settings.identity,
         )
-        await _together(source.run(), view.run(), self._compete(view))
+        granted = until_granted(self._api, settings.namespaces, self._missing_rights)
+        await _together(source.run(), view.run(), self._compete(view), granted)
 
     async def _compete(self, view: ClusterView) -> None:
         async def lead() -> None:
@@ -137,7 +149,7 @@ class OperatorProcess:
         troubles = PodTroubles(self._api, self.cache, self._changed)
         setting = _planner_setting(self._settings)
         claims = Claims(self._api, self._settings.lease)
-        parts = (view, setting, events, self.metrics, layers, troubles, claims)
+        parts = (view, setting, events, self.metrics, layers, troubles, claims, self._gangs, self._missing_rights)
         reconciler = Reconciler(self._api, self.cache, *parts)
         workers = self._workers = Workers(self.queue, reconciler.reconcile, self.cache, events, self.metrics)
         autoscaler = Autoscaler(self._api, self.cache, events, claims)
@@ -146,7 +158,7 @@ class OperatorProcess:
             self.queue.add(key)
         try:
             passes = (workers.run() for _ in range(self._settings.workers))
-            await _together(events.run(), layers.run(), troubles.run(), autoscaler.run(), *passes)
+            await _together(events.run(), layers.run(), troubles.run(), autoscaler.run(), self._gangs.run(), *passes)
         finally:
             self._is_acting = False
             self._workers = None

@@ -21,12 +21,23 @@ ObjectKey = tuple[str, str]
 
 POD_GROUP: Final = "PodGroup"
 """A kind that several schedulers have, each in an API group of its own."""
+WORKLOAD: Final = "Workload"
+"""What Kubernetes 1.35 has in place of a PodGroup."""
+GANG_KINDS: Final = (POD_GROUP, WORKLOAD)
+NATIVE_GROUP: Final = "scheduling.k8s.io"
+"""Kubernetes' own API group of gangs, whose versions differ in what they hold."""
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """The manifest's kind, with its API group where the kind alone is not one: `PodGroup.scheduling.volcano.sh`."""
+    """The manifest's kind, with its API group where the kind alone is not one: `PodGroup.scheduling.volcano.sh`.
+
+    Of Kubernetes' own with the version too: `PodGroup.v1beta1.scheduling.k8s.io`.
+    """
     kind = str(manifest["kind"])
-    return f"{kind}.{str(manifest['apiVersion']).partition('/')[0]}" if kind == POD_GROUP else kind
+    if kind not in GANG_KINDS:
+        return kind
+    group, _, version = str(manifest["apiVersion"]).partition("/")
+    return f"{kind}.{version}.{group}" if group == NATIVE_GROUP else f"{kind}.{group}"
 
 
 class GroupPhase(StrEnum):
@@ -155,6 +166,8 @@ class Observed:
     them, and a pod that was ready when its node was last heard of counts as serving."""
     unheard_why: str = ""
     """What is waited for before unheard nodes count as lost, as a sentence."""
+    gang_api: str = ""
+    """`apiVersion` of Kubernetes' own gangs in this cluster (`native_gang`); empty: it has none, or none is wanted."""
     refusal: str = ""
     """Why the API server refused an object other than a pod that the last pass wanted, in its words."""
     sees_nodes: bool = True

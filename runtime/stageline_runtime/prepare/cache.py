@@ -7,6 +7,7 @@ and a new converter never reads what an older one wrote. A `file://` source is u
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from stageline_api.resource.model_source import FileSource, parse_source
 CONVERTER_VERSION = 1
 """Raised whenever the same source would give other files."""
 MANIFEST_NAME = "stageline-manifest.json"
+_KEY = re.compile(r"[0-9a-f]{32}")
 
 
 class ExpectedFile(BaseModel):
@@ -49,6 +51,11 @@ class Manifest(BaseModel):
 def cache_key(canonical_source: str) -> str:
     """Name of the entry's directory: 32 hexadecimal digits."""
     return hashlib.sha256(f"{canonical_source}\n{CONVERTER_VERSION}".encode()).hexdigest()[:32]
+
+
+def is_key(name: str) -> bool:
+    """Whether a directory of this name in a cache is an entry."""
+    return _KEY.fullmatch(name) is not None
 
 
 def prepared_model_dir(config_source: str, cache_dir: Path) -> Path:
@@ -100,3 +107,14 @@ def files_with_sizes(directory: Path) -> dict[str, int]:
     """Every file below `directory` except a manifest, by relative path."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {str(path.relative_to(directory)): path.stat().st_size for path in files if path.name != MANIFEST_NAME}
+
+
+def bytes_below(directory: Path) -> int:
+    """Sum of the sizes of all files below `directory`. A file may go away while we look."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total

@@ -7,7 +7,7 @@ it was. A failure is one sentence, and the container's last words when the pod c
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -23,7 +23,6 @@ from stageline_api.runtime_config import COMPILED_SUBDIRECTORY, RuntimeConfig
 from stageline_runtime.contract import read_config
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 from stageline_runtime.prepare.errors import BadConfigError, storage_error
-from stageline_runtime.prepare.evict import remove_others
 from stageline_runtime.prepare.model_files import (
     OWN_ENGINE,
     ConfigReader,
@@ -33,6 +32,8 @@ from stageline_runtime.prepare.model_files import (
 )
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
+from stageline_runtime.prepare.space.own_cache import remove_others
+from stageline_runtime.prepare.space.use import asked_entries, held
 from stageline_runtime.termination import RuntimeFailure
 
 SIGNAL_EXIT_CODE = 128
@@ -63,15 +64,26 @@ def prepare(source: str | None, cache_dir: Path | None, engine: str) -> None:
 def _prepare_for_group(config: RuntimeConfig) -> None:
     source = _parse(config.source, "spec.model.source", ExitCode.BAD_CONFIG)
     cache_dir = Path(config.cache_dir)
-    if os.environ.get(env.OWN_CACHE) == "1":
-        draft = None if config.speculative is None else config.speculative.draft_source
-        asked = [prepared_model_dir(text, cache_dir) for text in (config.source, draft) if text is not None]
-        remove_others(cache_dir, asked, reporter_for())
-    _make_room_for_compiled_code(cache_dir)
-    was_there = isinstance(source, FileSource) or entry_problem(prepared_model_dir(config.source, cache_dir)) is None
-    _prepare_model(source, cache_dir, config.source, config_reader_of(config.engine_name), config)
-    was_there = _prepare_draft(config, cache_dir) and was_there
+    with ExitStack() as stack:
+        # Until both are there: making room for one must not take the other.
+        asked = _asked(config)
+        for entry in asked:
+            stack.enter_context(held(entry))
+        if os.environ.get(env.OWN_CACHE) == "1":
+            remove_others(cache_dir, asked, reporter_for())
+        _make_room_for_compiled_code(cache_dir)
+        entry = prepared_model_dir(config.source, cache_dir)
+        was_there = isinstance(source, FileSource) or entry_problem(entry) is None
+        _prepare_model(source, cache_dir, config.source, config_reader_of(config.engine_name), config)
+        was_there = _prepare_draft(config, cache_dir) and was_there
     _write_last_words(PrepareOutcome.CACHED if was_there else PrepareOutcome.FETCHED)
+
+
+def _asked(config: RuntimeConfig) -> list[Path]:
+    try:
+        return asked_entries(config)
+    except SourceError as error:
+        raise UserError(f"spec.engine.speculative.draft.source: {error}", ExitCode.BAD_CONFIG) from error
 
 
 def _prepare_draft(config: RuntimeConfig, cache_dir: Path) -> bool:
@@ -85,7 +97,9 @@ def _prepare_draft(config: RuntimeConfig, cache_dir: Path) -> bool:
     was_there = isinstance(source, FileSource) or entry_problem(prepared_model_dir(text, cache_dir)) is None
     stage, stage_count = os.environ.get(env.STAGE_INDEX), os.environ.get(env.STAGE_COUNT)
     is_last = stage is None or stage_count is None or int(stage) == int(stage_count) - 1
-    model_dir = prepare_source(source, cache_dir, reporter_for(), with_shards=is_last)
+    model_dir = prepare_source(
+        source, cache_dir, reporter_for(), with_shards=is_last, limit_bytes=config.cache_limit_bytes
+    )
     read_supported_config(model_dir, text)
     return was_there
 
@@ -104,7 +118,15 @@ def _prepare_model(
 ) -> None:
     """Without `config` for whoever comes: with all weights."""
     own_stages = config is not None and config.engine_name == OWN_ENGINE
-    model_dir = prepare_source(source, cache_dir, reporter_for(), with_shards=not own_stages, read_config=read_config)
+    limit_bytes = None if config is None else config.cache_limit_bytes
+    model_dir = prepare_source(
+        source,
+        cache_dir,
+        reporter_for(),
+        with_shards=not own_stages,
+        read_config=read_config,
+        limit_bytes=limit_bytes,
+    )
     model = read_config(model_dir, text)
     if config is not None:
         check_cut(config, model)

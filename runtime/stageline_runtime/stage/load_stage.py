@@ -231,8 +231,9 @@ class StageLoader:
         self._progress.layers = shape.layers
         self._progress.enter(Phase.LOADING)
         if self._build_model is None:
-            source = self._contract.config.source
-            ensure_own_shards(source, Path(welcome.model_dir), config, shape, self._progress)
+            given = self._contract.config
+            model_dir = Path(welcome.model_dir)
+            ensure_own_shards(given.source, model_dir, config, shape, self._progress, given.cache_limit_bytes)
         try:
             return self._builder()(Path(welcome.model_dir), config, shape, self._progress.loading)
         except RuntimeError as error:

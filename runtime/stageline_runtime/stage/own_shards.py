@@ -27,9 +27,16 @@ logger = logging.getLogger(__name__)
 
 
 def ensure_own_shards(
-    source: str, model_dir: Path, config: ModelConfig, shape: StageShape, progress: StageProgress
+    source: str,
+    model_dir: Path,
+    config: ModelConfig,
+    shape: StageShape,
+    progress: StageProgress,
+    cache_limit_bytes: int | None = None,
 ) -> None:
     """Have every file in `model_dir` that holds a tensor of the stage of `shape`; `source` is the model's.
+
+    `cache_limit_bytes` is what the cache may hold, where models that nobody uses may be removed from it.
 
     Raises:
         PrepareError: a file can't be fetched or stored; the message names it.
@@ -42,7 +49,7 @@ def ensure_own_shards(
     if missing_shards(model_dir, names):
         from stageline_runtime.prepare.shards import fetch_shards  # a stage that fetches nothing needs no Hub client
 
-        fetch_shards(model_dir, names, LoadReporter(progress))
+        fetch_shards(model_dir, names, LoadReporter(progress), cache_limit_bytes)
         progress.enter(Phase.LOADING)
 
 

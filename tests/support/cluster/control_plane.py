@@ -48,6 +48,8 @@ class ControlPlane:
     api_port: int = field(default_factory=free_port)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     api_server_options: tuple[str, ...] = ()
+    feature_gates: tuple[str, ...] = ()
+    """Features to switch on in every part, by name."""
     address: str = _LOOPBACK
     """Of the API server; one that is not loopback is for real nodes."""
     more_users: Mapping[str, str] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class ControlPlane:
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--profiling=false",
+            *self._gates(),
             *self.api_server_options,
         )
         self._wait_until("the API server's certificate", self._certificate.exists)
@@ -185,6 +188,7 @@ class ControlPlane:
             "--horizontal-pod-autoscaler-sync-period=1s",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            *self._gates(),
         )
         self._spawn(
             "kube-scheduler",
@@ -193,7 +197,12 @@ class ControlPlane:
             "--secure-port=0",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            *self._gates(),
         )
+
+    def _gates(self) -> tuple[str, ...]:
+        named = ",".join(f"{name}=true" for name in self.feature_gates)
+        return (f"--feature-gates={named}",) if named else ()
 
     def _address_options(self) -> tuple[str, ...]:
         if self._on_loopback:
@@ -246,9 +255,11 @@ class ControlPlane:
 
 
 @contextmanager
-def running_control_plane(directory: Path, binaries: Path, *api_server_options: str) -> Iterator[ControlPlane]:
+def running_control_plane(
+    directory: Path, binaries: Path, *api_server_options: str, feature_gates: tuple[str, ...] = ()
+) -> Iterator[ControlPlane]:
     """A control plane for the length of the block."""
-    plane = ControlPlane(directory, binaries, api_server_options=api_server_options)
+    plane = ControlPlane(directory, binaries, api_server_options=api_server_options, feature_gates=feature_gates)
     try:
         plane.start()
         yield plane

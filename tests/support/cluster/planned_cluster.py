@@ -68,6 +68,8 @@ class PlannedCluster:
         self.lost_nodes: set[str] = set()
         self.unheard_nodes: set[str] = set()
         self.sees_nodes = True
+        self.gang_api = ""
+        """`apiVersion` of Kubernetes' own gangs that this cluster has."""
         self.default_image = SETTING.default_image
         self.vllm_images = VllmImages()
 
@@ -89,6 +91,7 @@ class PlannedCluster:
             unheard_nodes=frozenset(self.unheard_nodes),
             unheard_why="3 of 4 nodes can't be reached" if self.unheard_nodes else "",
             sees_nodes=self.sees_nodes,
+            gang_api=self.gang_api,
         )
         planned = plan(self.model, observed, self.now, token, Setting(self.default_image, self.vllm_images))
         self.status = PipelineModelStatus.model_validate(planned.status.to_manifest())

@@ -21,7 +21,7 @@ import yaml
 
 from cluster.api import ClusterApi
 from cluster.control_plane import ControlPlane, running_control_plane
-from cluster.control_plane_binary import control_plane_binaries
+from cluster.control_plane_binary import control_plane_binaries, kubernetes_version
 from cluster.kubeconfig_file import write_kubeconfig
 
 FOREIGN_VARIABLE: Final = "STAGELINE_E2E_CLUSTER"
@@ -89,6 +89,20 @@ def uses_foreign_cluster() -> bool:
 def own_cluster(directory: Path) -> Iterator[Cluster]:
     """A control plane of our own; see `control_plane`."""
     with running_control_plane(directory, control_plane_binaries()) as plane, cluster_of(plane) as cluster:
+        yield cluster
+
+
+@contextmanager
+def own_cluster_with_gangs(directory: Path) -> Iterator[Cluster]:
+    """A control plane of our own whose scheduler places whole groups, by Kubernetes' own API."""
+    version = kubernetes_version()
+    minor = int(version.split(".")[1])
+    served = {35: "v1alpha1", 36: "v1alpha2"}.get(minor, "v1beta1")
+    # 1.37 has made one gate of them.
+    gates = ("GenericWorkload", *(("GangScheduling",) if minor < 37 else ()))
+    option = f"--runtime-config=scheduling.k8s.io/{served}=true"
+    running = running_control_plane(directory, control_plane_binaries(), option, feature_gates=gates)
+    with running as plane, cluster_of(plane) as cluster:
         yield cluster
 
 

@@ -16,7 +16,9 @@ CHART_FILE: Final = Path(__file__).parents[4] / "charts" / "stageline" / "files"
 
 def workload_rules() -> list[dict[str, Any]]:
     """Rules wherever PipelineModels are served: in a ClusterRole, or in a Role of each namespace served."""
-    rules = [_rule(each) for each in RESOURCES if each not in (NODE, LEASE)]
+    granted = (each for each in RESOURCES if each not in (NODE, LEASE))
+    # A role knows no versions: several of one kind are one rule.
+    rules = list({(each.group, each.plural): _rule(each) for each in granted}.values())
     group = pipeline_model.GROUP
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/status", ("get", "patch")))
     # `spec.autoscaling`: the number of groups and nothing else of what a person wrote.

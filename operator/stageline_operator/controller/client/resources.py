@@ -7,6 +7,8 @@ from typing import Any, Final, NamedTuple
 from stageline_api import labels
 from stageline_api.resource import pipeline_model
 from stageline_kubernetes.resources import ApiResource
+from stageline_operator.planner.objects.native_gang import KIND_OF_API
+from stageline_operator.planner.types import NATIVE_GROUP, kind_of
 
 OWNED_SELECTOR: Final = f"{labels.APP_MANAGED_BY}=stageline-operator"
 """Label selector of everything that belongs to a PipelineModel."""
@@ -68,7 +70,18 @@ VOLCANO_POD_GROUP: Final = Resource(
 KAI_POD_GROUP: Final = Resource(
     "PodGroup.scheduling.run.ai", "scheduling.run.ai", "v2alpha2", "podgroups", _APPLIED_UNWATCHED
 )
-POD_GROUPS: Final = (VOLCANO_POD_GROUP, KAI_POD_GROUP)
+NATIVE_GANGS: Final[Mapping[str, Resource]] = {
+    api: Resource(
+        kind_of({"kind": kind, "apiVersion": api}),
+        NATIVE_GROUP,
+        api.rpartition("/")[2],
+        f"{kind.lower()}s",
+        _APPLIED_UNWATCHED,
+    )
+    for api, kind in KIND_OF_API.items()
+}
+"""Kubernetes' own, by `apiVersion`, the one to prefer first."""
+POD_GROUPS: Final = (VOLCANO_POD_GROUP, KAI_POD_GROUP, *NATIVE_GANGS.values())
 EVENT: Final = Resource("Event", "events.k8s.io", "v1", "events", ("list", "create", "patch"))
 LEASE: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases", ("get", "create", "update"))
 

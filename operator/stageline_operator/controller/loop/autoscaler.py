@@ -25,6 +25,7 @@ from stageline_operator.controller.lead.leader import NotLeadingError
 from stageline_operator.controller.loop.event_recorder import EventRecorder
 from stageline_operator.controller.settings import FIELD_MANAGER
 from stageline_operator.controller.view.engine_loads import engine_loads
+from stageline_operator.controller.view.missing_rights import FORBIDDEN
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import recorded_status
 from stageline_operator.planner.autoscaling import Scaling, Surplus, decide
@@ -98,6 +99,9 @@ class Autoscaler:
         except ApiError as error:
             # Somebody else scaled it, or it is gone: the next look decides anew. All else is worth a line.
             _log.warning("replicas stay %d: %s", replicas, error, extra={"namespace": key.namespace, "model": key.name})
+            if error.status in FORBIDDEN:
+                words = f"replicas stay {replicas}, since the operator's role lacks a right: {error}"
+                self._events.record(manifest, PlannedEvent("Warning", EventReason.SCALE_REFUSED, words))
         except NotLeadingError:
             _log.info("replicas stay %d: not leading any more", replicas)
         else:

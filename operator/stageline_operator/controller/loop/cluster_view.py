@@ -17,12 +17,12 @@ from stageline_operator.controller.client.resources import (
     NODE,
     PIPELINE_MODEL,
     POD,
-    POD_GROUPS,
     ModelKey,
     Resource,
 )
 from stageline_operator.controller.settings import OperatorSettings
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
+from stageline_operator.controller.view.gang_view import GangView
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import node_losses
 
@@ -43,6 +43,7 @@ class ClusterView:
         resources: Sequence[Resource],
         settings: OperatorSettings,
         metrics: OperatorMetrics,
+        gangs: GangView,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -50,6 +51,7 @@ class ClusterView:
         self._namespaces = settings.namespaces or ("",)
         self._relist_seconds = settings.relist_seconds
         self._metrics = metrics
+        self._gangs = gangs
         self._heard_at: dict[str, float] = {}
         self._wanted: dict[Resource, float] = {}
         """Resources to list again, and when."""
@@ -107,25 +109,13 @@ class ClusterView:
         self._cache.replace(POD.kind, key.namespace, listing.items, listing.version, key)
         model = self._cache.model(key)
         if model is not None and model["spec"].get("placement", {}).get("gang"):
-            await self._look_at_pod_groups(key)
+            await self._gangs.look_at_model(key)
         if not self.watches_nodes:
             return
         pods = [manifest for identity, manifest in self._cache.of_model(key) if identity.kind == POD.kind]
         losses = node_losses(self._cache, pods, datetime.now(UTC))
         for name in sorted(losses.lost | losses.unheard):
             await self._look_at_node(name)
-
-    async def _look_at_pod_groups(self, key: ModelKey) -> None:
-        for resource in POD_GROUPS:
-            try:
-                listing = await self._api.list(
-                    resource, key.namespace, f"{resource.selector},{labels.MODEL}={key.name}"
-                )
-            except ApiError as error:
-                if not error.is_not_found:
-                    raise
-                continue  # a cluster has one of these schedulers, or none
-            self._cache.replace(resource.kind, key.namespace, listing.items, listing.version, key)
 
     async def _look_at_node(self, name: str) -> None:
         try:

@@ -11,7 +11,8 @@ a step that takes something away is planned again from the cluster as it is now.
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -38,17 +39,24 @@ from stageline_operator.controller.loop.pod_refusals import PodRefusals, is_refu
 from stageline_operator.controller.loop.refused_model import refused_status, step_as_before
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.transitions import transition_between
+from stageline_operator.controller.view.gang_view import GangView, asks_for_native
+from stageline_operator.controller.view.missing_rights import MissingRights
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import is_stage_pod, observe, recorded_status
 from stageline_operator.controller.view.pod_troubles import PodTroubles
 from stageline_operator.controller.view.stage_layers import StageLayers
 from stageline_operator.planner.plan import plan, plan_ending
-from stageline_operator.planner.types import POD_GROUP, Observed, Plan, PlannedEvent, Setting, kind_of
+from stageline_operator.planner.types import GANG_KINDS, NATIVE_GROUP, Observed, Plan, PlannedEvent, Setting, kind_of
 
 _TOKEN_BYTES: Final = 32
 _ENDING_LOOK_SECONDS: Final = 10.0
 """How soon to look again at what is left of a model that ends."""
-MISSING_SCHEDULER: Final = "placement.gang names a scheduler whose PodGroup ({}) this cluster doesn't have"
+MISSING_SCHEDULER: Final = "placement.gang names a scheduler whose {} ({}) this cluster doesn't have"
+NO_NATIVE_GANGS: Final = (
+    "placement.gang asks for Kubernetes' own gang scheduling, and this cluster serves neither podgroups nor workloads "
+    f"of {NATIVE_GROUP}: they, and the feature gates GenericWorkload and GangScheduling, are off by default"
+)
+_FORBIDDEN: Final = 403
 _PODS_AT_ONCE: Final = 16
 _PODS_A_PASS: Final = 128
 _MAKING_SECONDS: Final = 20.0
@@ -84,6 +92,8 @@ class Reconciler:
         layers: StageLayers,
         troubles: PodTroubles,
         claims: Claims,
+        gangs: GangView,
+        missing_rights: MissingRights,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -94,6 +104,8 @@ class Reconciler:
         self._layers = layers
         self._troubles = troubles
         self._claims = claims
+        self._gangs = gangs
+        self._missing_rights = missing_rights
         self._left_alone = LeftAlone()
         self._secrets: dict[ModelKey, tuple[str, frozenset[str]]] = {}
         """Uid and names of the Secrets made for each model: the operator may not look for them."""
@@ -111,12 +123,12 @@ class Reconciler:
         """
         if await self._is_anothers(key):
             return AGAIN_SECONDS
-        prepared = self._prepare(key)
+        prepared = await self._prepare(key)
         if isinstance(prepared, _Prepared) and needs_fresh_view(prepared.step, prepared.observed.status):
             await self._view.look_at_model(key)
             if await self._is_anothers(key):
                 return AGAIN_SECONDS
-            prepared = self._prepare(key)
+            prepared = await self._prepare(key)
         match prepared:
             case None:
                 # Gone or going: the garbage collector ends what it owns, pods with their grace.
@@ -157,13 +169,15 @@ class Reconciler:
         nothing = PipelineModelStatus()
         return observe(self._cache, key, nothing, (), {}, {}, datetime.now(UTC), self._view.watches_nodes)
 
-    def _prepare(self, key: ModelKey) -> "_Prepared | _Refused | None":
+    async def _prepare(self, key: ModelKey) -> "_Prepared | _Refused | None":
         manifest = self._cache.model(key)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             return None
         model = parse_manifest({name: value for name, value in manifest.items() if name != "status"})
         before, now = recorded_status(manifest), datetime.now(UTC)
         observed = self._observe(key, manifest, before, now)
+        if asks_for_native((manifest.get("spec") or {}, *observed.revision_specs.values())):
+            observed = replace(observed, gang_api=await self._gangs.native_api())
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         if isinstance(model, PipelineModel):
             return _Prepared(manifest, observed, plan(model, observed, now, token, self._setting))
@@ -185,6 +199,8 @@ class Reconciler:
 
     async def _execute(self, key: ModelKey, manifest: Mapping[str, Any], observed: Observed, step: Plan) -> bool:
         """Returns whether the next pass has more to do at once: pods to make, or a refusal to put on record."""
+        if missing := self._missing_rights.needed_for(step.apply):
+            await self._leave_as_it_is(key, manifest, observed.status, step, missing)
         if begins_another_life(step, observed.status):
             # Make sure of the Secret again before the next pods: somebody may have deleted it.
             self._secrets.pop(key, None)
@@ -195,7 +211,8 @@ class Reconciler:
         for event in step.events:
             self._events.record(manifest, event)
         for deletion in step.delete:
-            await self._delete(ObjectId(deletion.kind, key.namespace, deletion.name), deletion.grace_seconds)
+            with self._noting_refusal(key):
+                await self._delete(ObjectId(deletion.kind, key.namespace, deletion.name), deletion.grace_seconds)
         # Everything a pod reads comes before the pod.
         uid = manifest["metadata"]["uid"]
         is_mended = await self._put_shared(key, uid, [each for each in step.apply if each["kind"] != "Pod"])
@@ -205,15 +222,34 @@ class Reconciler:
     async def _put_shared(self, key: ModelKey, uid: str, manifests: Sequence[Mapping[str, Any]]) -> bool:
         """Write what pods need; returns whether a refusal on record is true no longer."""
         for each in manifests:
-            try:
+            with self._noting_refusal(key, each):
                 await self._put(key, uid, each)
-            except ApiError as error:
-                if each["kind"] == POD_GROUP and error.is_not_found:
-                    self._refused_writes[key] = f"{MISSING_SCHEDULER.format(each['apiVersion'])}: {error}"
-                elif is_refusal(error):
-                    self._refused_writes[key] = str(error)
-                raise
         return self._refused_writes.pop(key, None) is not None
+
+    @contextmanager
+    def _noting_refusal(self, key: ModelKey, manifest: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Keep for the model's conditions that a write of `manifest`, or a deletion, is refused."""
+        try:
+            yield
+        except ApiError as error:
+            if manifest is not None and manifest["kind"] in GANG_KINDS and error.is_not_found:
+                self._gangs.forget_native_api()
+                self._refused_writes[key] = f"{_missing_gang(manifest)}: {error}"
+            elif is_refusal(error):
+                self._refused_writes[key] = str(error)
+            raise
+
+    async def _leave_as_it_is(
+        self, key: ModelKey, manifest: Mapping[str, Any], before: PipelineModelStatus, step: Plan, missing: str
+    ) -> NoReturn:
+        """Do nothing of a step that needs a right which the operator lacks, but say so.
+
+        Raises `ApiError`: half of a step could take a healthy group away and not be able to make the next one.
+        """
+        self._refused_writes[key] = missing
+        conditions = {"conditions": step.status.conditions}
+        await self._write(key, manifest, before, self._claims.claimed(before.model_copy(update=conditions)))
+        raise ApiError(missing, _FORBIDDEN, "Forbidden")
 
     async def _make_pods(self, key: ModelKey, uid: str, pods: Sequence[Mapping[str, Any]]) -> bool:
         """Make pods, several at once; returns whether the next pass has more to do about them.
@@ -289,6 +325,11 @@ class Reconciler:
         if known is not None:
             return None if is_stage_pod(known, key) else _refuse(name)
         return await put_object(self._api, manifest) or _refuse(name)
+
+
+def _missing_gang(manifest: Mapping[str, Any]) -> str:
+    is_native = manifest["apiVersion"].partition("/")[0] == NATIVE_GROUP
+    return NO_NATIVE_GANGS if is_native else MISSING_SCHEDULER.format(manifest["kind"], manifest["apiVersion"])
 
 
 def _group_of(pod: Mapping[str, Any]) -> str:

@@ -152,7 +152,7 @@ def _kept(kind: str, manifest: Manifest) -> Manifest:
     """The manifest without `managedFields` and other unread fields, which are most of its size."""
     kept = {name: value for name, value in manifest.items() if name != "metadata"}
     kept["metadata"] = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
-    match kind:
+    match kind.partition(".")[0]:
         case "Pod":
             spec = manifest.get("spec", {})
             kept["spec"] = {name: value for name, value in spec.items() if name not in _UNUSED_POD_SPEC}
@@ -161,7 +161,7 @@ def _kept(kind: str, manifest: Manifest) -> Manifest:
             kept = {"metadata": identity, "spec": {"taints": manifest.get("spec", {}).get("taints") or []}}
         case "ConfigMap":
             kept = {"metadata": kept["metadata"], "data": kept.get("data") or {}}
-        case "Service" | "PodDisruptionBudget" | "NetworkPolicy":
+        case "Service" | "PodDisruptionBudget" | "NetworkPolicy" | "PodGroup" | "Workload":
             owned = owned_fields(manifest["metadata"], FIELD_MANAGER)
             kept = {"metadata": kept["metadata"]} | ({} if owned is None else {OWNED_FIELDS: owned})
     return kept

@@ -160,7 +160,8 @@ def _make(context: Context, status: GroupStatus, missing: Sequence[int]) -> Grou
         return GroupStep(_enter(context, status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
     life = GroupIncarnation(status.index, status.incarnation)
     image, vllm_images = default_image_of(context, status), vllm_images_of(context, status)
-    rest = (status.revision, image, context.setting.tracing_env, context.setting.pod_host, vllm_images)
+    setting, gang_api = context.setting, context.observed.gang_api
+    rest = (status.revision, image, setting.tracing_env, setting.pod_host, vllm_images, gang_api)
     return GroupStep(status, apply=tuple(build_stage_pod(model, life, stage, *rest) for stage in missing))
 
 

@@ -4,6 +4,7 @@ import json
 from typing import Any, Final, assert_never
 
 from stageline_api import labels
+from stageline_api.resource.model import CacheSpec
 from stageline_api.resource.model_source import (
     ClaimSource,
     FileSource,
@@ -13,6 +14,7 @@ from stageline_api.resource.model_source import (
     PackageSource,
 )
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.quantities import parse_quantity
 from stageline_api.resource.speculative import SpeculativeSpec
 from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, SpeculativeConfig, TlsConfig
 from stageline_operator.planner.objects.identity import (
@@ -45,6 +47,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         served_name=model.served_name,
         source=_source_in_containers(model.spec.model.parsed_source).canonical,
         cache_dir=CACHE_DIR,
+        cache_limit_bytes=_cache_limit(model.spec.model.cache),
         stage_count=model.spec.parallelism.pipeline,
         engine_name=engine.name,
         extra_args=engine.extra_args,
@@ -66,6 +69,12 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         tls=None if model.spec.network.tls is None else TlsConfig(directory=TLS_DIR, name=certificate_name(model)),
         timeouts=model.spec.timeouts.to_runtime(),
     )
+
+
+def _cache_limit(cache: CacheSpec) -> int | None:
+    """Of a cache that models share; a kubelet limits one that is a pod's own, and the volume one that is a stage's."""
+    is_shared = cache.host_path is not None or cache.claim_name is not None
+    return int(parse_quantity(cache.size_limit)) if is_shared and cache.size_limit is not None else None
 
 
 def _speculative(given: SpeculativeSpec) -> SpeculativeConfig:

@@ -1,7 +1,7 @@
 """What ties an incarnation's pods together for a scheduler that places whole groups (`spec.placement.gang`).
 
-Volcano and KAI read a PodGroup of their own kind, one for each incarnation, which asks for as many members as the group
-has stages; the pods name it. Kueue has no object: it counts pods with the same label up to the number that each says.
+Volcano, KAI and Kubernetes itself read an object of their own kind, one for each incarnation, which asks for as many
+members as the group has stages; the pods name it. Kueue has none: it counts pods with one label up to a number.
 No incarnation shares a group with another, so that pods which are still ending never count for those that begin. Pure.
 """
 
@@ -18,9 +18,16 @@ from stageline_api.resource.gang import (
 )
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects.identity import GroupIncarnation, object_metadata
-from stageline_operator.planner.types import POD_GROUP
+from stageline_operator.planner.objects.native_gang import KIND_OF_API, native_manifest, native_reference
+from stageline_operator.planner.types import POD_GROUP, kind_of
 
 API_VERSIONS: Final = {"volcano": "scheduling.volcano.sh/v1beta1", "kai": "scheduling.run.ai/v2alpha2"}
+
+GANG_OBJECT_KINDS: Final = tuple(
+    kind_of({"kind": kind, "apiVersion": api})
+    for api, kind in [*((api, POD_GROUP) for api in API_VERSIONS.values()), *KIND_OF_API.items()]
+)
+"""All kinds of which an incarnation may have one, as `kind_of` tells them."""
 
 
 def gang_name(model: PipelineModel, life: GroupIncarnation) -> str:
@@ -28,22 +35,29 @@ def gang_name(model: PipelineModel, life: GroupIncarnation) -> str:
     return f"{model.name}-{life.group}-{life.incarnation}"
 
 
-def build_pod_group(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any] | None:
-    """The PodGroup of an incarnation; None where its scheduler wants none."""
+def build_pod_group(model: PipelineModel, life: GroupIncarnation, gang_api: str = "") -> dict[str, Any] | None:
+    """The object of an incarnation; None where its scheduler wants none. `gang_api`: the version of Kubernetes' own."""
     gang = model.spec.placement.gang
-    if gang is None or gang.scheduler not in API_VERSIONS:
+    if gang is None or gang.scheduler == "kueue":
         return None
-    wanted = {
-        "minMember": model.spec.parallelism.pipeline,
-        "queue": gang.queue,
-        "priorityClassName": model.spec.template.priority_class_name,
-    }
+    metadata = object_metadata(model, gang_name(model, life), "gang")
+    members, priority = model.spec.parallelism.pipeline, model.spec.template.priority_class_name
+    if gang.scheduler == "kubernetes":
+        return native_manifest(gang_api, metadata, members, priority)
+    wanted = {"minMember": members, "queue": gang.queue, "priorityClassName": priority}
     return {
         "apiVersion": API_VERSIONS[gang.scheduler],
         "kind": POD_GROUP,
-        "metadata": object_metadata(model, gang_name(model, life), "gang"),
+        "metadata": metadata,
         "spec": {name: value for name, value in wanted.items() if value is not None},
     }
+
+
+def gang_reference(model: PipelineModel, life: GroupIncarnation, gang_api: str) -> dict[str, Any]:
+    """Fields of a pod spec by which a pod joins its incarnation's group; most schedulers read its metadata instead."""
+    gang = model.spec.placement.gang
+    native = gang is not None and gang.scheduler == "kubernetes"
+    return native_reference(gang_api, gang_name(model, life)) if native else {}
 
 
 def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[str, str], dict[str, str]]:
@@ -60,6 +74,8 @@ def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[st
         case "kueue":
             labels = {KUEUE_QUEUE_LABEL: str(gang.queue), KUEUE_GROUP_LABEL: name}
             return labels, {KUEUE_COUNT_ANNOTATION: str(model.spec.parallelism.pipeline)}
+        case "kubernetes":
+            return {}, {}
 
 
 def scheduler_name(model: PipelineModel) -> str | None:

