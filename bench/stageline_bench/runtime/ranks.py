@@ -31,6 +31,8 @@ EXCHANGE_MICROSECONDS_AT_MOST: Final = 30.0
 EXCHANGE_ROWS, EXCHANGE_COLUMNS = 8, 576
 EXCHANGE_CASE: Final = f"all-reduce of [{EXCHANGE_ROWS}, {EXCHANGE_COLUMNS}] bfloat16"
 FULL_REQUESTS, EXPERT_REQUESTS = 8, 16
+OUTPUT_TOKENS, EXPERT_OUTPUT_TOKENS = 96, 48
+"""A step of the mixture takes twice as long."""
 PINNED, UNPINNED = "pinned", "unpinned"
 RANKS: Final = 2
 
@@ -153,7 +155,8 @@ def rank_cases(kind: str, vocab_size: int, floors: dict[int, float | None]) -> t
     """One rank beside two, for each number of requests; what is pinned has the floors, the rest is there to be read."""
     cases = []
     for requests, floor in floors.items():
-        workload = Workload(name=f"decode-{requests}", requests=requests)
+        tokens = EXPERT_OUTPUT_TOKENS if kind == EXPERT else OUTPUT_TOKENS
+        workload = Workload(name=f"decode-{requests}", requests=requests, output_tokens=tokens)
         prompts = tuple(map(tuple, workload.prompts(vocab_size)))
         order = RoundOrder(prompts=prompts, output_tokens=workload.output_tokens)
         for placement in (PINNED, UNPINNED):

@@ -100,8 +100,8 @@ class StageProcess:
         )
         self._bus: StageBus | None = None
         self._inherited = inherited
-        self._ranks: RankGroup | None = None
-        """Of a stage of several."""
+        self._agreeing: RankGroup | None = None
+        """Ranks that share a host's memory, and so can agree on what only the host knows."""
         self._watchdog = Watchdog(
             contract.config.timeouts.step_seconds,
             self._engine_hung_up,
@@ -173,7 +173,7 @@ class StageProcess:
         except NativeUnavailableError as error:
             detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="join the ranks") from error
-        self._ranks = ranks
+        self._agreeing = ranks
         self._progress.exchanges = ranks.times
         return StageRanks(experts=ranks) if self._contract.config.expert > 1 else StageRanks(tensor=ranks)
 
@@ -252,12 +252,12 @@ class StageProcess:
         """Ranks hear of it at different moments and have to compute alike: they leave out what all have heard of."""
         has_heard = plan.seq in self._cancelled
         self._cancelled.discard(plan.seq)
-        if self._ranks is None:
+        if self._contract.ranks == 1:
             return has_heard
-        if self._accelerator is not None or not plan.may_be_cancelled:
+        if self._agreeing is None or not plan.may_be_cancelled:
             return False
         self._watchdog.watch(plan.seq, AGREE_ON_CANCELLED, None)
-        return have_all_heard(self._ranks, has_heard, AGREE_ON_CANCELLED)
+        return have_all_heard(self._agreeing, has_heard, AGREE_ON_CANCELLED)
 
     def _part(self, plan: StepPlan) -> StepPlan:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""

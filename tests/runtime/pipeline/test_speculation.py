@@ -123,7 +123,7 @@ def expected(plain: RunningGroup) -> list[Answer]:
         (2, MODEL),
         pytest.param((3, MODEL), marks=pytest.mark.soak),
         pytest.param((4, MODEL), marks=pytest.mark.soak),
-        pytest.param((1, LOOKUP, 2), marks=pytest.mark.thorough),
+        pytest.param((2, LOOKUP, 2), marks=pytest.mark.thorough),
         pytest.param((2, MODEL, 2), marks=pytest.mark.thorough),
     ],
     ids=lambda param: "-".join(map(str, param)),
