@@ -134,6 +134,10 @@ bench-gateway: setup ## What the gateway adds to an answer, and what a core of i
 bench-operator: setup ## 500 models on a real control plane, and how soon a killed group is back; needs Go (ARGS="…")
 	@PYTHONPATH=tests/support $(PY) -m cluster.operator_scale $(BENCH_PAGE) $(ARGS)
 
+.PHONY: bench-rules
+bench-rules: setup ## The shipped rules in a real Prometheus over 500 models and three days; 15 minutes (ARGS="--models 50")
+	@PYTHONPATH=tests/support $(PY) -m boards.rules_at_scale $(ARGS)
+
 .PHONY: bench-exporters
 bench-exporters: setup ## What counting and scrapes cost; fails when it is 1 % of a step or more
 	@$(PY) -m stageline_bench.costs.exporter_cost

@@ -117,6 +117,8 @@ class RuntimeConfig(BaseModel):
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""
     network_interface: str | None = None
+    transport: Literal["auto", "gloo"] = "auto"
+    """What carries tensors between stages; `auto`: NCCL between devices, and else connections of the runtime's own."""
     tls: TlsConfig | None = None
     """None: what crosses between pods is in clear."""
     timeouts: Timeouts = Timeouts()

@@ -26,6 +26,7 @@ from stageline_bench.runtime.paced import run_paced
 from stageline_bench.runtime.peer_environment import DIRECTORY, ensure_environment
 from stageline_bench.runtime.peers import PeerBench
 from stageline_bench.runtime.pipeline import run_pipeline
+from stageline_bench.runtime.prefix_reuse import run_prefix_reuse
 from stageline_bench.runtime.ranks import RankBench, missed
 from stageline_bench.runtime.report import update_page
 from stageline_bench.runtime.results import Result, result_of_today, write_result
@@ -344,6 +345,22 @@ def serve(
     with tempfile.TemporaryDirectory() as scratch:
         servers = Servers(_model(source, cache_dir), python, Path(scratch), dtype=dtype, stages=rest.pop("stages"))
         _keep(run_serve(servers, load, say=click.echo, **rest), results, page)
+
+
+@bench.command()
+@model_options
+@common
+@click.option("--starts", type=click.IntRange(1), default=3, help="Starts of each server.")
+@click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both.")
+@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
+def prefix_reuse(
+    source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
+) -> None:
+    """Chats and a shared system prompt over HTTP, beside vLLM's server: what both prefix caches spare."""
+    python = ensure_environment(environment, click.echo)
+    with tempfile.TemporaryDirectory() as scratch:
+        servers = Servers(_model(source, cache_dir), python, Path(scratch), dtype=dtype, stages=rest.pop("stages"))
+        _keep(run_prefix_reuse(servers, say=click.echo, **rest), results, page)
 
 
 @bench.command()

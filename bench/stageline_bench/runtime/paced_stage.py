@@ -2,7 +2,7 @@
 
 `python -m stageline_bench.runtime.paced_stage SECONDS_PER_STEP SECONDS_PER_TOKEN`, under the pod contract. Only the
 model is replaced: bus, plans, transport, feedback, clock and sampling are the stage's own. The wait sleeps, so that
-stages, engine and gloo's threads need no core each; its lateness counts as compute. Not reachable from `stageline`.
+stages and engine need no core each; its lateness counts as compute. Not reachable from `stageline`.
 """
 
 import logging

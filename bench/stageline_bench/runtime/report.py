@@ -34,6 +34,7 @@ def render(result: Result) -> str:
         "pipeline": _pipeline_table,
         "peers": _peers_table,
         "serve": _serve_table,
+        "prefix-reuse": _prefix_reuse_table,
         "laptop": _laptop_table,
         "paced": _paced_table,
         "ranks": _ranks_table,
@@ -158,6 +159,17 @@ def _serve_table(result: Result) -> str:
         starts = [one for one in result.rounds if one["engine"] == engine]
         cells = [f"{median(one[name] for one in starts) * 1e3:.1f}" for name in MEASURES]
         lines.append(f"| {engine} | {' | '.join(cells)} |")
+    return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _prefix_reuse_table(result: Result) -> str:
+    lines = ["| Load | Server | Of prompts from the cache | TTFT ms mean | TTFT ms p99 |", "|---|---|---|---|---|"]
+    for load in dict.fromkeys(one["load"] for one in result.rounds):
+        for engine in (STAGELINE, VLLM):
+            starts = [one for one in result.rounds if (one["load"], one["engine"]) == (load, engine)]
+            hits = f"{median(one['hit_ratio'] for one in starts):.0%}"
+            first = [f"{median(one[name] for one in starts) * 1e3:.0f}" for name in MEASURES[:2]]
+            lines.append(f"| {load} | {engine} | {hits} | {' | '.join(first)} |")
     return f"{_parameters(result)}\n\n" + "\n".join(lines) + "\n"
 
 

@@ -123,6 +123,7 @@ class Servers:
         sizes = ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS), "--dtype", self.dtype]
         serve = [str(self._peer_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model_dir)]
         names = ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
+        names.append("--enable-prompt-tokens-details")  # it says what its prefix cache spared, as Stageline does
         pipeline = ["--pipeline-parallel-size", str(self.stages), "--distributed-executor-backend", "mp"]
         cores = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.stages)))}
         return [*serve, *names, *sizes, *(pipeline if self.stages > 1 else [])], cores | self._vllm_environment()

@@ -26,6 +26,7 @@ from stageline_api.resource.stage_pods import STAGE_POD_RULES, stage_pod_problem
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
 from stageline_api.resource.tls import TLS_RULES, tls_problems
+from stageline_api.resource.transport import TRANSPORT_RULES, transport_problems
 from stageline_api.runtime_config import LayerRange
 
 LONGEST_NAME: Final = 40
@@ -177,7 +178,9 @@ class PipelineModelSpec(SpecBase):
     )
 
     model_config = ConfigDict(
-        json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES, *TLS_RULES)
+        json_schema_extra=cel_extra(
+            *STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES, *TLS_RULES, *TRANSPORT_RULES
+        )
     )
 
     @model_validator(mode="after")
@@ -264,6 +267,7 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
     problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.network, spec.stages)
     problems += gang_problems(spec.placement.gang, spec.template)
     problems += tls_problems(spec.network, spec.engine, spec.parallelism)
+    problems += transport_problems(spec.network, spec.engine)
     speculative = spec.engine.speculative
     if speculative is not None and speculative.method == "draft" and spec.engine.device == "cuda":
         problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))

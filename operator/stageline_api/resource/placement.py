@@ -8,6 +8,7 @@ from stageline_api.resource.base import SpecBase, check_pattern
 from stageline_api.resource.gang import GangSpec
 from stageline_api.resource.pod import EnvVars
 from stageline_api.resource.tls import TlsSpec
+from stageline_api.resource.transport import StageTransport
 
 INTERFACE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,15}$"
 TOPOLOGY_KEY_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -71,6 +72,14 @@ class NetworkSpec(SpecBase):
         description=(
             "Network interface that activations take, such as `eth1`; NCCL and Gloo are told too. Default: the one "
             "with the pod's address."
+        ),
+    )
+    transport: StageTransport = Field(
+        default="auto",
+        description=(
+            "What carries hidden states and sampled tokens between stages: `auto` (default) takes NCCL where each "
+            "stage has a device of its own, and else the runtime's own TCP connections; `gloo` takes torch's gloo, "
+            "from GPUs through host memory."
         ),
     )
     rdma_resource: Annotated[str | None, AfterValidator(_resource)] = Field(

@@ -36,10 +36,10 @@ def is_proof(proof: str, token: str, nonce: str, place: Place, incarnation: int)
     return hmac.compare_digest(proof.encode(), wanted.encode())
 
 
-def link_proof(token: str, life: str, *, sender: int, receiver: int) -> str:
-    """What shows, inside a TLS connection between two stages, that one end is `sender` and takes the other for
-    `receiver`, both of the incarnation that `life` names."""
-    said = f"stageline link\0{life}\0{sender}\0{receiver}"
+def link_proof(token: str, life: str, numbers: bytes, *, speaker: int, listener: int) -> str:
+    """What shows, on one connection between two stages, that this end is `speaker` and takes the other for `listener`,
+    both of the incarnation that `life` names. `numbers`: what both ends drew for this connection alone."""
+    said = f"stageline link\0{life}\0{speaker}\0{listener}\0{numbers.hex()}"
     return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
 
 

@@ -19,14 +19,14 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 
 class TransportKind(enum.StrEnum):
-    """How tensors cross between the group's stages. `STAGED`: as on the CPU, over pinned memory where a stage has a
-    device. With TLS, which gloo has not, the connections of the first two are a ring of the runtime's own."""
+    """How tensors cross between the group's stages: from host memory, on connections of the runtime's own or by gloo
+    where the config asks for it; the same over pinned memory where a stage has a device; or by NCCL."""
 
-    GLOO = "gloo"
+    HOST = "host"
     STAGED = "staged"
     NCCL = "nccl"
 
@@ -213,7 +213,7 @@ class Welcome(Message, frozen=True):
     """Stages of this group that share the machine, and so its cores."""
     stages_in_container: int = 1
     """Those of them that share this one's container, and so its CPU limit."""
-    transport: TransportKind = TransportKind.GLOO
+    transport: TransportKind = TransportKind.HOST
     graphs: GraphMode = GraphMode.OFF
     """The most that plans of this group ask for."""
     draft_dir: str = ""

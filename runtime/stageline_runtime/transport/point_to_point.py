@@ -121,7 +121,7 @@ class PointToPointTransport:
         try:
             work.wait(self._timeout)
         except RuntimeError as error:
-            raise _lost(error, seq, peer, operation) from error
+            raise lost(error, seq, peer, operation) from error
 
 
 def _begin(
@@ -130,10 +130,10 @@ def _begin(
     try:
         return begin([tensor], peer, seq % MAX_TAG)
     except RuntimeError as error:
-        raise _lost(error, seq, peer, operation) from error
+        raise lost(error, seq, peer, operation) from error
 
 
-def _lost(error: RuntimeError, seq: int, peer: int, operation: str) -> PeerLostError:
+def lost(error: RuntimeError, seq: int, peer: int, operation: str) -> PeerLostError:
     """A group's error as one that names the plan, the peer and the operation."""
     first_line = str(error).splitlines()[0]
     timed_out = "timed out" in first_line.lower()

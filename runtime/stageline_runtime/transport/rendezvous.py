@@ -11,6 +11,7 @@ import socket
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from stageline_api.failures import FailureClass
@@ -20,10 +21,13 @@ from stageline_runtime.plan_bus.challenge import store_name
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.guarded_store import GuardedStore
+from stageline_runtime.transport.plain_link import PlainReceiver, PlainSender
+from stageline_runtime.transport.plain_ring import join_plain_ring
+from stageline_runtime.transport.plain_transport import PlainTransport
 from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
-from stageline_runtime.transport.protocol import Transport, WireSizes
-from stageline_runtime.transport.secure_link import SecureGroup
-from stageline_runtime.transport.secure_ring import join_ring
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport, WireSizes
+from stageline_runtime.transport.secure_link import SecureGroup, SecureReceiver, SecureSender
+from stageline_runtime.transport.secure_ring import join_secure_ring
 from stageline_runtime.transport.staged import StagedTransport
 
 
@@ -46,7 +50,7 @@ def join(
         if contract.config.tensor != 1:
             detail = "spec.network.tls is for stages of one rank only"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="rendezvous")
-        wire = _join_ring(contract, sizes, next_address)
+        wire = _join_secure_ring(contract, sizes, next_address)
         return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
     try:
         store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
@@ -56,7 +60,7 @@ def join(
             assert accelerator is not None, "nccl needs a device on every stage"
             # Not guarded: NCCL's own threads may ask it at any time, and would wait for the interpreter.
             return _join_nccl(contract, PrefixStore(name, store), sizes, accelerator)
-        wire = _join_gloo(contract, GuardedStore(store, contract.bus_token), name, sizes)
+        wire = _join_in_clear(contract, GuardedStore(store, contract.bus_token), name, sizes)
     except RuntimeError as error:
         raise _failure(contract, str(error).splitlines()[0]) from error
     return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
@@ -73,6 +77,22 @@ def _join_nccl(contract: PodContract, scope: Store, sizes: WireSizes, accelerato
         stage_count=contract.stage_count,
         timeout_seconds=contract.config.timeouts.rendezvous_seconds,
         step_timeout_seconds=contract.config.timeouts.step_seconds,
+    )
+
+
+def _join_in_clear(contract: PodContract, store: GuardedStore, scope: str, sizes: WireSizes) -> Transport:
+    if contract.config.transport == "gloo":
+        return _join_gloo(contract, store, scope, sizes)
+    after, before = join_plain_ring(contract, store, scope)
+    dtype, width = (torch.int64, FEEDBACK_WIDTH) if contract.stage == 0 else (sizes.dtype, sizes.hidden_size)
+    step_seconds = contract.config.timeouts.step_seconds
+    return PlainTransport(
+        PlainSender(after),
+        PlainReceiver(before, dtype, width, step_seconds),
+        stage=contract.stage,
+        stage_count=contract.stage_count,
+        step_timeout_seconds=step_seconds,
+        store=store,
     )
 
 
@@ -99,8 +119,9 @@ def _join_gloo(contract: PodContract, store: GuardedStore, scope: str, sizes: Wi
     )
 
 
-def _join_ring(contract: PodContract, sizes: WireSizes, next_address: str) -> PointToPointTransport:
-    sender, receiver = join_ring(contract, next_address)
+def _join_secure_ring(contract: PodContract, sizes: WireSizes, next_address: str) -> PointToPointTransport:
+    after, before = join_secure_ring(contract, next_address)
+    sender, receiver = SecureSender(after), SecureReceiver(before)
     is_first, is_last = contract.stage == 0, contract.stage == contract.stage_count - 1
     return PointToPointTransport(
         # The first stage receives feedback and the last one sends it; all else is hidden tensors.

@@ -1,7 +1,7 @@
-"""The staged transport: tensors of a device cross by gloo, through pinned host memory on the way out and in.
+"""The staged transport: tensors of a device cross as those of CPUs do, by way of pinned host memory out and in.
 
-For stages that share a device, where NCCL refuses, and for groups that mix devices and CPUs: on the wire it is gloo's
-own transport, so each end may be either. What leaves the device is sent by a thread that waits for the copy's event;
+For stages that share a device, where NCCL refuses, and for groups that mix devices and CPUs: on the wire it is what
+CPUs have, so each end may be either. What leaves the device is sent by a thread that waits for the copy's event;
 the stage's own thread only queues. What comes in is waited for by the stage's thread, since nothing can be queued on
 the device before it is there; the device meanwhile has the plan before to do.
 """

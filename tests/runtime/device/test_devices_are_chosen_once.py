@@ -42,7 +42,7 @@ def hellos(*devices: str) -> list[Hello]:
 @pytest.mark.parametrize(
     ("devices", "kind"),
     [
-        pytest.param(("", ""), TransportKind.GLOO, id="CPUs"),
+        pytest.param(("", ""), TransportKind.HOST, id="CPUs"),
         pytest.param(("H200 a", "H200 b"), TransportKind.NCCL, id="a device each"),
         pytest.param(("H200 a", "H200 a"), TransportKind.STAGED, id="a shared device"),
         pytest.param(("H200 a", "H200 b", "H200 a"), TransportKind.STAGED, id="two of three share"),
@@ -51,6 +51,12 @@ def hellos(*devices: str) -> list[Hello]:
 )
 def test_tensors_cross_as_the_devices_allow(devices: tuple[str, ...], kind: TransportKind) -> None:
     assert choose_transport(hellos(*devices)) is kind
+
+
+@pytest.mark.parametrize("devices", [("H200 a", "H200 b"), ("H200 a", "")])
+def test_what_needs_host_memory_is_staged_wherever_there_is_a_device(devices: tuple[str, ...]) -> None:
+    """With TLS, or where gloo is asked for."""
+    assert choose_transport(hellos(*devices), needs_host=True) is TransportKind.STAGED
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tensors of a device cross by gloo through pinned memory, and the other end may be a plain gloo one."""
+"""Tensors of a device cross through pinned memory, and the other end may be a CPU's."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,8 @@ from processes.free_ports import free_port
 from processes.transport_ends import transport_contract
 from stageline_runtime.accelerator.protocol import Event
 from stageline_runtime.plan_bus.messages import TransportKind
-from stageline_runtime.transport.point_to_point import FEEDBACK_RING, PointToPointTransport
+from stageline_runtime.transport.plain_transport import PlainTransport
+from stageline_runtime.transport.point_to_point import FEEDBACK_RING
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, Transport, WireSizes
 from stageline_runtime.transport.rendezvous import join
 from stageline_runtime.transport.staged import StagedTransport
@@ -41,7 +42,7 @@ def two_ends(kind: str, step_seconds: float = 60.0) -> Iterator[tuple[Transport,
         first, last = pool.map(
             lambda stage: meet(stage, port, None if stage == is_cpu else ImmediateAccelerator(), step_seconds), (0, 1)
         )
-    kinds = [PointToPointTransport if stage == is_cpu else StagedTransport for stage in (0, 1)]
+    kinds = [PlainTransport if stage == is_cpu else StagedTransport for stage in (0, 1)]
     assert [type(first), type(last)] == kinds
     yield first, last
     first.close()

@@ -21,7 +21,7 @@ from stageline_runtime.transport.rendezvous import join
 
 def meet(contract: PodContract) -> Transport:
     sizes = WireSizes(hidden_size=8, dtype=torch.float32, max_step_tokens=4, max_rows=2)
-    return join(contract, TransportKind.GLOO, sizes, accelerator=None)
+    return join(contract, TransportKind.HOST, sizes, accelerator=None)
 
 
 def stranger_at(port: int) -> Any:

@@ -1,8 +1,12 @@
-"""Two real ends that met: tensors arrive, rings stay bounded, a silent peer is named. By gloo, and by TLS."""
+"""Two real ends that met: tensors arrive, rings stay bounded, a silent peer is named. By each kind of connection."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -14,29 +18,33 @@ from processes.transport_ends import secure_address, transport_contract
 from stageline_api.runtime_config import TlsConfig
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.transport.point_to_point import FEEDBACK_RING, MAX_TAG, SEND_RING, PointToPointTransport
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, WireSizes
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, Transport, WireSizes
 from stageline_runtime.transport.rendezvous import join
 
 HIDDEN_SIZE = 8
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Of connection."""
+
+    transport: Literal["auto", "gloo"] = "auto"
+    tls: TlsConfig | None = None
+
+
 @contextmanager
-def met(
-    step_seconds: float, tls: TlsConfig | None = None
-) -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
+def met(step_seconds: float, kind: Kind) -> Iterator[tuple[Transport, Transport]]:
     """Transports of stage 0 and stage 1 that wait for each other at most `step_seconds`."""
     port = free_port()
 
-    def meet(stage: int) -> PointToPointTransport:
-        transport = join(
-            transport_contract(stage, port, step_seconds, tls),
-            TransportKind.GLOO,
+    def meet(stage: int) -> Transport:
+        return join(
+            transport_contract(stage, port, step_seconds, kind.tls, transport=kind.transport),
+            TransportKind.HOST,
             WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
             accelerator=None,
             next_address=secure_address(1 - stage),
         )
-        assert isinstance(transport, PointToPointTransport)
-        return transport
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(meet, (0, 1))
@@ -45,16 +53,22 @@ def met(
     second.close()
 
 
-@pytest.fixture(scope="module", params=["by gloo", "by TLS"])
-def tls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TlsConfig | None:
-    if request.param == "by gloo":
-        return None
-    return write_certificates(tmp_path_factory.mktemp("certificates"), trustme.CA())
+@pytest.fixture(scope="module", params=["in clear", "by gloo", "by TLS"])
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
+    if request.param == "by TLS":
+        return Kind(tls=write_certificates(tmp_path_factory.mktemp("certificates"), trustme.CA()))
+    return Kind("gloo" if request.param == "by gloo" else "auto")
+
+
+@pytest.fixture(params=["in clear", "by TLS"])
+def own_kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    """Connections of the runtime's own: gloo tells of a peer that closes only once a step's time is up."""
+    return Kind(tls=write_certificates(tmp_path, trustme.CA()) if request.param == "by TLS" else None)
 
 
 @pytest.fixture(scope="module")
-def ends(tls: TlsConfig | None) -> Iterator[tuple[PointToPointTransport, PointToPointTransport]]:
-    with met(step_seconds=60, tls=tls) as both:
+def ends(kind: Kind) -> Iterator[tuple[Transport, Transport]]:
+    with met(step_seconds=60, kind=kind) as both:
         yield both
 
 
@@ -62,7 +76,7 @@ def hidden(seq: int) -> torch.Tensor:
     return torch.full((3, HIDDEN_SIZE), float(seq))
 
 
-def test_many_plans_cross_and_nothing_piles_up(ends: tuple[PointToPointTransport, PointToPointTransport]) -> None:
+def test_many_plans_cross_and_nothing_piles_up(ends: tuple[Transport, Transport]) -> None:
     """Far more plans than the rings hold; feedback is sent for each and both sides keep only what is under way."""
     first, second = ends
     for seq in range(5 * FEEDBACK_RING):
@@ -72,12 +86,13 @@ def test_many_plans_cross_and_nothing_piles_up(ends: tuple[PointToPointTransport
         assert torch.equal(second.wait_hidden(seq), hidden(seq))
         rows = torch.tensor([[seq, 1, 0, 7], [seq, 1, 0, 9]])
         second.send_feedback(seq, rows)
-        assert len(first._hidden_sends) <= SEND_RING
-        assert len(second._feedback_sends) <= FEEDBACK_RING
+        if isinstance(first, PointToPointTransport) and isinstance(second, PointToPointTransport):
+            assert len(first._hidden_sends) <= SEND_RING
+            assert len(second._feedback_sends) <= FEEDBACK_RING
         assert torch.equal(first.wait_feedback(seq), rows)
 
 
-def test_plans_may_be_posted_ahead(ends: tuple[PointToPointTransport, PointToPointTransport]) -> None:
+def test_plans_may_be_posted_ahead(ends: tuple[Transport, Transport]) -> None:
     first, second = ends
     sequence = range(1000, 1000 + SEND_RING)
     for seq in sequence:
@@ -88,7 +103,7 @@ def test_plans_may_be_posted_ahead(ends: tuple[PointToPointTransport, PointToPoi
         assert torch.equal(second.wait_hidden(seq), hidden(seq))
 
 
-def test_sequence_numbers_outgrow_32_bits(ends: tuple[PointToPointTransport, PointToPointTransport]) -> None:
+def test_sequence_numbers_outgrow_32_bits(ends: tuple[Transport, Transport]) -> None:
     first, second = ends
     for seq in (MAX_TAG - 1, MAX_TAG, 2**31, 2**32 + 5, 2**40):
         second.post_hidden(seq, 3)
@@ -99,10 +114,53 @@ def test_sequence_numbers_outgrow_32_bits(ends: tuple[PointToPointTransport, Poi
         first.wait_feedback(seq)
 
 
-def test_a_silent_peer_is_named_with_plan_and_operation(tls: TlsConfig | None) -> None:
+LONG_PROMPT = 1 << 20
+"""Tokens of which no kernel keeps the tensors for a peer that doesn't read."""
+
+
+def test_long_prompts_wait_for_the_peer_and_the_stage_does_not(
+    ends: tuple[Transport, Transport],
+) -> None:
+    """As many as may be outstanding are handed over at once, and what comes after them doesn't overtake them."""
+    first, second = ends
+    sizes = [LONG_PROMPT, 3, LONG_PROMPT, 3]
+    assert len(sizes) == SEND_RING
+    for offset, size in enumerate(sizes):
+        first.send_hidden(3000 + offset, torch.full((size, HIDDEN_SIZE), float(offset)))
+    for offset, size in enumerate(sizes):
+        second.post_hidden(3000 + offset, size)
+    for offset, size in enumerate(sizes):
+        came = second.wait_hidden(3000 + offset)
+        assert (came.shape, bool((came == offset).all())) == ((size, HIDDEN_SIZE), True)
+    second.post_hidden(3004, 3)
+    first.send_hidden(3004, hidden(4))
+    assert torch.equal(second.wait_hidden(3004), hidden(4))
+
+
+def test_a_silent_peer_is_named_with_plan_and_operation(kind: Kind) -> None:
     """Between ends of its own: gloo gives up the connection once a wait timed out."""
-    with met(step_seconds=1, tls=tls) as (_, second):
+    with met(step_seconds=1, kind=kind) as (_, second):
         second.post_hidden(2000, 3)
         with pytest.raises(PeerLostError, match="plan 2000: stage 0 did not answer during receive hidden") as caught:
             second.wait_hidden(2000)
     assert (caught.value.peer, caught.value.seq, caught.value.timed_out) == (0, 2000, True)
+
+
+def test_a_peer_that_goes_is_named_by_who_waits_for_it(own_kind: Kind) -> None:
+    with met(step_seconds=60, kind=own_kind) as (first, second):
+        second.post_hidden(0, 3)
+        threading.Timer(0.2, first.close).start()
+        with pytest.raises(PeerLostError, match="plan 0: stage 0 was lost during receive hidden") as caught:
+            second.wait_hidden(0)
+    assert (caught.value.peer, caught.value.timed_out) == (0, False)
+
+
+def test_a_peer_that_goes_is_named_by_who_has_much_to_send(own_kind: Kind) -> None:
+    """What it took of a long prompt is not what it was sent."""
+    with met(step_seconds=60, kind=own_kind) as (first, second):
+        first.send_hidden(0, torch.zeros(LONG_PROMPT, HIDDEN_SIZE))
+        second.close()
+        with pytest.raises(PeerLostError, match="stage 1 was lost during send hidden") as caught:  # noqa: PT012
+            for seq in range(1, 1 + 2 * SEND_RING):
+                first.send_hidden(seq, hidden(seq))
+    assert (caught.value.peer, caught.value.timed_out) == (1, False)

@@ -18,12 +18,13 @@ from processes.transport_ends import secure_address, transport_contract
 from processes.wire_recorder import recorded_wire
 from stageline_api.runtime_config import TlsConfig
 from stageline_runtime.contract import PodContract
+from stageline_runtime.plan_bus.challenge import NONCE_BYTES
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.point_to_point import PointToPointTransport
 from stageline_runtime.transport.protocol import PeerLostError, WireSizes
 from stageline_runtime.transport.rendezvous import join
-from stageline_runtime.transport.secure_ring import HANDSHAKE_SECONDS
+from stageline_runtime.transport.ring import HANDSHAKE_SECONDS
 
 HIDDEN_SIZE = 64
 RECORDER = "127.0.0.21"
@@ -36,7 +37,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsConfig:
 
 def meet(contract: PodContract, next_address: str) -> PointToPointTransport:
     sizes = WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2)
-    transport = join(contract, TransportKind.GLOO, sizes, accelerator=None, next_address=next_address)
+    transport = join(contract, TransportKind.HOST, sizes, accelerator=None, next_address=next_address)
     assert isinstance(transport, PointToPointTransport)
     return transport
 
@@ -68,8 +69,9 @@ def test_whoever_listens_hears_no_hidden_tensor_and_strangers_hold_nobody_up(tls
             socket.create_connection((secure_address(1), port), timeout=60) as raw,
             context.wrap_socket(raw, server_hostname=NAME) as without_token,
         ):
-            without_token.sendall(b"0" * 64)
-            assert without_token.recv(1) == b"", "the certificate without the token opens nothing"
+            without_token.sendall(b"0" * (NONCE_BYTES + 64))
+            heard = b"".join(iter(lambda: without_token.recv(1024), b""))
+            assert len(heard) == NONCE_BYTES, "the certificate without the token opens nothing"
         first = pool.submit(meet, contracts[0], RECORDER)
         ends = (first.result(60), second.result(60))
         assert time.monotonic() - began < HANDSHAKE_SECONDS + 50

@@ -23,6 +23,7 @@ from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
     choose_graphs,
+    crosses_from_host,
     hellos_of_stages,
     measuring_stages,
     refusal_of,
@@ -231,7 +232,7 @@ class StageGroup:
     @property
     def tells_promptly(self) -> bool:
         """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
-        return tells_promptly(self._stage_hellos.values(), is_secure=self._contract.config.tls is not None)
+        return tells_promptly(self._stage_hellos.values(), needs_host=crosses_from_host(self._contract.config))
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""

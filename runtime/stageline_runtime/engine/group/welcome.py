@@ -106,7 +106,7 @@ def welcome_stages(
             max_step_tokens=config.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host) * contract.ranks,
             stages_in_container=containers.count((hello.host, hello.container)) * contract.ranks,
-            transport=choose_transport(hellos.values(), is_secure=config.tls is not None),
+            transport=choose_transport(hellos.values(), needs_host=crosses_from_host(config)),
             graphs=choose_graphs(config.graphs, hellos.values(), model),
             draft_dir=str(draft.directory) if draft is not None and stage == last else "",
             layer_counts=tuple(each.count for each in layers),
@@ -327,25 +327,30 @@ def _counted(
     return (*stages[:-1], stages[-1].with_draft(beside))
 
 
-def choose_transport(hellos: Iterable[Hello], *, is_secure: bool = False) -> TransportKind:
-    """`nccl` between stages that have a device each; it refuses two ranks on one, so then tensors are staged. It has no
-    TLS either, so with `spec.network.tls` they always are."""
+def crosses_from_host(config: RuntimeConfig) -> bool:
+    """Whether tensors cross from host memory whatever the devices: gloo is asked for, or TLS, which NCCL has not."""
+    return config.tls is not None or config.transport == "gloo"
+
+
+def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> TransportKind:
+    """`nccl` between stages that have a device each; it refuses two ranks on one, so then tensors are staged, as they
+    are where the config says that they cross from host memory (`needs_host`)."""
     devices = [hello.device for hello in hellos]
     if not any(devices):
-        return TransportKind.GLOO
-    if is_secure:
+        return TransportKind.HOST
+    if needs_host:
         return TransportKind.STAGED
     if all(devices) and len(set(devices)) == len(devices):
         return TransportKind.NCCL
     return TransportKind.STAGED
 
 
-def tells_promptly(hellos: Iterable[Hello], *, is_secure: bool = False) -> bool:
+def tells_promptly(hellos: Iterable[Hello], *, needs_host: bool = False) -> bool:
     """Whether a plan's tokens are told as soon as it is done.
 
     The last stage's thread waits for what the staged transport brings, and tells a device's tokens only after that.
     """
-    return choose_transport(hellos, is_secure=is_secure) is not TransportKind.STAGED
+    return choose_transport(hellos, needs_host=needs_host) is not TransportKind.STAGED
 
 
 def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:
