@@ -91,7 +91,7 @@ def test_the_defaults_are_those_of_the_types() -> None:
         (".spec.template.securityContext", "0 is root"),
         (".spec", "is only for engine.name: vllm"),
         (".spec", "whose exchanges are not captured"),
-        (".spec", "is not built for parallelism.tensor or parallelism.expert above 1 yet"),
+        (".spec", "must be one for each rank of a stage"),
         (".spec", "can't be above 1 where parallelism.tensor is"),
         (".spec", "is only for engine.name: stageline"),
         (".spec", "has no meaning under vllm"),

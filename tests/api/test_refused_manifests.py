@@ -284,47 +284,42 @@ SPEC_CASES = {
     "gpus-of-another-number-than-ranks": (
         "engine: {device: cuda}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
         'spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: '
-        "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+        "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor or expert)",
     ),
-    "ranks-on-devices": (
-        "engine: {device: cuda}\n  parallelism: {tensor: 2}",
-        'spec.engine.device: "cuda" is not allowed: is not built for parallelism.tensor or parallelism.expert above 1 '
-        "yet, whose ranks compute on CPUs: leave it out, or set it to cpu",
+    "gpus-of-another-number-than-ranks-of-layers": (
+        "engine: {device: cuda}\n  parallelism: {tensor: 4}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
+        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: "
+        "must be 4 with engine.device cuda: one for each rank of a stage (parallelism.tensor or expert)",
     ),
-    "ranks-of-experts-on-devices": (
-        "engine: {device: cuda}\n  parallelism: {expert: 2}",
-        'spec.engine.device: "cuda" is not allowed: is not built for parallelism.tensor or parallelism.expert above 1 '
-        "yet, whose ranks compute on CPUs: leave it out, or set it to cpu",
+    "gpus-of-another-number-than-ranks-of-experts": (
+        "engine: {device: cuda}\n  parallelism: {expert: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 1}}}",
+        "spec.template.resources.limits[nvidia.com/gpu]: 1 is not allowed: "
+        "must be 2 with engine.device cuda: one for each rank of a stage (parallelism.tensor or expert)",
     ),
-    "ranks-of-experts-that-would-find-devices": (
-        "parallelism: {expert: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
-        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor or "
-        "parallelism.expert above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out",
+    "gpus-of-another-number-than-ranks-that-would-find-them": (
+        "parallelism: {expert: 2}\n  stages: [{resources: {limits: {nvidia.com/gpu: '3'}}}]",
+        "spec.stages[0].resources.limits[nvidia.com/gpu]: 3 is not allowed: "
+        "must be 2 with engine.device auto: one for each rank of a stage (parallelism.tensor or expert)",
     ),
-    "ranks-that-would-find-devices": (
-        "parallelism: {tensor: 2}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
-        "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor or "
-        "parallelism.expert above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out",
-    ),
-    "ranks-that-would-find-devices-in-a-stage": (
-        "parallelism: {tensor: 2}\n  stages: [{resources: {limits: {nvidia.com/gpu: '2'}}}]",
-        "spec.stages[0].resources.limits[nvidia.com/gpu]: 2 is not allowed: is not for parallelism.tensor or "
-        "parallelism.expert above 1 under engine.name stageline, whose ranks compute on CPUs: leave it out",
+    "graphs-of-ranks-on-devices": (
+        "engine: {device: cuda, graphs: full}\n  parallelism: {tensor: 2}",
+        'spec.engine.graphs: "full" is not allowed: can\'t be had where parallelism.tensor or parallelism.expert is '
+        "above 1, whose exchanges are not captured: auto or off",
     ),
     "a-stage-without-a-gpu": (
         "engine: {device: cuda}\n  stages: [{resources: {limits: {nvidia.com/gpu: '0'}}}]",
         'spec.stages[0].resources.limits[nvidia.com/gpu]: 0 is not allowed: '
-        "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor)",
+        "must be 1 with engine.device cuda: one for each rank of a stage (parallelism.tensor or expert)",
     ),
     "gpus-of-another-number-than-vllms-rank": (
         "engine: {name: vllm}\n  template: {resources: {limits: {nvidia.com/gpu: 2}}}",
         "spec.template.resources.limits[nvidia.com/gpu]: 2 is not allowed: "
-        "must be 1 with engine.name vllm on GPUs: one for each rank of a stage (parallelism.tensor)",
+        "must be 1 with engine.name vllm on GPUs: one for each rank of a stage (parallelism.tensor or expert)",
     ),
     "gpus-of-another-number-than-vllms-ranks": (
         "engine: {name: vllm}\n  parallelism: {tensor: 4}\n  stages: [{resources: {limits: {nvidia.com/gpu: 2}}}]",
         "spec.stages[0].resources.limits[nvidia.com/gpu]: 2 is not allowed: "
-        "must be 4 with engine.name vllm on GPUs: one for each rank of a stage (parallelism.tensor)",
+        "must be 4 with engine.name vllm on GPUs: one for each rank of a stage (parallelism.tensor or expert)",
     ),
     "vllm-owned-variable": (
         "engine: {name: vllm}\n  template: {env: [{name: HF_HOME, value: /x}, {name: VLLM_API_KEY, value: k}]}",

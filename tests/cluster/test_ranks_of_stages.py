@@ -39,12 +39,26 @@ def stage_container(pod: dict[str, Any]) -> dict[str, Any]:
     return next(dict(each) for each in pod["spec"]["containers"] if each["name"] == "stage")
 
 
+ON_DEVICES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "vllm": ({"name": "vllm"}, "tensor", {"limits": {GPU: "2"}}),
+    "ranks of layers": ({"device": "cuda"}, "tensor", {}),
+    "ranks of experts": ({"device": "cuda"}, "expert", {"limits": {GPU: "2"}}),
+}
+
+
+@pytest.mark.parametrize(("engine", "field", "resources"), ON_DEVICES.values(), ids=ON_DEVICES.keys())
 def test_pods_of_two_devices_each_are_placed_and_ready(
-    cluster: Cluster, namespace: str, kubelets: list[InstantKubelet], tmp_path: Path
+    engine: dict[str, Any],
+    field: str,
+    resources: dict[str, Any],
+    cluster: Cluster,
+    namespace: str,
+    kubelets: list[InstantKubelet],
+    tmp_path: Path,
 ) -> None:
-    """The scheduler counts each rank's device: a node of two has room for one stage of two."""
-    template = {"tolerations": [TOLERATION], "resources": {"limits": {GPU: "2"}}}
-    spec = {"engine": {"name": "vllm", "maxModelLen": 64}, "parallelism": {"pipeline": 2, "tensor": 2}}
+    """The scheduler counts each rank's device, named or not: a node of two has room for one stage of two."""
+    template = {"tolerations": [TOLERATION], "resources": resources}
+    spec = {"engine": engine | {"maxModelLen": 64}, "parallelism": {"pipeline": 2, field: 2}}
     with operator_replica(
         cluster.kubeconfig, tmp_path / "log", "--namespace", namespace, "--no-leader-elect"
     ) as operator:

@@ -57,6 +57,7 @@ RESTRICTED: dict[str, dict[str, Any]] = {
     "private registry": {"template": {"imagePullSecrets": [{"name": "ours"}]}},
     "devices": {"template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "network": {"interface": "eth1"}},
     "ranks": {"parallelism": {"pipeline": 2, "tensor": 2}},
+    "ranks on devices": {"engine": {"device": "cuda"}, "parallelism": {"pipeline": 2, "tensor": 2}},
     "overlay": {"template": OVERLAID},
 }
 LEAVING: dict[str, tuple[dict[str, Any], str]] = {

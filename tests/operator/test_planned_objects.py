@@ -385,6 +385,17 @@ def test_a_stage_of_ranks_is_one_pod_with_one_process_that_kubernetes_knows(fiel
     assert revision_of(model) != revision_of(alone)
 
 
+@pytest.mark.parametrize("field", ["tensor", "expert"])
+def test_a_stage_of_ranks_on_cuda_asks_for_a_gpu_for_each_and_has_room_for_what_nccl_shares(field: str) -> None:
+    model = gpu_model(parallelism={"pipeline": 2, field: 4}, template={"sharedMemorySize": "2Gi"})
+    pod = stage_pod(model, 1)
+    stage = container(pod, "stage")
+    assert stage["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in pod["spec"]["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in stage["volumeMounts"]
+    assert "CUDA_VISIBLE_DEVICES" not in environment(stage), "the supervisor gives each rank its own"
+
+
 def test_whoever_names_one_of_the_vendors_devices_gets_no_other() -> None:
     slice_of_one = {"resources": {"limits": {"nvidia.com/mig-3g.40gb": "1"}}}
     pod = stage_pod(gpu_model(stages=[{}, slice_of_one]), 1)

@@ -26,8 +26,9 @@ def sections(directory: Path) -> tuple[Section, ...]:
     """All parts; nothing of a device is touched before one runs."""
     from stageline_bench.gpu_check.device_parts import DeviceParts
     from stageline_bench.gpu_check.group_parts import GroupParts
+    from stageline_bench.gpu_check.rank_parts import RankParts
 
-    device, groups = DeviceParts(directory), GroupParts(directory)
+    device, groups, ranks = DeviceParts(directory), GroupParts(directory), RankParts(directory)
     parts = (
         ("device", "which hardware and software", device.facts),
         ("attention kernels", "Triton's kernels equal plain torch on the GPU", device.attention),
@@ -39,6 +40,13 @@ def sections(directory: Path) -> tuple[Section, ...]:
         ("NCCL", "NCCL starts", device.nccl),
         ("two stages on one device", "staged transport, plans in flight, deferred results", groups.staged),
         ("two stages on two devices", "the NCCL transport", groups.nccl),
+        (
+            "exchanges of two ranks",
+            "sums, gathers and scattered sums between two devices, and what a sum takes",
+            ranks.exchanges,
+        ),
+        ("two ranks of a stage", "two ranks that share each layer give one rank's tokens", ranks.tokens),
+        ("a lost rank", "a rank killed amid exchanges is named, and its stage ends", ranks.lost_rank),
         ("throughput", "captured against eager", groups.throughput),
     )
     return tuple(Section(name=name, shows=shows, run=run) for name, shows, run in parts)

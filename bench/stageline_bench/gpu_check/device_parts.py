@@ -15,6 +15,7 @@ from stageline_bench.gpu_check.one_stage import Answers, draw_prompts, whole_mod
 from stageline_bench.gpu_check.random_model import SMALL, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures
 from stageline_runtime.accelerator.cuda import CudaAccelerator
+from stageline_runtime.accelerator.nccl import operation_error
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.cpu.decoder import build_stage_model
@@ -25,7 +26,6 @@ from stageline_runtime.plan_bus.messages import GraphMode
 from stageline_runtime.plan_bus.step_plan import decode_sizes
 from stageline_runtime.stage.failures import device_memory_failure
 from stageline_runtime.stage.memory_use import blocks_to_measure, measure
-from stageline_runtime.transport.nccl_link import operation_error
 
 NUM_PROMPTS = 6
 NUM_TOKENS = 24

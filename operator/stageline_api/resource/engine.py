@@ -21,10 +21,6 @@ _GRAPHS_OF_RANKS: Final = (
     "can't be had where parallelism.tensor or parallelism.expert is above 1, whose exchanges are not captured: "
     "auto or off"
 )
-_DEVICE_OF_RANKS: Final = (
-    "is not built for parallelism.tensor or parallelism.expert above 1 yet, whose ranks compute on CPUs: "
-    "leave it out, or set it to cpu"
-)
 _EXPERT_OR_TENSOR: Final = "can't be above 1 where parallelism.tensor is: ranks share each layer, or its experts alone"
 _EXPERT_OF_VLLM: Final = (
     "is only for engine.name: stageline: vllm divides experts among the devices of parallelism.tensor, with "
@@ -234,9 +230,10 @@ class ParallelismSpec(SpecBase):
         le=MOST_RANKS,
         description=(
             "Number of ranks that share each layer of a stage. Under `stageline` they are processes of one pod, on the "
-            "CPUs that its limit gives all of them together (docs/tensor-ranks.md); it must divide the model's heads, "
-            "query and KV, and its sizes, mixtures of experts take 1, and devices aren't built. Under `vllm` they are "
-            "devices: `nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 and 8."
+            "CPUs that its limit gives all of them together, or with a device each (docs/tensor-ranks.md); it must "
+            "divide the model's heads, query and KV, and its sizes, and mixtures of experts take 1. Under `vllm` they "
+            "are devices. `nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 "
+            "and 8."
         ),
     )
     expert: int = Field(
@@ -246,8 +243,8 @@ class ParallelismSpec(SpecBase):
         description=(
             "Number of ranks among which the experts in each layer of a stage are divided, for mixtures of experts "
             "under `stageline`: processes of one pod, each with all else of the layers and requests of its own "
-            "(docs/expert-ranks.md). It must divide the model's number of experts, `tensor` must be 1 beside it, and "
-            "devices aren't built. Default 1, between 1 and 8."
+            "(docs/expert-ranks.md). It must divide the model's number of experts, and `tensor` must be 1 beside it. "
+            "`nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 and 8."
         ),
     )
 
@@ -282,7 +279,6 @@ ENGINE_RULES: Final = (
     cel("self.engine.name == 'stageline' || !has(self.engine.speculative)", _SPECULATIVE_RULE, ".engine.speculative"),
     cel("self.parallelism.expert == 1 || self.parallelism.tensor == 1", _EXPERT_OR_TENSOR, ".parallelism.expert"),
     cel("self.parallelism.expert == 1 || self.engine.name != 'vllm'", _EXPERT_OF_VLLM, ".parallelism.expert"),
-    cel(f"{_LONE_RANKS} || self.engine.device != 'cuda'", _DEVICE_OF_RANKS, ".engine.device"),
     cel(f"{_LONE_RANKS} || self.engine.graphs in ['auto', 'off']", _GRAPHS_OF_RANKS, ".engine.graphs"),
 )
 """What the API server checks between the engine's name and the other fields, as `engine_problems` does."""
@@ -316,12 +312,9 @@ def _problems_of_experts(engine: EngineSpec, parallelism: ParallelismSpec) -> li
 
 def _problems_of_ranks(engine: EngineSpec) -> list[FieldProblem]:
     """What stages of several ranks don't have in Stageline's own engine, as far as a spec tells."""
-    problems: list[FieldProblem] = []
-    if engine.device == "cuda":
-        problems.append(FieldProblem(path="spec.engine.device", value=show_value(engine.device), rule=_DEVICE_OF_RANKS))
-    if engine.graphs not in ("auto", "off"):
-        problems.append(FieldProblem(path="spec.engine.graphs", value=show_value(engine.graphs), rule=_GRAPHS_OF_RANKS))
-    return problems
+    if engine.graphs in ("auto", "off"):
+        return []
+    return [FieldProblem(path="spec.engine.graphs", value=show_value(engine.graphs), rule=_GRAPHS_OF_RANKS)]
 
 
 def _adapter_problems(adapters: tuple[LoraAdapterSpec, ...], served_name: str | None) -> list[FieldProblem]:

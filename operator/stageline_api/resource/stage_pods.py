@@ -13,21 +13,22 @@ from stageline_api.resource.vllm_environment import OWNED_CONDITION, OWNED_RULE,
 
 OVERLAY_PATH: Final = "spec.template.podTemplate"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
-_GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be parallelism.tensor: one for each rank of a stage"
-_OF_CPU_RANKS: Final = (
-    "is not for parallelism.tensor or parallelism.expert above 1 under engine.name stageline, whose ranks compute on "
-    "CPUs: leave it out"
-)
-_NO_GPUS_COUNTED: Final = "(self.engine.device != 'cuda' && self.engine.name != 'vllm')"
-_GPUS_ALLOWED: Final = (
-    "self.engine.name == 'vllm' || self.engine.device != 'auto' || "
-    "(self.parallelism.tensor == 1 && self.parallelism.expert == 1)"
+_GPU_RULE: Final = f"{GPU_RESOURCE} in limits must be one for each rank of a stage (parallelism.tensor or expert)"
+_NO_GPUS_COUNTED: Final = (
+    "(self.engine.name != 'vllm' && (self.engine.device == 'cpu' || (self.engine.device == 'auto' && "
+    "self.parallelism.tensor == 1 && self.parallelism.expert == 1)))"
 )
 _NAMES_NO_GPUS: Final = f"!has(R.limits) || !('{GPU_RESOURCE}' in R.limits)"
-# Comparing with more than a literal is beyond the API server's budget for rules.
+
+
+def _has_ranks(ranks: int) -> str:
+    tensor, expert = f"self.parallelism.tensor == {ranks}", f"self.parallelism.expert == {ranks}"
+    return f"{tensor} && {expert}" if ranks == 1 else f"({tensor} || {expert})"
+
+
+# Comparing with more than a literal is beyond the API server's budget for rules. One of both numbers of ranks is 1.
 _COUNTS_GPUS: Final = f"{_NAMES_NO_GPUS} || " + " || ".join(
-    f"(self.parallelism.tensor == {ranks} && "
-    f"(R.limits['{GPU_RESOURCE}'] == {ranks} || R.limits['{GPU_RESOURCE}'] == '{ranks}'))"
+    f"({_has_ranks(ranks)} && (R.limits['{GPU_RESOURCE}'] == {ranks} || R.limits['{GPU_RESOURCE}'] == '{ranks}'))"
     for ranks in range(1, MOST_RANKS + 1)
 )
 
@@ -41,17 +42,6 @@ STAGE_POD_RULES: Final = (
         f"{_NO_GPUS_COUNTED} || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
         f"{_COUNTS_GPUS.replace('R.', 's.resources.')})",
         _GPU_RULE,
-        ".stages",
-    ),
-    cel(
-        f"{_GPUS_ALLOWED} || {_NAMES_NO_GPUS.replace('R.', 'self.template.resources.')}",
-        f"{GPU_RESOURCE} in limits {_OF_CPU_RANKS}",
-        ".template.resources",
-    ),
-    cel(
-        f"{_GPUS_ALLOWED} || !has(self.stages) || self.stages.all(s, !has(s.resources) || "
-        f"{_NAMES_NO_GPUS.replace('R.', 's.resources.')})",
-        f"{GPU_RESOURCE} in limits {_OF_CPU_RANKS}",
         ".stages",
     ),
     *(
@@ -100,19 +90,18 @@ def _gpu_problems(
 
     Under vLLM more than one for each rank is as wrong as less: it takes ranks for those of one node by dividing their
     numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory. The
-    own engine's lone rank may leave devices alone that `auto` has found; several would have to share what it finds.
+    own engine's lone rank may leave devices alone that `auto` has found; several need one each.
     """
-    are_counted = engine.name == "vllm" or engine.device == "cuda"
-    if not are_counted and (engine.device == "cpu" or parallelism.devices_per_stage == 1):
+    is_own = engine.name != "vllm"
+    if is_own and (engine.device == "cpu" or (engine.device == "auto" and parallelism.devices_per_stage == 1)):
         return []
-    where = "with engine.name vllm on GPUs" if engine.name == "vllm" else "with engine.device cuda"
+    where = f"with engine.device {engine.device}" if is_own else "with engine.name vllm on GPUs"
     wanted = parallelism.devices_per_stage
     given = {"spec.template.resources": template.resources}
     given |= {f"spec.stages[{at}].resources": each.resources for at, each in enumerate(stages) if each.resources}
-    counted = f"must be {wanted} {where}: one for each rank of a stage (parallelism.tensor)"
-    right = (None, str(wanted)) if are_counted else (None,)
+    counted = f"must be {wanted} {where}: one for each rank of a stage (parallelism.tensor or expert)"
     return [
-        FieldProblem(path=f"{path}.limits[{GPU_RESOURCE}]", value=count, rule=counted if are_counted else _OF_CPU_RANKS)
+        FieldProblem(path=f"{path}.limits[{GPU_RESOURCE}]", value=count, rule=counted)
         for path, resources in given.items()
-        if (count := resources.limits.get(GPU_RESOURCE)) not in right
+        if (count := resources.limits.get(GPU_RESOURCE)) not in (None, str(wanted))
     ]

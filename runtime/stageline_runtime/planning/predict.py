@@ -272,8 +272,7 @@ def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
         fixed = sum(memory.ranks_in_room(stage) * memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
         free = memory.usable_bytes_of(stages) - fixed
         for stage in stages:
-            rooms = memory.experts if memory.rooms[stage].is_device else 1  # each such rank's, for other sequences
-            capacities[stage] = rooms * max(0, free // per_token)
+            capacities[stage] = max(0, free // per_token)
     return capacities
 
 

@@ -4,8 +4,8 @@
 class RanksEndedError(Exception):
     """Another rank of the stage has ended, so what this one waits for will not come."""
 
-    def __init__(self, operation: str) -> None:
-        super().__init__(f"{operation}: another rank of the stage has ended")
+    def __init__(self, operation: str, reason: str = "another rank of the stage has ended") -> None:
+        super().__init__(f"{operation}: {reason}")
         self.operation = operation
 
 

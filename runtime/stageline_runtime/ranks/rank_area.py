@@ -103,14 +103,25 @@ class RankArea:
         """Let every rank that waits, now or later, fail with `RanksEndedError`: within a tenth of a second."""
         self._head.ended = 1
 
+    @property
+    def is_ended(self) -> bool:
+        return bool(self._head.ended)
+
+    def tell(self, rank: int, rounds: int) -> None:
+        """`rank` has come to so many rounds, where they go elsewhere; only that rank says so, of one area always."""
+        self._places[rank].published = rounds
+
+    def ranks_before(self, rounds: int) -> tuple[int, ...]:
+        """The ranks that have not come to round number `rounds`, counted from 1; for any thread of any process."""
+        return tuple(rank for rank, count in enumerate(self.rounds()) if ctypes.c_int32(count - rounds).value < 0)
+
     def rounds(self) -> list[int]:
         """How many rounds each rank has come to, modulo 2^32; for any thread of any process."""
         return [int(place.published) for place in self._places]
 
     def late_ranks(self, rank: int) -> tuple[int, ...]:
         """The ranks that have not come to the exchange that `rank` is at; for any thread of any process."""
-        rounds = self.rounds()
-        return tuple(each for each, count in enumerate(rounds) if ctypes.c_int32(count - rounds[rank]).value < 0)
+        return self.ranks_before(self.rounds()[rank])
 
     def close(self) -> None:
         """Unmap the area in this process."""

@@ -6,6 +6,7 @@ With layers cut, all ranks hold the same bits. With experts cut, each has rows o
 another row gives; only products of another number of rows may round otherwise, as they do within one rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stageline_runtime.model_facts.expert_cut import ExpertCut, expert_cut
@@ -24,6 +25,9 @@ class StageRanks:
     """Ranks that share every layer (`rank_cut`)."""
     experts: RankGroup = field(default_factory=LoneRank)
     """Ranks that share the experts alone (`expert_cut`)."""
+    await_all: Callable[[str], None] = lambda _purpose: None
+    """Wait until all ranks have come to `purpose`, once for each, however long they load; for ranks on devices, where
+    an exchange that is queued before all are there would seem to hang."""
 
     @classmethod
     def of(cls, tensor: RankGroup | None, experts: RankGroup | None) -> "StageRanks":

@@ -23,6 +23,7 @@ from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.model_facts.rank_cut import part_of_layers
+from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
 from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.protocol import (
     CapturesGraphs,
@@ -107,13 +108,16 @@ class StageLoader:
         accelerator: Accelerator | None,
         build_model: ModelBuilder | None,
         ranks: StageRanks,
+        attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
     ) -> None:
+        """`attention`: on a device; None takes the Triton kernels."""
         self._contract = contract
         self._progress = progress
         self._watchdog = watchdog
         self._accelerator = accelerator
         self._build_model = build_model
         self._ranks = ranks
+        self._attention = attention
 
     def load(self, welcome: Welcome, agree_on_cache: AgreeOnCache) -> LoadedStage | Shutdown:
         """Load, agree on the cache, capture, then meet the peers. `Shutdown`: the group ended meanwhile.
@@ -245,12 +249,15 @@ class StageLoader:
         if self._accelerator is None:
             return None
         self._progress.enter(Phase.LOADING, "measuring the largest step")
+        self._ranks.await_all("measure the largest step")
         try:
             drafting = self._contract.config.speculative
             drafts = 0 if drafting is None else drafting.tokens
             use = measure(model, config, shape, graphs, self._accelerator, drafts=drafts)
         except torch.OutOfMemoryError as error:
             raise allocation_failure(error) from error
+        finally:
+            self._watchdog.rest()
         logger.info("loading took %d MiB, the largest step %d MiB", use.held_bytes >> 20, use.step_bytes >> 20)
         self._progress.enter(Phase.LOADING, "waiting for the other stages to load")
         return use
@@ -275,7 +282,8 @@ class StageLoader:
             return self._build_model
         if self._accelerator is None:
             return partial(build_any_stage_model, ranks=self._ranks.tensor, experts=self._ranks.experts)
-        return device_builder(self._accelerator, ranks=self._ranks.tensor, experts=self._ranks.experts)
+        ranks, experts = self._ranks.tensor, self._ranks.experts
+        return device_builder(self._accelerator, self._attention, ranks, experts=experts)
 
     def _join(self, welcome: Welcome, hidden_size: int, dtype: torch.dtype) -> Transport:
         if self._contract.stage_count == 1:

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -14,7 +13,6 @@ from typing import NoReturn
 
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
-from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
@@ -43,9 +41,12 @@ from stageline_runtime.plan_bus.messages import (
 )
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
 from stageline_runtime.ranks.agreement import have_all_heard
+from stageline_runtime.ranks.device_ranks import DeviceRanks
+from stageline_runtime.ranks.device_rendezvous import JOIN, RankMeeting, join_device_ranks
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.ranks.stage_ranks import StageRanks
+from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.failures import as_failure
 from stageline_runtime.stage.group_end import ask_to_drain, group_failure
 from stageline_runtime.stage.handshake import await_cache_size, await_welcome, connect, say_hello
@@ -77,15 +78,16 @@ class StageProcess:
         self,
         contract: PodContract,
         build_model: ModelBuilder | None = None,
-        choose: Callable[[str], Accelerator | None] = choose_accelerator,
+        devices: Devices | None = None,
         inherited: InheritedRank | None = None,
     ) -> None:
-        """`build_model` and `choose` are for stages that only take time, or whose device is not there; `inherited` is
+        """`build_model` and `devices` are for stages that only take time, or whose device is not there; `inherited` is
         what a rank has from its supervisor.
         """
         self._contract = contract
         self._build_model = build_model
-        self._choose = choose
+        self._devices = devices if devices is not None else Devices()
+        self._device_ranks: DeviceRanks | None = None
         self._accelerator: Accelerator | None = None
         self._stage: LoadedStage | None = None
         self._timeline = Timeline()
@@ -142,7 +144,7 @@ class StageProcess:
         return write_drained(self._contract.stage, self._shutdown.reason)
 
     def _live(self) -> None:
-        self._accelerator = self._choose(self._contract.config.device)
+        self._accelerator = self._devices.choose(self._contract.config.device)
         self._bus = bus = connect(self._contract, self._progress)
         say_hello(bus, self._contract, self._accelerator)
         self._watchdog.start()
@@ -152,7 +154,13 @@ class StageProcess:
             return
         ranks = self._join_ranks()
         loader = StageLoader(
-            self._contract, self._progress, self._watchdog, self._accelerator, self._build_model, ranks
+            self._contract,
+            self._progress,
+            self._watchdog,
+            self._accelerator,
+            self._build_model,
+            ranks,
+            self._devices.attention,
         )
         stage = loader.load(welcome, self._agree_on_cache)
         if isinstance(stage, Shutdown):
@@ -168,6 +176,8 @@ class StageProcess:
     def _join_ranks(self) -> StageRanks:
         if self._inherited is None:
             return StageRanks()
+        if self._accelerator is not None:
+            return self._join_device_ranks(self._inherited, self._accelerator)
         try:
             ranks = SharedMemoryRanks(self._inherited.area, self._contract.rank, self._watchdog.exchange)
         except NativeUnavailableError as error:
@@ -176,6 +186,36 @@ class StageProcess:
         self._agreeing = ranks
         self._progress.exchanges = ranks.times
         return StageRanks(experts=ranks) if self._contract.config.expert > 1 else StageRanks(tensor=ranks)
+
+    def _join_device_ranks(self, inherited: InheritedRank, accelerator: Accelerator) -> StageRanks:
+        contract, timeouts = self._contract, self._contract.config.timeouts
+        meeting = RankMeeting(
+            inherited.store,
+            inherited.area,
+            stage=contract.stage,
+            rank=contract.rank,
+            timeout_seconds=timeouts.rendezvous_seconds,
+        )
+        self._progress.enter(Phase.CONNECTING, "to the other ranks of the stage")
+        # Twice: what joins says more than this can, where it gets to say anything.
+        self._watchdog.watch_start(JOIN, 2 * timeouts.rendezvous_seconds)
+        ranks = join_device_ranks(
+            meeting,
+            self._devices.rank_backend,
+            accelerator,
+            timeout_seconds=timeouts.rendezvous_seconds,
+            step_timeout_seconds=timeouts.step_seconds,
+        )
+        self._watchdog.rest()
+        self._watchdog.unfinished, ranks.observe = ranks.unfinished, self._watchdog.exchange
+        self._ranks = self._device_ranks = ranks
+
+        def await_all(purpose: str) -> None:
+            meeting.meet(purpose, timeouts.load_seconds, FailureClass.MODEL_LOAD)
+
+        if contract.config.expert > 1:
+            return StageRanks(experts=ranks, await_all=await_all)
+        return StageRanks(tensor=ranks, await_all=await_all)
 
     def _agree_on_cache(self, use: MemoryUse | None) -> CacheSized | Shutdown:
         assert self._bus is not None, "it loads without having been welcomed"
@@ -223,6 +263,8 @@ class StageProcess:
 
     def _finish_done(self, bus: StageBus, stage: LoadedStage) -> None:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
+        if self._device_ranks is not None and stage.in_flight:
+            self._device_ranks.check()
         for plan, rows, cancelled in stage.in_flight.finished():
             self._finish(bus, stage.runner, plan, rows, cancelled=cancelled)
 
@@ -326,12 +368,16 @@ class StageProcess:
 
     def _let_device_go(self, code: ExitCode) -> None:
         """Release the device; after `RELEASE_SECONDS` end without, as work that waits for a lost peer never ends."""
-        if self._stage is None or self._stage.in_flight is None:
+        transport = None if self._stage is None or self._stage.in_flight is None else self._stage.transport
+        if transport is None and self._device_ranks is None:
             return
         overdue = threading.Timer(RELEASE_SECONDS, os._exit, args=(code,))
         overdue.daemon = True
         overdue.start()
-        self._stage.transport.close()
+        if self._device_ranks is not None:
+            self._device_ranks.close()
+        if transport is not None:
+            transport.close()
 
     def _end_now(self, failure: RuntimeFailure) -> NoReturn:
         if (asked_by := self._drained_by(failure)) is not None:

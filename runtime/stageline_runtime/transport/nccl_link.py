@@ -1,20 +1,18 @@
 """One NCCL communicator of two ranks, made and tried out before any plan runs.
 
-torch's own watchdog would end the process without last words, so it only cleans up after errors here; the stage's
-watchdog looks at events. A communicator is made at its first use, and that needs both ends at once: every link carries
-one number when the stages meet, in the order of the pipeline. No GPU has run this yet (docs/gpu.md).
+A communicator is made at its first use, and that needs both ends at once: every link carries one number when the stages
+meet, in the order of the pipeline. No GPU has run this yet (docs/gpu.md).
 """
 
-import os
 import time
 from collections import deque
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from stageline_runtime.accelerator.nccl import group_error, new_group, operation_error
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.transport.nccl import NcclTransport
 from stageline_runtime.transport.protocol import WireSizes
@@ -44,7 +42,7 @@ class NcclLink:
             error = operation_error(self._group, self._works.popleft())
             if error is not None:
                 return error
-        return _group_error(self._group)
+        return group_error(self._group)
 
     def abort(self) -> None:
         """Give up everything outstanding."""
@@ -53,26 +51,6 @@ class NcclLink:
     def _queue(self, work: Any) -> None:
         work.wait()  # of the active stream: the host goes on
         self._works.append(work)
-
-
-def operation_error(group: Any, work: Any) -> str | None:
-    """Why `work` of `group` failed, once it is completed; None where it went well.
-
-    `WorkNCCL` refuses `is_success`. Its `exception` tells what its own looks at the communicator found. Once torch's
-    watchdog has aborted the communicator there are no more looks, and operations complete without an exception: then
-    the group tells.
-    """
-    exception = work.exception()
-    if exception is None:
-        return _group_error(group)
-    words = str(exception).splitlines() or [type(exception).__name__]
-    return f"NCCL reported an error: {words[0]}"
-
-
-def _group_error(group: Any) -> str | None:
-    """The first error that torch's watchdog has seen; it notes one before it aborts the communicator."""
-    error = group.get_error().name
-    return None if error == "SUCCESS" else f"NCCL reported {error}; its own words are in the log"
 
 
 def join_nccl(
@@ -138,16 +116,4 @@ def _await(accelerator: Accelerator, timeout_seconds: float) -> None:
 
 def _new_link(store: Store, name: str, rank: int, timeout_seconds: float) -> NcclLink:
     """Raises RuntimeError where NCCL can't be had."""
-    return NcclLink(_new_group(PrefixStore(name, store), rank, timeout_seconds), 1 - rank)
-
-
-def _new_group(store: Store, rank: int, timeout_seconds: float) -> Any:
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # abort communicators, don't end the process
-    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    try:
-        from torch._C._distributed_c10d import ProcessGroupNCCL
-    except ImportError as error:
-        raise RuntimeError("this image's torch is built without NCCL") from error
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_seconds)
-    return ProcessGroupNCCL(store, rank, 2, options)
+    return NcclLink(new_group(PrefixStore(name, store), rank, 2, timeout_seconds), 1 - rank)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from oracles.planning_models import small_llama, small_mixture
@@ -10,10 +11,18 @@ from processes.played_stage import hello
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
-from stageline_runtime.engine.group.welcome import DraftModel, welcome_stages
+from stageline_runtime.engine.group.stage_ranks import check_devices_of_ranks, measured_of_stages
+from stageline_runtime.engine.group.welcome import DraftModel, choose_transport, welcome_stages
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.plan_bus.messages import Hello, Welcome
-from stageline_runtime.planning.memory import USABLE_SHARE, DraftMemory, LargestStep, weight_bytes
+from stageline_runtime.plan_bus.messages import GraphMode, Hello, Measured, TransportKind, Welcome
+from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.planning.memory import (
+    USABLE_DEVICE_SHARE,
+    USABLE_SHARE,
+    DraftMemory,
+    LargestStep,
+    weight_bytes,
+)
 from stageline_runtime.termination import RuntimeFailure
 
 STEP = LargestStep(tokens=64, rows=4)
@@ -138,8 +147,69 @@ def test_what_ranks_can_not_share_is_a_bad_config_with_the_numbers(
     assert (failure.failure_class, failure.detail) == (FailureClass.BAD_CONFIG, detail)
 
 
+def on_device(rank: int, device: str, **changes: Any) -> Hello:
+    return hello(stage_count=1, rank=rank, ranks=2, device=device, **changes)
+
+
 @pytest.mark.parametrize("field", ["tensor", "expert"])
-def test_ranks_on_a_device_are_refused_until_they_are_built(field: str) -> None:
-    on_device = hello(stage_count=1, available_bytes=1 << 40, device="gpu-0")
-    failure = refused(small_mixture(2), on_device, **{field: 2})
-    assert failure.detail == f"spec.parallelism.{field} 2: is not built for devices yet, and stage 0 has one"
+def test_a_device_is_filled_by_one_rank_alone(field: str) -> None:
+    """Of a token's keys and values it takes its heads, where heads are cut."""
+    model = small_llama(4) if field == "tensor" else small_mixture(2)
+    counts = {"ranks": 2} if field == "tensor" else {"experts": 2}
+    whole = LayerRange(first=0, last=model.num_layers - 1)
+    held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2, **counts)
+    step = STEP.bytes_of(model, is_last=True, element_bytes=2, **counts)
+    token = model.kv_bytes_per_token(model.num_layers, 2) // (2 if field == "tensor" else 1)
+    enough = on_device(0, "gpu-0", available_bytes=int((held + step + 256 * token) / USABLE_DEVICE_SHARE) + 2)
+    settings: dict[str, Any] = {field: 2, "max_model_len": 256}
+    welcome = welcomed(model, enough, **settings)
+    assert (welcome.graphs, welcome.transport) == (GraphMode.OFF, TransportKind.NCCL), "exchanges are not captured"
+    short = msgspec.structs.replace(enough, available_bytes=enough.available_bytes - 4096)
+    assert refused(model, short, **settings).failure_class is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("devices", "rule"),
+    [
+        (("gpu-0", "gpu-1"), None),
+        (("", ""), None),
+        (("gpu-0", "gpu-0"), "ranks 0 and 1 of stage 0 share gpu-0, and NCCL takes one rank a device"),
+        (
+            ("gpu-0", ""),
+            "rank 0 of stage 0 has a device and rank 1 has none: give the stage one for each rank "
+            "(resources nvidia.com/gpu), or set engine.device to cpu",
+        ),
+        (
+            ("", "gpu-0"),
+            "rank 1 of stage 0 has a device and rank 0 has none: give the stage one for each rank "
+            "(resources nvidia.com/gpu), or set engine.device to cpu",
+        ),
+    ],
+)
+def test_ranks_of_a_stage_have_a_device_each_or_none_has_one(devices: tuple[str, str], rule: str | None) -> None:
+    hellos = {Place(0, rank): on_device(rank, device) for rank, device in enumerate(devices)}
+    config = contract(tensor=2).config
+    if rule is None:
+        check_devices_of_ranks(hellos, config)
+        return
+    with pytest.raises(RuntimeFailure) as raised:
+        check_devices_of_ranks(hellos, config)
+    told = (raised.value.failure_class, raised.value.detail)
+    assert told == (FailureClass.BAD_CONFIG, f"spec.parallelism.tensor 2: {rule}")
+
+
+def test_lanes_go_by_nccl_only_where_no_two_ranks_of_any_stage_share_a_device() -> None:
+    crossed = [hello(stage=stage, rank=rank, device=f"gpu-{(stage + rank) % 2}") for stage in (0, 1) for rank in (0, 1)]
+    assert choose_transport(crossed) is TransportKind.STAGED
+    apart = [hello(stage=stage, rank=rank, device=f"gpu-{2 * stage + rank}") for stage in (0, 1) for rank in (0, 1)]
+    assert choose_transport(apart) is TransportKind.NCCL
+
+
+def test_a_stage_has_measured_what_the_rank_with_most_has() -> None:
+    measured = {
+        Place(0, 1): Measured(0, held_bytes=5, step_bytes=7),
+        Place(0, 0): Measured(0, held_bytes=9, step_bytes=2),
+        Place(1, 0): Measured(1, held_bytes=1, step_bytes=1),
+    }
+    assert measured_of_stages(measured) == {0: Measured(0, 9, 7), 1: Measured(1, 1, 1)}
+    assert measured_of_stages(dict(reversed(measured.items()))) == {0: Measured(0, 9, 7), 1: Measured(1, 1, 1)}

@@ -1,15 +1,20 @@
 """`make gpu-check`'s own logic: parts end passed, failed or skipped with a reason, and the page says so."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from oracles.simulated_accelerator import ImmediateAccelerator
+from processes.gloo_ranks import GlooRanks
 from processes.repository_files import ROOT
 from stageline_api.errors import UserError
 from stageline_bench.gpu_check import __main__ as program
+from stageline_bench.gpu_check import rank_exchanges
 from stageline_bench.gpu_check.device_parts import DeviceParts
+from stageline_bench.gpu_check.rank_parts import CUDA, RankParts
 from stageline_bench.gpu_check.sections import (
     CheckFailedError,
     Figures,
@@ -23,6 +28,8 @@ from stageline_bench.gpu_check.sections import (
 )
 from stageline_bench.page_section import markers, replace_section
 from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.ranks.device_rendezvous import RankMeeting, join_device_ranks
+from stageline_runtime.ranks.rank_area import RankArea
 
 
 def section(name: str, outcome: Figures | Exception) -> Section:
@@ -117,3 +124,35 @@ def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) ->
 
     with pytest.raises(CheckFailedError, match="before the first other one"):
         DeviceParts(tmp_path, ImmediateAccelerator(), Wrong).layers()
+
+
+def test_parts_on_ranks_are_skipped_where_there_are_too_few_devices(tmp_path: Path) -> None:
+    parts = RankParts(tmp_path, num_devices=1)
+    for part in (parts.exchanges, parts.tokens, parts.lost_rank):
+        with pytest.raises(SkipSectionError, match="needs 2 devices, of which NCCL takes one rank each; 1 is there"):
+            part()
+
+
+@pytest.mark.thorough
+def test_the_parts_on_ranks_pass_on_devices_in_disguise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but NCCL: groups of one rank and of two, and one that is killed."""
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(ROOT / "tests/support"), *filter(None, sys.path)]))
+    command = (str(ROOT / "tests/support/processes/device_ranks_stage.py"),)
+    parts = RankParts(tmp_path, replace(CUDA, device="auto", stage_command=command), num_devices=2)
+    assert parts.tokens() == {"answers equal to one rank's": "8 of 8"}
+    assert parts.lost_rank() == {"named": "stage 0, rank 1"}
+
+
+def test_exchanges_are_compared_and_timed(tmp_path: Path) -> None:
+    """Of a lone rank over gloo: the figures of devices come from their events."""
+    area = RankArea(RankArea.create(1, 4096))
+    meeting = RankMeeting(str(tmp_path / "meeting"), area, stage=0, rank=0, timeout_seconds=20.0)
+    device = ImmediateAccelerator()
+    ranks = join_device_ranks(meeting, GlooRanks(), device, timeout_seconds=20.0, step_timeout_seconds=20.0)
+    assert rank_exchanges.report(ranks, device, ((1, 8), (3, 16))) == {"[1, 8]": "0.0", "[3, 16]": "0.0"}
+
+    ranks.all_reduce = lambda rows, _operation: rows + 1  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"all-reduce of \[1, 8\] on rank 0"):
+        rank_exchanges.report(ranks, device, ((1, 8),))
+    ranks.close()
+    area.close()

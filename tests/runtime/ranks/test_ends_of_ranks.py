@@ -47,6 +47,8 @@ DRAINED = RankEnd(0, 0, words(FailureClass.EVICTED))
         ([RankEnd(1, 65, words(FailureClass.MODEL_LOAD)), LOST], FailureClass.MODEL_LOAD, 1),
         ([RankEnd(1, 71, words(FailureClass.PEER_LOST, peer=1)), LOST], FailureClass.PEER_LOST, None),
         ([RankEnd(1, 64, words(FailureClass.BAD_CONFIG))], FailureClass.BAD_CONFIG, None),
+        ([RankEnd(0, 70, words(FailureClass.RENDEZVOUS_TIMEOUT, rank=1))], FailureClass.RENDEZVOUS_TIMEOUT, 1),
+        ([RankEnd(0, 70, words(FailureClass.RENDEZVOUS_TIMEOUT))], FailureClass.RENDEZVOUS_TIMEOUT, None),
         ([DRAINED, KILLED], FailureClass.KILLED, 1),
         ([RankEnd(1, 0, words(FailureClass.EVICTED)), DRAINED], FailureClass.EVICTED, None),
     ],

@@ -6,6 +6,7 @@ from typing import NoReturn
 import pytest
 
 from stageline_api.failures import FailureClass
+from stageline_runtime.ranks.exchange_times import UnfinishedExchange
 from stageline_runtime.stage.telemetry.watchdog import ENGINE_GRACE_SECONDS, Watchdog
 from stageline_runtime.termination import RuntimeFailure
 
@@ -75,3 +76,40 @@ def test_grace_starts_anew_when_the_engine_is_there(watchdog: Watchdog, engine: 
     engine.hung_up = True
     assert watchdog.failure_at(201.0) is None
     assert watchdog.failure_at(201.0 + ENGINE_GRACE_SECONDS) is None
+
+
+@pytest.mark.parametrize(
+    ("watched", "unfinished", "told"),
+    [
+        (("forward", None), UnfinishedExchange("all-reduce, layer 7", (1, 3)), ("all-reduce, layer 7", None, 1)),
+        (("forward", None), UnfinishedExchange("all-reduce, layer 7", ()), ("all-reduce, layer 7", None, None)),
+        (("receive hidden", 0), UnfinishedExchange("all-gather, hidden", (2,)), ("all-gather, hidden", None, 2)),
+        (("receive hidden", 0), UnfinishedExchange("all-gather, hidden", ()), ("receive hidden", 0, None)),
+        (("receive hidden", 0), None, ("receive hidden", 0, None)),
+    ],
+)
+def test_on_a_device_the_exchange_that_it_is_not_past_is_named(
+    watchdog: Watchdog,
+    watched: tuple[str, int | None],
+    unfinished: UnfinishedExchange | None,
+    told: tuple[str, int | None, int | None],
+) -> None:
+    """A peer stage that is waited for comes first, unless a rank of this stage is known to be late."""
+    watchdog.unfinished = lambda: unfinished
+    watchdog.watch(5, *watched)
+    failure = watchdog.failure_at(time.monotonic() + 11)
+    assert failure is not None
+    assert (failure.operation, failure.peer, failure.rank) == told, failure
+    operation, peer, rank = told
+    late = "" if unfinished is None or rank is None else f" (without rank {', '.join(map(str, unfinished.late))})"
+    towards = late if peer is None else f" (stage {peer})"
+    assert failure.detail == f"plan 5: {operation}{towards} took longer than 10 s"
+
+
+def test_a_part_of_the_start_has_a_limit_of_its_own(watchdog: Watchdog) -> None:
+    watchdog.watch_start("join the ranks", 60.0)
+    assert watchdog.failure_at(time.monotonic() + 59) is None
+    failure = watchdog.failure_at(time.monotonic() + 61)
+    assert failure is not None
+    told = (failure.failure_class, failure.step, failure.detail)
+    assert told == (FailureClass.RENDEZVOUS_TIMEOUT, None, "join the ranks took longer than 60 s")

@@ -5,6 +5,7 @@ uses a buffer too early reads wrong numbers under some seed. `ImmediateAccelerat
 """
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,15 +96,18 @@ class ImmediateAccelerator(_SimulatedDevice):
 
 
 class LateEvent:
-    """Done after some looks, or when somebody waits."""
+    """Done after some looks, or when somebody waits; a device gets there some time, though nobody looks."""
+
+    LATEST_SECONDS = 0.5
 
     def __init__(self, looks: int, seconds: float) -> None:
         self.looks = looks
         self.seconds = seconds
+        self._latest = time.monotonic() + self.LATEST_SECONDS
 
     def is_done(self) -> bool:
         self.looks -= 1
-        return self.looks < 0
+        return self.looks < 0 or time.monotonic() > self._latest
 
     def wait(self) -> None:
         self.looks = 0

@@ -10,7 +10,7 @@ import sys
 from oracles.simulated_accelerator import LateAccelerator
 from stageline_runtime.contract import read_contract
 from stageline_runtime.models.device.attention import PlainAttention
-from stageline_runtime.models.families import device_builder
+from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.process import StageProcess
 
 
@@ -18,8 +18,8 @@ def main() -> None:
     contract = read_contract()
     device = os.environ.get("SIMULATED_DEVICE", "simulated")
     accelerator = None if device == "cpu" else LateAccelerator(contract.stage, device)
-    build = None if accelerator is None else device_builder(accelerator, PlainAttention)
-    sys.exit(StageProcess(contract, build, choose=lambda _asked: accelerator).run())
+    devices = Devices(choose=lambda _asked: accelerator, attention=PlainAttention)
+    sys.exit(StageProcess(contract, devices=devices).run())
 
 
 if __name__ == "__main__":

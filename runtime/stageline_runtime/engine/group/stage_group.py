@@ -19,12 +19,12 @@ from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract, read_identity
 from stageline_runtime.engine.group.rank_results import RankResults, ReadyCounts
+from stageline_runtime.engine.group.stage_ranks import check_devices_of_ranks, hellos_of_stages, measured_of_stages
 from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
     choose_graphs,
     crosses_from_host,
-    hellos_of_stages,
     measuring_stages,
     refusal_of,
     size_loaded_cache,
@@ -165,7 +165,10 @@ class StageGroup:
             RuntimeFailure: a stage did not come or load in time, or the cut or the cache can't be made.
         """
         await self._all_connected()
-        welcomes = welcome_stages(self._stage_hellos, self._contract, self.model, self._model_dir, self.draft)
+        check_devices_of_ranks(self._hellos, self._contract.config)
+        welcomes = welcome_stages(
+            self._stage_hellos, self._contract, self.model, self._model_dir, self.draft, tuple(self._hellos.values())
+        )
         self._send_welcomes(welcomes)
         began = asyncio.get_running_loop().time()
         await self._all_in(self._measured, self._measuring_places(), spent_seconds=0.0)
@@ -227,12 +230,14 @@ class StageGroup:
     @property
     def graphs(self) -> GraphMode:
         """The most that the group's plans may ask for; known once all stages have said hello."""
-        return choose_graphs(self._contract.config.graphs, self._stage_hellos.values(), self.model)
+        return choose_graphs(
+            self._contract.config.graphs, self._stage_hellos.values(), self.model, ranks=self._contract.ranks
+        )
 
     @property
     def tells_promptly(self) -> bool:
         """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
-        return tells_promptly(self._stage_hellos.values(), needs_host=crosses_from_host(self._contract.config))
+        return tells_promptly(self._hellos.values(), needs_host=crosses_from_host(self._contract.config))
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
@@ -240,7 +245,7 @@ class StageGroup:
 
     def _size_cache(self, welcomes: Mapping[int, Welcome]) -> CacheSize:
         config = self._contract.config
-        measured = {place.stage: found for place, found in self._measured.items()}
+        measured = measured_of_stages(self._measured)
         size = size_loaded_cache(self._stage_hellos, welcomes, measured, config, self.model, self.draft)
         self._on_cache_sized(size)
         if not size.holds_all:

@@ -3,16 +3,15 @@
 How tensors cross and what is captured is decided here too, once for all stages, so that no two of them can disagree.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
+from stageline_runtime.engine.group.stage_ranks import refused_ranks
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.expert_cut import refuse_experts
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
@@ -54,29 +53,16 @@ def refusal_of(hello: Hello, contract: PodContract, known: Mapping[Place, Hello]
     return None
 
 
-def hellos_of_stages(hellos: Mapping[Place, Hello]) -> dict[int, Hello]:
-    """What each stage says: its first rank's hello, with what the rank with the least memory sees of it.
-
-    Ranks of a stage are in one container, so they load the same files and share one machine.
-    """
-    least: dict[int, int] = {}
-    for place, hello in hellos.items():
-        least[place.stage] = min(least.get(place.stage, hello.available_bytes), hello.available_bytes)
-    return {
-        place.stage: msgspec.structs.replace(hello, available_bytes=least[place.stage])
-        for place, hello in hellos.items()
-        if place.rank == 0
-    }
-
-
 def welcome_stages(
     hellos: Mapping[int, Hello],
     contract: PodContract,
     model: ModelConfig,
     model_dir: Path,
     draft: DraftModel | None = None,
+    of_ranks: Collection[Hello] = (),
 ) -> dict[int, Welcome]:
-    """Each stage's welcome, once every stage has said hello; the last stage holds `draft` as well.
+    """Each stage's welcome, once every stage has said hello; the last stage holds `draft` as well. `of_ranks`: what all
+    ranks have said, where stages have several.
 
     Raises:
         RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (by what is counted before anything is
@@ -87,7 +73,7 @@ def welcome_stages(
     on_devices = all(hello.device for hello in hellos.values())
     dtype = chosen_dtype(config.dtype, model.dtype, on_devices=on_devices)
     _check_speculation(config, hellos)
-    _check_ranks(config, model, hellos)
+    _check_ranks(config, model)
     memory = _cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft)
     layers = _cut(contract, model, memory=memory, on_devices=on_devices)
     size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
@@ -106,8 +92,8 @@ def welcome_stages(
             max_step_tokens=config.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host) * contract.ranks,
             stages_in_container=containers.count((hello.host, hello.container)) * contract.ranks,
-            transport=choose_transport(hellos.values(), needs_host=crosses_from_host(config)),
-            graphs=choose_graphs(config.graphs, hellos.values(), model),
+            transport=choose_transport(of_ranks or hellos.values(), needs_host=crosses_from_host(config)),
+            graphs=choose_graphs(config.graphs, hellos.values(), model, ranks=contract.ranks),
             draft_dir=str(draft.directory) if draft is not None and stage == last else "",
             layer_counts=tuple(each.count for each in layers),
             next_address=_address(hellos[(stage + 1) % len(hellos)]),
@@ -209,20 +195,15 @@ def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> No
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check speculative")
 
 
-def _check_ranks(config: RuntimeConfig, model: ModelConfig, hellos: Mapping[int, Hello]) -> None:
+def _check_ranks(config: RuntimeConfig, model: ModelConfig) -> None:
     tensor, experts = config.tensor_ranks, config.expert
-    on_devices = [stage for stage, hello in sorted(hellos.items()) if hello.device]
     try:
-        if config.stage_ranks > 1 and on_devices:
-            raise UnsupportedModelError(f"is not built for devices yet, and stage {on_devices[0]} has one")
         if tensor > 1 and experts > 1:
             raise UnsupportedModelError(f"can't be had beside spec.parallelism.tensor {tensor}")
         refuse_ranks(model, tensor)
         refuse_experts(model, experts)
     except UnsupportedModelError as error:
-        field = f"spec.parallelism.expert {experts}" if experts > 1 else f"spec.parallelism.tensor {tensor}"
-        detail = f"{field}: {error}"
-        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check the ranks") from error
+        raise refused_ranks(config, str(error)) from error
 
 
 def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
@@ -294,7 +275,8 @@ def _counted(
     element_bytes: int,
     draft: DraftModel | None,
 ) -> tuple[StageMemory, ...]:
-    """What each stage takes: with several ranks, all of them together, which share its memory.
+    """What each stage takes of its room: with several ranks, all of them together, which share a host's memory, or one
+    of them of a device of its own.
 
     Of a token's keys and values they hold one copy together: each its heads, or one of them all.
     """
@@ -306,7 +288,8 @@ def _counted(
             stage=stage,
             room=_room(hello),
             layers=layers[stage],
-            weight_bytes=config.stage_ranks
+            kv_ranks=tensor if hello.device else 1,
+            weight_bytes=_ranks_in_room(config, hello)
             * weight_bytes(
                 model,
                 layers[stage],
@@ -316,7 +299,7 @@ def _counted(
                 ranks=tensor,
                 experts=experts,
             ),
-            step_bytes=config.stage_ranks
+            step_bytes=_ranks_in_room(config, hello)
             * step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes, ranks=tensor, experts=experts),
         )
         for stage, hello in sorted(hellos.items())
@@ -327,14 +310,19 @@ def _counted(
     return (*stages[:-1], stages[-1].with_draft(beside))
 
 
+def _ranks_in_room(config: RuntimeConfig, hello: Hello) -> int:
+    """How many ranks of a stage take from the memory that its hello tells of."""
+    return 1 if hello.device else config.stage_ranks
+
+
 def crosses_from_host(config: RuntimeConfig) -> bool:
     """Whether tensors cross from host memory whatever the devices: gloo is asked for, or TLS, which NCCL has not."""
     return config.tls is not None or config.transport == "gloo"
 
 
 def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> TransportKind:
-    """`nccl` between stages that have a device each; it refuses two ranks on one, so then tensors are staged, as they
-    are where the config says that they cross from host memory (`needs_host`)."""
+    """`nccl` between stages, or their ranks, that have a device each; it refuses two ranks on one, so then tensors are
+    staged, as they are where the config says that they cross from host memory (`needs_host`)."""
     devices = [hello.device for hello in hellos]
     if not any(devices):
         return TransportKind.HOST
@@ -365,9 +353,10 @@ def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:
     return auto if asked == "auto" else GraphMode(asked)
 
 
-def choose_graphs(asked: str, hellos: Iterable[Hello], model: ModelConfig) -> GraphMode:
-    """The most that the group captures; a mixture of experts can't be captured, so `auto` doesn't ask for it."""
-    capturable = all(hello.device for hello in hellos) and model.mixture is None
+def choose_graphs(asked: str, hellos: Iterable[Hello], model: ModelConfig, *, ranks: int = 1) -> GraphMode:
+    """The most that the group captures; a mixture of experts can't be captured, nor are the exchanges of a stage's
+    `ranks`, so `auto` doesn't ask for either."""
+    capturable = all(hello.device for hello in hellos) and model.mixture is None and ranks == 1
     return resolve_graphs(asked, auto=GraphMode.FULL if capturable else GraphMode.OFF)
 
 

@@ -29,6 +29,8 @@ class StageMemory:
     weight_bytes: int
     step_bytes: int
     """What its largest step takes beside weights and cache."""
+    kv_ranks: int = 1
+    """Ranks that share each token's keys and values, of which the room is one's."""
     draft_token_bytes: int = 0
     """What each token's keys and values take in the draft model that it holds."""
 
@@ -42,8 +44,9 @@ class StageMemory:
         )
 
     def token_bytes(self, config: ModelConfig, element_bytes: int) -> int:
-        """What each token's keys and values take."""
-        return config.kv_bytes_per_token(self.layers.count, element_bytes) + self.draft_token_bytes
+        """What each token's keys and values take of the room."""
+        whole = config.kv_bytes_per_token(self.layers.count, element_bytes)
+        return whole // self.kv_ranks + self.draft_token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

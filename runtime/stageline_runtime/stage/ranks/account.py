@@ -29,8 +29,8 @@ class RankAccount(BaseModel):
 
     status: StageStatus
     busy_seconds: float
-    exchange_seconds: float
-    """Of the busy time: in exchanges with the other ranks."""
+    exchange_seconds: float | None
+    """Of the busy time: in exchanges with the other ranks. None on a device, where the host waits for none."""
 
     @classmethod
     def of(cls, progress: StageProgress) -> "RankAccount":
@@ -38,7 +38,7 @@ class RankAccount(BaseModel):
         return cls(
             status=progress.status(),
             busy_seconds=sum(spent.get(kind, 0.0) for kind in BusyKind),
-            exchange_seconds=progress.exchanges.seconds,
+            exchange_seconds=None if progress.exchanges is None else progress.exchanges.seconds,
         )
 
 

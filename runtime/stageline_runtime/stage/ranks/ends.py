@@ -60,9 +60,11 @@ def _words(stage: int, end: RankEnd) -> TerminationMessage:
 
 
 def _with_rank(words: TerminationMessage, rank: int) -> TerminationMessage:
-    """Named by `rank`, unless they name another one, or tell of no rank."""
+    """Named by `rank`, unless they name another one, or tell of none that failed."""
     if words.failure_class in _OF_NO_RANK:
         return words.model_copy(update={"rank": None})
+    if words.failure_class is FailureClass.RENDEZVOUS_TIMEOUT:
+        return words  # who tells of it is there: the rank that isn't is named, or not known
     return words if words.rank is not None else words.model_copy(update={"rank": rank})
 
 

@@ -13,6 +13,8 @@ from stageline_runtime.ranks.rank_area import RankArea
 class InheritedRank:
     area: RankArea
     rank: int
+    store: str
+    """Path of the file in which ranks on devices meet."""
     health: socket.socket
     """Listens for the supervisor's questions."""
 
@@ -20,7 +22,9 @@ class InheritedRank:
     def read(cls, rank: int, environ: Mapping[str, str] = os.environ) -> "InheritedRank":
         """Take over the descriptors; raises KeyError, ValueError or OSError when a supervisor didn't make them."""
         area = int(environ[env.RANK_AREA])
-        inherited = cls(RankArea(area), rank, socket.socket(fileno=int(environ[env.RANK_HEALTH])))
+        inherited = cls(
+            RankArea(area), rank, environ[env.RANK_STORE], socket.socket(fileno=int(environ[env.RANK_HEALTH]))
+        )
         os.close(area)
         return inherited
 

@@ -97,7 +97,8 @@ class _RankCollector(Collector):
         answered = self._pages.accounts()
         accounts = [(str(rank), one) for rank, one in enumerate(answered) if one is not None]
         yield self._families.by_label(names.RANK_BUSY, [(rank, one.busy_seconds) for rank, one in accounts])
-        yield self._families.by_label(names.RANK_EXCHANGE, [(rank, one.exchange_seconds) for rank, one in accounts])
+        told = [(rank, seconds) for rank, one in accounts if (seconds := one.exchange_seconds) is not None]
+        yield self._families.by_label(names.RANK_EXCHANGE, told)
         yield self._families.by_label(names.RANK_MEMORY, [(rank, one.status.memory_bytes) for rank, one in accounts])
         phase = phase_of_ranks(answered)
         yield self._families.by_label(names.STAGE_PHASE, [(one.value, float(one is phase)) for one in Phase])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -43,12 +43,14 @@ LAST_WORDS_SECONDS: Final = 1.5
 """How long ranks may take to end after the first one has failed: longer than a watchdog's look takes to come round."""
 DRAINED_SECONDS: Final = 10.0
 """The same, after one has ended as it was told to."""
+VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 class RankProcess:
     """One rank: the process, the socket on which it answers, the memory that it writes its last words into."""
 
-    def __init__(self, rank: int, area: int, command: Sequence[str]) -> None:
+    def __init__(self, rank: int, area: int, command: Sequence[str], given: Mapping[str, str]) -> None:
+        """`given`: variables of its own, beside those by which it finds what it inherits."""
         self.rank = rank
         self._words = os.memfd_create(f"stageline-rank-{rank}")
         listener = socket.socket(socket.AF_UNIX)
@@ -57,6 +59,7 @@ class RankProcess:
         self.address: bytes = listener.getsockname()
         environment = {
             **os.environ,
+            **given,
             env.STAGE_RANK: str(rank),
             env.RANK_AREA: str(area),
             env.RANK_HEALTH: str(listener.fileno()),
@@ -87,6 +90,20 @@ class RankProcess:
         os.close(self._words)
 
 
+def visible_device(rank: int, asked: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variable that lets a rank see one device, its own: of those that the container names, or has.
+
+    `asked` is `spec.engine.device`. A rank for which none is left sees none, and says so or is refused by the engine.
+    """
+    if asked == "cpu":
+        return {}
+    named = environ.get(VISIBLE_DEVICES)
+    if named is None:
+        return {VISIBLE_DEVICES: str(rank)}
+    devices = [one.strip() for one in named.split(",") if one.strip()]
+    return {VISIBLE_DEVICES: devices[rank] if rank < len(devices) else ""}
+
+
 class RankSupervisor:
     def __init__(self, contract: PodContract, command: Sequence[str] = RANK_COMMAND) -> None:
         """`command`: arguments of the interpreter that make a rank."""
@@ -103,7 +120,9 @@ class RankSupervisor:
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             with tempfile.TemporaryDirectory(prefix="stageline-ranks-") as directory:
-                os.environ[env.NATIVE_LIBRARY] = str(library_for_others(Path(directory)))
+                os.environ[env.RANK_STORE] = f"{directory}/meeting"
+                if self._contract.config.device != "cuda":
+                    os.environ[env.NATIVE_LIBRARY] = str(library_for_others(Path(directory)))
                 return self._run(area, descriptor)
         except NativeUnavailableError as error:
             detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
@@ -115,7 +134,8 @@ class RankSupervisor:
 
     def _run(self, area: RankArea, descriptor: int) -> int:
         for number in range(self._contract.ranks):
-            self._ranks.append(RankProcess(number, descriptor, self._command))
+            given = visible_device(number, self._contract.config.device)
+            self._ranks.append(RankProcess(number, descriptor, self._command, given))
         logger.info("started %d ranks: processes %s", len(self._ranks), [rank.process.pid for rank in self._ranks])
         pages = RankPages(self._contract, [rank.address for rank in self._ranks])
         try:

@@ -104,7 +104,7 @@ class StageProgress:
     steps: int = 0
     is_rank: bool = False
     """Whether the stage has other ranks beside this one."""
-    exchanges: ExchangeTimes = field(default_factory=ExchangeTimes)
+    exchanges: ExchangeTimes | None = None
     """With them."""
 
     startup_seconds: Mapping[Phase, float] = field(default_factory=dict)

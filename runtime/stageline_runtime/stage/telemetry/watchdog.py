@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from stageline_api.failures import FailureClass
+from stageline_runtime.ranks.exchange_times import UnfinishedExchange
 from stageline_runtime.termination import RuntimeFailure
 
 POLL_SECONDS = 0.5
@@ -24,6 +25,8 @@ class _Watched(NamedTuple):
     since_seconds: float
     is_exchange: bool = False
     """Between the ranks of this stage; what is computed after it goes by its name too."""
+    start_seconds: float | None = None
+    """Part of the start, with this limit instead of a step's."""
 
 
 class Watchdog:
@@ -41,6 +44,8 @@ class Watchdog:
         self._engine_hung_up = engine_hung_up
         self._end = end
         self._late_ranks = late_ranks
+        self.unfinished: Callable[[], UnfinishedExchange | None] = lambda: None
+        """On a device: the exchange between this stage's ranks that it has not come past; asked when time is up."""
         self._watched: _Watched | None = None
         self._hung_up_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -51,6 +56,10 @@ class Watchdog:
     def watch(self, step: int, operation: str, peer: int | None) -> None:
         """An operation begins; it replaces the one before."""
         self._watched = _Watched(step, operation, peer, time.monotonic())
+
+    def watch_start(self, operation: str, limit_seconds: float) -> None:
+        """An operation of the start begins, of class RendezvousTimeout where it takes longer than `limit_seconds`."""
+        self._watched = _Watched(0, operation, None, time.monotonic(), start_seconds=limit_seconds)
 
     def exchange(self, operation: str) -> None:
         """An exchange between this stage's ranks begins, within the step that is being watched."""
@@ -64,7 +73,7 @@ class Watchdog:
     def failure_at(self, now_seconds: float) -> RuntimeFailure | None:
         """The reason to end the stage at `now_seconds`, if there is one."""
         watched = self._watched
-        if watched is not None and now_seconds - watched.since_seconds > self._timeout_seconds:
+        if watched is not None and now_seconds - watched.since_seconds > self._limit_of(watched):
             return self._overdue(watched)
         if not self._engine_hung_up():
             self._hung_up_since = None
@@ -75,19 +84,27 @@ class Watchdog:
             return RuntimeFailure(FailureClass.ENGINE_LOST, "the engine closed the plan bus", operation="plan bus")
         return None
 
+    def _limit_of(self, watched: _Watched) -> float:
+        return self._timeout_seconds if watched.start_seconds is None else watched.start_seconds
+
     def _overdue(self, watched: _Watched) -> RuntimeFailure:
         late = self._late_ranks() if watched.is_exchange else ()
-        operation, towards = watched.operation, "" if watched.peer is None else f" (stage {watched.peer})"
-        if late:
-            towards = f" (without rank {', '.join(map(str, late))})"
-        elif watched.is_exchange:
+        operation, peer = watched.operation, watched.peer
+        unfinished = self.unfinished()
+        if unfinished is not None and (unfinished.late or peer is None):
+            operation, late, peer = unfinished.operation, unfinished.late, None
+        elif watched.is_exchange and not late:
             operation = f"computing after {operation}"
+        towards = f" (without rank {', '.join(map(str, late))})" if late else ""
+        towards = towards if peer is None else f" (stage {peer})"
+        is_start = watched.start_seconds is not None
+        when = "" if is_start else f"plan {watched.step}: "
         return RuntimeFailure(
-            FailureClass.STEP_TIMEOUT,
-            f"plan {watched.step}: {operation}{towards} took longer than {self._timeout_seconds:g} s",
+            FailureClass.RENDEZVOUS_TIMEOUT if is_start else FailureClass.STEP_TIMEOUT,
+            f"{when}{operation}{towards} took longer than {self._limit_of(watched):g} s",
             operation=operation,
-            step=watched.step,
-            peer=watched.peer,
+            step=None if is_start else watched.step,
+            peer=peer,
             rank=late[0] if late else None,
         )
 

@@ -1,0 +1,131 @@
+"""The parts of the check for stages of several ranks, each on a device of its own: exchanges, tokens, a killed rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from stageline_api import env
+from stageline_api.errors import UserError
+from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_bench.gpu_check.group_parts import SAME_TOKENS
+from stageline_bench.gpu_check.random_model import SMALL, write_random_model
+from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
+from stageline_bench.runtime.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.workload import Workload
+from stageline_runtime.ranks.rank_area import RankArea
+from stageline_runtime.stage.ranks.supervisor import VISIBLE_DEVICES, visible_device
+
+RANKS = 2
+LONGEST_SECONDS = 400.0
+LONG = Workload(name="until a rank is gone", requests=4, input_tokens=16, output_tokens=200)
+
+
+CUDA = GroupShape(
+    name="T = 1",
+    stage_cores=(0,),
+    dtype="float32",
+    max_model_len=256,
+    graphs="off",
+    device="cuda",
+    visible_devices=("0",),
+    is_pinned=False,
+)
+
+
+class RankParts:
+    """Two ranks on two devices, of a group or by themselves."""
+
+    def __init__(self, directory: Path, shape: GroupShape = CUDA, num_devices: int | None = None) -> None:
+        """`shape` of one rank; `num_devices` None counts CUDA's."""
+        self._directory = directory
+        self._one_rank = shape
+        self._num_devices = num_devices
+
+    def exchanges(self) -> Figures:
+        """Every kind of exchange gives what it should, and how long a sum takes."""
+        self._need_devices()
+        folder = self._directory / "rank-exchanges"
+        folder.mkdir()
+        area = RankArea.create(RANKS, 4096)
+        processes = [_start_rank(rank, area, folder) for rank in range(RANKS)]
+        try:
+            answers = [process.communicate(timeout=LONGEST_SECONDS) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+            os.close(area)
+        for rank, (process, (_, errors)) in enumerate(zip(processes, answers, strict=True)):
+            if process.returncode:
+                raise CheckFailedError(f"rank {rank}: {errors.decode(errors='replace').strip().splitlines()[-1:]}")
+        return {f"sum of {shape}": f"{took} µs" for shape, took in json.loads(answers[0][0]).items()}
+
+    def tokens(self) -> Figures:
+        """Two ranks of one stage give the answers of one rank, in float32."""
+        self._need_devices()
+        model_dir = self._model()
+        with bench_group(self._one_rank, model_dir, self._directory / "one-rank") as group:
+            expected = group.run(SAME_TOKENS).outputs
+        with bench_group(self._two_ranks(), model_dir, self._directory / "two-ranks") as group:
+            outputs = group.run(SAME_TOKENS).outputs
+        equal = sum(a == b for a, b in zip(expected, outputs, strict=True))
+        if equal < len(expected):
+            raise CheckFailedError(f"only {equal} of {len(expected)} answers equal one rank's")
+        return {"answers equal to one rank's": f"{equal} of {len(expected)}"}
+
+    def lost_rank(self) -> Figures:
+        """A rank killed amid exchanges: its stage ends, and says which rank it was."""
+        self._need_devices()
+        folder = self._directory / "lost-rank"
+        try:
+            with bench_group(self._two_ranks(), self._model(), folder) as group:
+                group.begin(LONG)
+                os.kill(_newest_child(group.stages[0].process.pid), signal.SIGKILL)
+                group.stages[0].process.wait(timeout=LONGEST_SECONDS)
+                group.finish()
+        except UserError:
+            pass  # the engine lost its stage, as it should
+        else:
+            raise CheckFailedError("the round went on without the rank")
+        words = TerminationMessage.model_validate_json((folder / "stage-0.termination").read_bytes())
+        if (words.failure_class, words.rank) != (FailureClass.KILLED, RANKS - 1):
+            raise CheckFailedError(f"the stage said {words.failure_class}, rank {words.rank}: {words.detail}")
+        return {"named": f"stage 0, rank {words.rank}"}
+
+    def _two_ranks(self) -> GroupShape:
+        visible = (",".join(map(str, range(RANKS))),)
+        return replace(self._one_rank, name=f"T = {RANKS}", tensor=RANKS, visible_devices=visible)
+
+    def _need_devices(self) -> None:
+        there = torch.cuda.device_count() if self._num_devices is None else self._num_devices
+        if there < RANKS:
+            raise SkipSectionError(f"needs {RANKS} devices, of which NCCL takes one rank each; {there} is there")
+
+    def _model(self) -> Path:
+        directory = self._directory / "ranked"
+        if not (directory / "model.safetensors").exists():
+            write_random_model(directory, SMALL, torch.device("cpu"))
+        return directory
+
+
+def _start_rank(rank: int, area: int, folder: Path) -> "subprocess.Popen[bytes]":
+    given = {env.STAGE_RANK: str(rank), env.RANK_AREA: str(area), env.RANK_STORE: str(folder / "meeting")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "stageline_bench.gpu_check.rank_exchanges"],
+        env={**os.environ, **given, VISIBLE_DEVICES: visible_device(rank, "cuda")[VISIBLE_DEVICES]},
+        pass_fds=(area,),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _newest_child(supervisor: int) -> int:
+    """The last rank that a stage's supervisor has started."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return int(children[-1])

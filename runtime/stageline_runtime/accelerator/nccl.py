@@ -1,0 +1,72 @@
+"""NCCL's communicators, as torch wraps them: how one is made, and how its errors are told. No GPU has run this yet
+(docs/gpu.md).
+
+They are made directly rather than through torch's global default, so that nothing in a stage depends on global state.
+torch's own watchdog would end the process without last words, so it only cleans up after errors here; the stage's
+watchdog looks at events.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Store
+
+
+def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any:
+    """One rank's end of a communicator, which is connected at its first use; raises RuntimeError without NCCL."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # abort communicators, don't end the process
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    try:
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+    except ImportError as error:
+        raise RuntimeError("this image's torch is built without NCCL") from error
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_seconds)
+    try:
+        return ProcessGroupNCCL(store, rank, size, options)
+    except ValueError as error:  # no device is there
+        raise RuntimeError(str(error)) from error
+
+
+def operation_error(group: Any, work: Any) -> str | None:
+    """Why `work` of `group` failed, once it is completed; None where it went well.
+
+    `WorkNCCL` refuses `is_success`. Its `exception` tells what its own looks at the communicator found. Once torch's
+    watchdog has aborted the communicator there are no more looks, and operations complete without an exception: then
+    the group tells.
+    """
+    exception = work.exception()
+    if exception is None:
+        return group_error(group)
+    words = str(exception).splitlines() or [type(exception).__name__]
+    return f"NCCL reported an error: {words[0]}"
+
+
+def group_error(group: Any) -> str | None:
+    """The first error that torch's watchdog has seen; it notes one before it aborts the communicator."""
+    error = group.get_error().name
+    return None if error == "SUCCESS" else f"NCCL reported {error}; its own words are in the log"
+
+
+class NcclRanks:
+    """Communicators for the ranks of a stage, each of which has a device of its own; a `RankBackend`."""
+
+    name = "NCCL"
+
+    def open(self, store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float) -> Any:
+        """Connecting begins here: at a first use within a step it would be waited for unseen.
+
+        Raises:
+            RuntimeError: NCCL can't be had, or refuses.
+        """
+        # Later versions connect for each algorithm at its first use, on the host and with all ranks at once.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        group = new_group(store, rank, size, timeout_seconds)
+        group.eager_connect_single_device(device)
+        return group
+
+    def error(self, group: Any) -> str | None:
+        """What went wrong in any exchange so far, if something did."""
+        return group_error(group)
