@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
 from processes.gateway_command import COMMAND, gateway_process
@@ -92,20 +94,26 @@ def children(pid: int) -> list[int]:
 
 @contextmanager
 def served_by_two(
-    directory: Path, engine: ScriptedEngine, *options: str, program: tuple[str, ...] = ()
+    directory: Path,
+    engine: ScriptedEngine,
+    *options: str,
+    program: tuple[str, ...] = (),
+    trust: ssl.SSLContext | bool = True,
 ) -> Iterator[Served]:
     keys = directory / "keys.yaml"
     keys.write_text(json.dumps({"keys": KEYS}))
     limits = ("--keys", str(keys), "--open-limit", str(OPEN_LIMIT), "--log-level", "debug")
     with ExitStack() as stack:
         program = program or tuple(COMMAND)
-        started = gateway_process(directory, engine, "--workers", "2", *limits, *options, program=program)
+        started = gateway_process(directory, engine, "--workers", "2", *limits, *options, program=program, trust=trust)
         process, url = stack.enter_context(started)
         admin_url = re.search(r"admin on (http://\S+)", (directory / "gateway.log").read_text())
         assert admin_url
         no_reuse = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         admin, http = (
-            stack.enter_context(httpx.Client(base_url=base, trust_env=False, timeout=120, limits=no_reuse))
+            stack.enter_context(
+                httpx.Client(base_url=base, trust_env=False, timeout=120, limits=no_reuse, verify=trust)
+            )
             for base in (admin_url[1], url)
         )
         eventually(lambda: admin.get("/readyz").status_code == 200, (directory / "gateway.log").read_text)
@@ -235,7 +243,7 @@ def test_changed_keys_reach_both_workers(served: Served) -> None:
 
 @pytest.mark.thorough
 def test_a_worker_that_stands_still_is_replaced(tmp_path: Path, engine: ScriptedEngine) -> None:
-    """Nothing hangs for good: a scrape names it meanwhile, and connections that it was given end."""
+    """Nothing hangs for good: connections that it was given end with it."""
     with served_by_two(tmp_path, engine, program=(sys.executable, "-c", IMPATIENT)) as served:
         stopped, _ = served.workers
         os.kill(stopped, signal.SIGSTOP)
@@ -279,6 +287,24 @@ def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path, engine: Scr
         engine.release()
         assert streaming.read().rstrip().endswith(b"[DONE]"), "an answer was not finished"
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), lambda: served.log)
+
+
+def test_connections_by_tls_count_over_both_workers(tmp_path: Path, engine: ScriptedEngine) -> None:
+    engine.script = lambda _: held()
+    authority = trustme.CA()
+    pair, trust = authority.issue_cert("127.0.0.1"), ssl.create_default_context()
+    authority.configure_trust(trust)
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in pair.cert_chain_pems))
+    pair.private_key_pem.write_to_path(str(key))
+    options = ("--tls-certificate", str(certificate), "--tls-key", str(key), "--connection-limit", "4")
+    with served_by_two(tmp_path, engine, *options, trust=trust) as served, ExitStack() as stack:
+        for name in ("fast", "wide", "other", "busy"):
+            assert stack.enter_context(served.stream(name)).status_code == 200
+        for _ in range(10):
+            with pytest.raises(httpx.HTTPError):
+                served.ask("fast")
+        engine.release()
 
 
 def test_what_keeps_every_worker_from_starting_is_said_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`stageline gateway` as a process before a scripted engine."""
 
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ def gateway_process(
     *options: str,
     under: tuple[str, ...] = (),
     program: tuple[str, ...] = tuple(COMMAND),
+    trust: ssl.SSLContext | bool = True,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A gateway before `engine`, with its URL; killed when the test leaves it running.
 
@@ -35,9 +37,10 @@ def gateway_process(
         process = subprocess.Popen(command, stderr=stderr, text=True)
     try:
         eventually(lambda: "listening on" in log.read_text() or process.poll() is not None, log.read_text)
-        found = re.search(r"listening on (http://\S+)", log.read_text())
+        found = re.search(r"listening on (https?://\S+)", log.read_text())
         assert found, log.read_text()
-        assert httpx.get(f"{found.group(1)}/healthz", trust_env=False, timeout=120).status_code == 200
+        answered = httpx.get(f"{found.group(1)}/healthz", trust_env=False, timeout=120, verify=trust)
+        assert answered.status_code == 200
         yield process, found.group(1)
     finally:
         if process.poll() is None:
