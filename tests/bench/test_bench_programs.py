@@ -193,6 +193,7 @@ def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         (("offline", "--input-tokens", "600"), "600 + 96 tokens don't fit a context of 640"),
         (("paced", "--output-tokens", "609"), "32 + 609 tokens don't fit a context of 640"),
         (("pipeline", "--cores", str(CORES[0])), "give two cores"),
+        (("speculation", "--stages", "1,2", "--cores", str(CORES[0])), "'1,2' are not pipelines over the cores"),
     ],
     ids=str,
 )

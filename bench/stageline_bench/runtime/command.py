@@ -226,13 +226,27 @@ def ranks(
 @bench.command()
 @model_options
 @common
-@click.option("--cores", callback=_cores, default="0,1", help="One core per stage; as many stages as cores.")
+@click.option("--stages", callback=_numbers, default="1,2", help="Pipeline lengths; those of two have floors.")
+@click.option("--cores", callback=_cores, default="0,1", help="One core per stage, in this order.")
 @click.option("--rounds", type=click.IntRange(1), default=5)
-def speculation(source: str, cache_dir: Path, results: Path, page: Path | None, **rest: Any) -> None:
+def speculation(
+    source: str,
+    cache_dir: Path,
+    results: Path,
+    page: Path | None,
+    stages: tuple[int, ...],
+    cores: tuple[int, ...],
+    **rest: Any,
+) -> None:
     """Drafts by lookup: the same prompts with and without, one request, four and sixteen."""
+    if not stages or not 1 <= min(stages) <= max(stages) <= len(cores):
+        asked, there = ",".join(map(str, stages)), ",".join(map(str, cores))
+        raise click.BadParameter(f"{asked!r} are not pipelines over the cores {there}", param_hint="--stages")
     with tempfile.TemporaryDirectory() as scratch:
         model = _model(source, cache_dir)
-        _keep(run_speculation(model, directory=Path(scratch), say=click.echo, **rest), results, page)
+        directory = Path(scratch)
+        result = run_speculation(model, stages=stages, cores=cores, directory=directory, say=click.echo, **rest)
+        _keep(result, results, page)
 
 
 @bench.command("draft-model")

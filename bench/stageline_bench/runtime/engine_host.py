@@ -134,6 +134,7 @@ class EngineHost:
             on_step_done=self._core.step_done,
             on_drain_requested=lambda _stage: None,
             on_drafted=self._core.drafted,
+            on_begun=self._core.begun,
             draft=read_draft_model(self._contract.config, self._model_dir),
         )
         rounds = asyncio.create_task(self._serve(group))

@@ -5,7 +5,7 @@ are measured next to each other; the order turns from round to round. Answers en
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,12 +21,18 @@ from stageline_bench.runtime.paced import write_paced_model
 from stageline_bench.runtime.results import Result, Target, this_machine, today
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.speculation.step_cost import StepCost
 
 PROMPTS = Path(__file__).with_name("speculation_prompts.json")
 FLOORS = {"repeat": 2.0, "spelling": 2.0, "rename": 1.3, "summary": 1.2, "json": 0.97, "chat": 0.97}
 WRONG_FLOOR, FULL_FLOOR = 0.93, 0.98
 PACED_FLOOR, CHAIN_FLOOR, PACED_ACCEPTANCE = 2.5, 1.2, 0.7
-PACED_FLOOR_STAGES = 4
+LENGTHS = (0, 1, 3, 7, 15)
+"""Drafts of a row that may be best: with the newest token they fill a padded size."""
+CHAIN_SHARE = 0.95
+"""Of what chains can win at most, where that is less than their floor: asked for in its place."""
+FLOOR_STAGES, PACED_FLOOR_STAGES = 2, 4
+"""Pipeline lengths that floors are for."""
 FULL_REQUESTS = 16
 PLAIN, DRAFTS, WRONG, NO_CHAINS = "plain", "drafts", "wrong", "no chains"
 DRAFTING = SpeculativeConfig()
@@ -45,25 +51,41 @@ class Case:
 def run_speculation(
     model_dir: Path,
     *,
+    stages: Sequence[int],
     cores: Sequence[int],
     rounds: int,
     dtype: str,
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """Measure every case `rounds` times on a pipeline of as many stages as cores."""
+    """Measure every case `rounds` times on pipelines of so many `stages`, one after the other, each on the first of
+    `cores`.
+    """
     machine = this_machine()
-    cases = _cases(model_dir)
-    shapes = {name: _shape(name, cores, dtype) for name in (PLAIN, DRAFTS, WRONG)}
-    measured = measure_cases(model_dir, shapes, cases, rounds, directory, say)
-    parameters = {"model": model_dir.name, "dtype": dtype, "cores": list(cores), "rounds": rounds, "tokens": 15}
+    orders = prompt_orders(model_dir)
+    measured: list[dict[str, Any]] = []
+    targets: list[Target] = []
+    for length in stages:
+        cases = speculation_cases(orders, length)
+        variants = dict.fromkeys(name for case in cases for name in case.variants)
+        shapes = {name: _shape(name, cores[:length], dtype) for name in variants}
+        found = measure_cases(model_dir, shapes, cases, rounds, directory / str(length), say)
+        measured += found
+        targets += targets_of(cases, found)
     return Result(
         program="speculation",
         date=today(),
         machine=machine,
-        parameters=parameters,
+        parameters={
+            "model": model_dir.name,
+            "dtype": dtype,
+            "stages": list(stages),
+            "cores": list(cores),
+            "rounds": rounds,
+            "tokens": 15,
+        },
         rounds=measured,
-        targets=targets_of(cases, measured, f"P = {len(cores)}"),
+        targets=targets,
     )
 
 
@@ -90,7 +112,8 @@ def run_paced_speculation(
     targets: list[Target] = []
     for length, token_seconds in product(stages, seconds_per_token):
         command = ("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(token_seconds))
-        cases = paced_cases(order, length, token_seconds, has_drafts_floor=token_seconds == seconds_per_token[0])
+        is_first = token_seconds == seconds_per_token[0]
+        cases = paced_cases(order, length, seconds_per_step, token_seconds, has_drafts_floor=is_first)
         stage_cores = [cores[stage % len(cores)] for stage in range(length)]
         shapes = {
             name: replace(shape, stage_command=command, engine_options=() if name == PLAIN else (*scripted, *options))
@@ -118,15 +141,30 @@ def run_paced_speculation(
     )
 
 
-def paced_cases(order: RoundOrder, stages: int, token_seconds: float, *, has_drafts_floor: bool) -> tuple[Case, ...]:
+def paced_cases(
+    order: RoundOrder, stages: int, seconds_per_step: float, token_seconds: float, *, has_drafts_floor: bool
+) -> tuple[Case, ...]:
     """Of a pipeline of `stages` stages; only one of four has floors, longer ones are there to be read."""
     where = f"paced, P = {stages}, {token_seconds * 1e3:g} ms a token"
     is_floored = stages == PACED_FLOOR_STAGES
-    floors = {DRAFTS: PACED_FLOOR} if is_floored and has_drafts_floor else {}
+    drafts = {DRAFTS: PACED_FLOOR} if is_floored and has_drafts_floor else {}
+    chains = {DRAFTS: chain_floor(stages, seconds_per_step, token_seconds)} if is_floored else {}
     return (
-        Case(f"{where}, with drafts", order, (PLAIN, DRAFTS), floors),
-        Case(f"{where}, chains", order, (NO_CHAINS, DRAFTS), {DRAFTS: CHAIN_FLOOR} if is_floored else {}),
+        Case(f"{where}, with drafts", order, (PLAIN, DRAFTS), drafts),
+        Case(f"{where}, chains", order, (NO_CHAINS, DRAFTS), chains),
     )
+
+
+def chain_floor(stages: int, seconds_per_step: float, token_seconds: float) -> float:
+    """What chains have to win over the same drafts without: `CHAIN_FLOOR`, or nearly all where there is less to win.
+
+    How much there is follows from what a step and a token cost. Chains of equal rows are counted; a search over all
+    sequences of rows (`tests/support/oracles/best_rows.py`) finds none that are better by a hundredth.
+    """
+    cost = StepCost(stages * seconds_per_step, stages * token_seconds)
+    single, chained = (max(cost.rate(1, size, PACED_ACCEPTANCE, depth) for size in LENGTHS) for depth in (1, stages))
+    most = chained / single
+    return CHAIN_FLOOR if most >= CHAIN_FLOOR else round(CHAIN_SHARE * most, 3)
 
 
 def _shape(name: str, cores: Sequence[int], dtype: str) -> GroupShape:
@@ -140,21 +178,27 @@ def _shape(name: str, cores: Sequence[int], dtype: str) -> GroupShape:
     )
 
 
-def _cases(model_dir: Path) -> tuple[Case, ...]:
-    """One request and four of each prompt, drafts that are always wrong, and a full group."""
-    orders = prompt_orders(model_dir)
-    both = (PLAIN, DRAFTS)
-    single = [Case(name, order, both, {DRAFTS: FLOORS[name]}) for name, order in orders.items()]
-    four = [
-        Case(f"{name}, 4 requests", order.model_copy(update={"prompts": order.prompts * 4}), both, {})
+def speculation_cases(orders: Mapping[str, RoundOrder], stages: int) -> tuple[Case, ...]:
+    """One request and four of each prompt; with the floors' number of stages also drafts that are always wrong and a
+    full group.
+    """
+    where, both, is_floored = f"P = {stages}", (PLAIN, DRAFTS), stages == FLOOR_STAGES
+    single = [
+        Case(f"{name}, {where}", order, both, {DRAFTS: FLOORS[name]} if is_floored else {})
         for name, order in orders.items()
     ]
+    four = [
+        Case(f"{name}, 4 requests, {where}", order.model_copy(update={"prompts": order.prompts * 4}), both, {})
+        for name, order in orders.items()
+    ]
+    if not is_floored:
+        return (*single, *four)
     everything = [order.prompts[0] for order in orders.values()] * FULL_REQUESTS
     full = orders["chat"].model_copy(update={"prompts": tuple(everything[:FULL_REQUESTS])})
     return (
         *single,
-        Case("chat, drafts always wrong", orders["chat"], (PLAIN, WRONG), {WRONG: WRONG_FLOOR}),
-        Case(f"all prompts, {FULL_REQUESTS} requests", full, both, {DRAFTS: FULL_FLOOR}),
+        Case(f"chat, drafts always wrong, {where}", orders["chat"], (PLAIN, WRONG), {WRONG: WRONG_FLOOR}),
+        Case(f"all prompts, {FULL_REQUESTS} requests, {where}", full, both, {DRAFTS: FULL_FLOOR}),
         *four,
     )
 
@@ -222,13 +266,14 @@ def _one(groups: dict[str, BenchGroup], case: Case, index: int) -> dict[str, Any
     return {"case": case.name, "tokens_per_second": rates, "equal_answers": equal, "answers": answers}
 
 
-def targets_of(cases: Sequence[Case], measured: list[dict[str, Any]], where: str) -> list[Target]:
-    """The cases' floors, held against the medians of their pairs."""
+def targets_of(cases: Sequence[Case], measured: list[dict[str, Any]], where: str = "") -> list[Target]:
+    """The cases' floors, held against the medians of their pairs; `where` is added to their names."""
     targets = []
     for case in cases:
         for name, floor in case.floors.items():
             pairs = [one["tokens_per_second"] for one in measured if one["case"] == case.name]
             ratio = median(one[name] / one[case.variants[0]] for one in pairs)
-            what = f"{case.name}, {where}: tokens per second, {name} / {case.variants[0]}"
+            named = f"{case.name}, {where}" if where else case.name
+            what = f"{named}: tokens per second, {name} / {case.variants[0]}"
             targets.append(Target(name=what, measured=round(ratio, 3), at_least=floor))
     return targets

@@ -17,7 +17,7 @@ from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
-from stageline_runtime.plan_bus.messages import Cancel, Drafted, StepDone, StepPlan, ToStage
+from stageline_runtime.plan_bus.messages import Begun, Cancel, Drafted, StepDone, StepPlan, ToStage
 from stageline_runtime.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
@@ -160,6 +160,11 @@ class EngineCore(CoreLife):
         """The last stage has drafted after a plan: rows that waited for it can be planned."""
         self._live_scheduler.take_drafts(drafted)
         self._drafts_warm.set()
+        self._pump()
+
+    def begun(self, begun: Begun) -> None:
+        """The first stage begins a plan: the next row of a chain can follow it."""
+        self._live_scheduler.note_begun(begun.seq)
         self._pump()
 
     def _pump(self) -> None:

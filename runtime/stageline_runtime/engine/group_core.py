@@ -18,7 +18,7 @@ from stageline_runtime.engine.telemetry.tracing import TracedRequests
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.engine.warm_up import warm_up
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config, require_sizes
-from stageline_runtime.plan_bus.messages import Drafted, StepDone
+from stageline_runtime.plan_bus.messages import Begun, Drafted, StepDone
 
 MAX_WAITING: Final = 1024
 """Requests that may wait for a slot; more are told to come again."""
@@ -50,6 +50,7 @@ class GroupCore:
     close: Callable[[], Awaitable[None]]
     """After the last answer."""
     drafted: Callable[[Drafted], None] = lambda _drafted: None
+    begun: Callable[[Begun], None] = lambda _begun: None
     stages_prepare_guides: bool = True
     """Whether the last stage compiles a grammar beside its steps when it is asked to."""
 
@@ -86,6 +87,7 @@ def _own_core(parts: CoreParts) -> GroupCore:
         step_done=core.step_done,
         close=close,
         drafted=core.drafted,
+        begun=core.begun,
     )
 
 

@@ -109,6 +109,7 @@ class EngineProcess:
             on_step_times=None if tracing is None else tracing.step_reported,
             on_guide_ready=guided.answered,
             on_drafted=bound.drafted,
+            on_begun=bound.begun,
             draft=draft,
         )
         app = build_app(core, prompts, guided.prepare, keys=self._keys)

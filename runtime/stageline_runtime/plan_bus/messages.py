@@ -5,7 +5,7 @@ at once with `Welcome` (the cut and the slots), each stage with a device loads i
 engine tells all of them at once with `CacheSized` how large the cache is, a stage that has its cache, joined the
 rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in `seq` order to every stage and the
 last stage answers each with `StepDone`, also a plan that it was told to `Cancel`, and a plan with draft steps with
-`Drafted` as well. Encoded with msgpack; never pickled.
+`Drafted` as well; the first stage says `Begun` of the plans that ask for it. Encoded with msgpack; never pickled.
 """
 
 import enum
@@ -137,6 +137,12 @@ class Drafted(Message, frozen=True):
     rows: tuple[DraftedRow, ...]
     step_seconds: float
     """What one step of the draft model took, on the average, catching up left out; 0 where nothing else was done."""
+
+
+class Begun(Message, frozen=True):
+    """First stage to engine: it begins plan `seq`, so nothing sent before that waits there. Said in plan order."""
+
+    seq: int
 
 
 class DrainRequested(Message, frozen=True):
@@ -285,7 +291,7 @@ class GroupFailed(Message, frozen=True):
     detail: str
 
 
-ToEngine = Hello | Measured | Loaded | StepDone | Drafted | StepTimes | DrainRequested | Pong | GuideReady
+ToEngine = Hello | Measured | Loaded | Begun | StepDone | Drafted | StepTimes | DrainRequested | Pong | GuideReady
 ToStage = (
     Challenge
     | Welcome

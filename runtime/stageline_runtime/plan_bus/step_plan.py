@@ -167,6 +167,8 @@ class StepPlan(Message, frozen=True, dict=True):
     draft_steps: int = 0
     report_times: bool = False
     """Each stage answers with `StepTimes` once it has run it: a request of this plan is being traced."""
+    report_begin: bool = False
+    """The first stage says `Begun` when it begins the plan: a chain's next row is sent only then."""
 
     @cached_property
     def num_tokens(self) -> int:

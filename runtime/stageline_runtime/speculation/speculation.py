@@ -15,5 +15,10 @@ class Speculation(DraftSettings):
     has_draft_model: bool = False
     """Whether drafts come from a model on the last stage; else from lookup."""
 
+    @property
+    def may_chain(self) -> bool:
+        """Whether verifying rows may follow one another: a draft model goes on only from what is known."""
+        return self.chains and not self.has_draft_model
+
     def of_request(self) -> RequestDrafts:
         return ModelDrafts(self) if self.has_draft_model else LookupDrafts(self)

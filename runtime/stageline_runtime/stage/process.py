@@ -19,6 +19,7 @@ from stageline_runtime.models.protocol import ModelBuilder
 from stageline_runtime.native.build import NativeUnavailableError
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.plan_bus.messages import (
+    Begun,
     CacheSized,
     Cancel,
     Challenge,
@@ -233,6 +234,8 @@ class StageProcess:
             return
         plan = self._plans.popleft()
         cancelled = self._is_cancelled(plan)
+        if stage.in_flight is None:
+            self._say_begun(bus, stage.runner, plan)
         sampled = stage.runner.run(self._parts[plan.seq], cancelled=cancelled)
         if stage.in_flight is not None:
             stage.in_flight.add(plan, sampled, cancelled=cancelled)
@@ -267,6 +270,13 @@ class StageProcess:
             self._device_ranks.check()
         for plan, rows, cancelled in stage.in_flight.finished():
             self._finish(bus, stage.runner, plan, rows, cancelled=cancelled)
+        for plan in stage.in_flight.begun():
+            self._say_begun(bus, stage.runner, plan)
+
+    @staticmethod
+    def _say_begun(bus: StageBus, runner: StageRunner, plan: StepPlan) -> None:
+        if runner.tells_begin(plan):
+            bus.send(Begun(plan.seq))
 
     def _finish(
         self,

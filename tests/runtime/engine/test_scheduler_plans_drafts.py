@@ -29,6 +29,14 @@ def sampled(token: int, *, count: int = 1, rejected: int = 0) -> list[SampledRow
     return [SampledRow(0, 1, token, num_sampled=count, num_rejected=rejected)]
 
 
+def planned_and_begun(scheduler: Scheduler) -> StepPlan:
+    """The next plan, which the first stage says that it begins."""
+    plan = planned(scheduler)
+    assert plan.report_begin, "a chain's next row waits for that"
+    scheduler.note_begun(plan.seq)
+    return plan
+
+
 def begun(scheduler: Scheduler, length: int = 40, prompt: tuple[int, ...] = PROMPT) -> Request:
     """A request whose first token is back and went on as the prompt did."""
     request = make_request("a", prompt, length)
@@ -105,7 +113,7 @@ def test_drafts_that_cost_too_much_are_left_out() -> None:
 def test_a_chain_fills_the_stages_and_goes_on_while_it_holds() -> None:
     scheduler = make_scheduler(num_stages=3)
     begun(scheduler)
-    first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
+    first, second, third = (planned_and_begun(scheduler) for _ in range(3))
     assert [plan.rows[0].token_ids for plan in (first, second, third)] == [(3, 4, 5, 6), (7, 8, 1, 2), (3, 4, 5, 6)]
     assert [plan.rows[0].position for plan in (first, second, third)] == [18, 22, 26]
     assert [plan.feedback_through for plan in (first, second, third)] == [0, 0, 0], "no stage waits for a guess"
@@ -116,10 +124,66 @@ def test_a_chain_fills_the_stages_and_goes_on_while_it_holds() -> None:
     assert planned(scheduler).rows[0].position == 30
 
 
+def test_one_row_of_a_chain_waits_before_the_first_stage() -> None:
+    """What has been sent and not begun is all that a newcomer finds before it."""
+    scheduler = make_scheduler(num_stages=4)
+    begun(scheduler)
+    first = planned(scheduler)
+    assert scheduler.schedule() is None, "the first stage has not begun the row before"
+    scheduler.note_begun(first.seq)
+    second = planned(scheduler)
+    assert scheduler.schedule() is None
+    scheduler.note_begun(first.seq)
+    assert scheduler.schedule() is None, "told again, it means nothing new"
+    scheduler.add(make_request("b", tuple(range(50, 70)), 4))
+    newcomer = planned(scheduler)
+    assert [row.slot for row in newcomer.rows] == [2], "a newcomer waits for nobody to begin"
+    scheduler.note_begun(second.seq)
+    assert scheduler.schedule() is None, "it is the newest now"
+    scheduler.note_begun(newcomer.seq)
+    assert planned(scheduler).rows[0].position == 26, "the chain goes on behind it"
+
+
+def test_a_plan_that_is_done_has_begun() -> None:
+    """Whether or not the first stage's word of it has come."""
+    scheduler = make_scheduler(num_stages=3)
+    begun(scheduler)
+    first, second = planned_and_begun(scheduler), planned(scheduler)
+    scheduler.complete(first.seq, sampled(7, count=4))
+    assert scheduler.schedule() is None
+    scheduler.complete(second.seq, sampled(3, count=4))
+    third = planned(scheduler)
+    assert third.rows[0].position == 26
+    scheduler.note_begun(second.seq)
+    assert scheduler.schedule() is None, "the word of a plan before says nothing of the newest"
+
+
+@pytest.mark.parametrize(("num_stages", "chains", "asks"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_the_first_stage_is_asked_only_where_a_chain_may_follow(num_stages: int, chains: bool, asks: bool) -> None:
+    scheduler = make_scheduler(num_stages)
+    assert scheduler.speculation is not None
+    scheduler.speculation.chains = chains
+    begun(scheduler)
+    verifying = planned(scheduler)
+    assert verifying.rows[0].num_drafts == 3
+    assert verifying.report_begin == asks
+
+
+def test_full_stages_are_not_asked_when_they_begin() -> None:
+    """As many plans are in flight as there are stages: no chain can follow, and a step costs what it did."""
+    scheduler = make_scheduler(num_stages=2)
+    begun(scheduler)
+    for name in "bc":
+        scheduler.add(make_request(name, tuple(range(50, 70)), 4))
+    plans = [planned(scheduler) for _ in range(3)]
+    assert [plan.rows[0].num_drafts for plan in plans] == [0, 3, 0]
+    assert [plan.report_begin for plan in plans] == [False, True, False], "before the guess, the guess, behind it"
+
+
 def test_a_broken_chain_is_cancelled_and_begun_anew() -> None:
     scheduler = make_scheduler(num_stages=3)
     request = begun(scheduler)
-    first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
+    first, second, third = (planned_and_begun(scheduler) for _ in range(3))
     scheduler.complete(first.seq, sampled(9, count=2, rejected=2))
     assert scheduler.take_cancelled() == [second.seq, third.seq]
     assert scheduler.take_cancelled() == []
@@ -139,7 +203,7 @@ def test_only_what_holds_is_a_beginning_for_others() -> None:
     begun(scheduler, prompt=(PERIOD * 4)[:26])
     index = ledger.prefixes
     assert index is not None
-    first, _second = planned(scheduler), planned(scheduler)
+    first, _second = (planned_and_begun(scheduler) for _ in range(2))
     assert first.rows[0].token_ids == (3, 4, 5, 6), "its drafts end at position 30"
     assert index.num_blocks(0) == 1, "the second block is guessed, whatever is in flight"
     scheduler.complete(first.seq, sampled(9, count=2, rejected=2))
@@ -172,7 +236,7 @@ def test_the_chain_likeliest_to_hold_is_made_longer(rows_of_a: int, chained: lis
     for _ in range(rows_of_a):
         requests[0].drafts.note_row(3, 1)
     by_slot = {request.slot: request.request_id for request in requests}
-    asked = [by_slot[planned(scheduler).rows[0].slot] for _ in range(4)]
+    asked = [by_slot[planned_and_begun(scheduler).rows[0].slot] for _ in range(4)]
     assert asked == ["a", "b", *chained]
     assert scheduler.schedule() is None
 
@@ -180,7 +244,7 @@ def test_the_chain_likeliest_to_hold_is_made_longer(rows_of_a: int, chained: lis
 def test_an_aborted_chain_is_cancelled_but_for_the_guess_that_is_known() -> None:
     scheduler = make_scheduler(num_stages=3)
     begun(scheduler)
-    first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
+    first, second, third = (planned_and_begun(scheduler) for _ in range(3))
     scheduler.complete(first.seq, sampled(7, count=4))
     assert scheduler.abort("a")
     assert scheduler.take_cancelled() == [third.seq], second.seq

@@ -160,6 +160,11 @@ def chain_beyond_the_stages(patch: Patch) -> None:
     patch.setattr(Scheduler, "_chain", chain)
 
 
+def chain_before_the_first_stage_has_begun(patch: Patch) -> None:
+    """All rows of a chain are sent at once, and lie before the first stage where a newcomer has to wait for them."""
+    patch.setattr(Scheduler, "_begun_through", property(lambda _self: 1 << 60, lambda _self, _seq: None), raising=False)
+
+
 def keep_guesses_through_a_preemption(patch: Patch) -> None:
     restart = Request.restart
 
@@ -201,6 +206,7 @@ BROKEN_DRAFT_RULES = (
     feed_nothing_back_of_a_cancelled_plan,
     decode_beside_a_guess,
     chain_beyond_the_stages,
+    chain_before_the_first_stage_has_begun,
     keep_guesses_through_a_preemption,
     decode_without_the_verified_rows_feedback,
 )

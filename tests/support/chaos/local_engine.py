@@ -18,6 +18,7 @@ from oracles.scripted_drafts import MODELS, UNSCRIPTED, Drafting, MoodyModelDraf
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import (
+    Begun,
     Cancel,
     Drafted,
     DraftedRow,
@@ -70,6 +71,10 @@ class LocalEngine:
         """How often the rarer things happened, so that a test can tell that its runs meet them."""
         self.done: deque[StepDone | Drafted] = deque()
         """On the way from the last stage."""
+        self.begun: deque[Begun] = deque()
+        """On the way from the first stage."""
+        self.began_through = -1
+        """The newest plan that the first stage has really begun."""
         self.mailboxes: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
         """Delivered to a stage, and not yet looked at by it."""
         self._on_the_bus: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
@@ -86,6 +91,7 @@ class LocalEngine:
         interleaving.add_event("client", self._script_may_go_on, self._go_on)
         interleaving.add_event("pump", lambda: self._pump_wanted, self._pump)
         interleaving.add_event("bus to the engine", lambda: bool(self.done), self._hear)
+        interleaving.add_event("bus from the first stage", lambda: bool(self.begun), self._hear_begun)
         interleaving.add_event("shutdown", self._may_shut_down, self._shut_all_down)
 
     def close(self) -> None:
@@ -209,11 +215,19 @@ class LocalEngine:
             before, guessed_by = self._guess_end.get((row.slot, row.generation), (-1, -1))
             is_chained = row.num_drafts > 0 and row.position == before and guessed_by >= self._plans_done
             self.seen["chain"] += is_chained
-            # A newcomer waits behind no more plans than there are stages.
+            # A newcomer waits behind no more plans than there are stages, and behind one at most before the first.
             in_flight = self.scheduler.num_plans_in_flight
             assert not is_chained or in_flight <= self.workload.num_stages, f"plan {plan.seq} is the {in_flight}th"
+            assert not is_chained or self.began_through == plan.seq - 1, f"plan {plan.seq}: {self.began_through} begun"
             if row.num_drafts:
                 self._guess_end[row.slot, row.generation] = row.position + row.num_tokens, plan.seq
+
+    def _hear_begun(self) -> None:
+        self._take_begun(self.begun.popleft())
+
+    def _take_begun(self, begun: Begun) -> None:
+        self.scheduler.note_begun(begun.seq)
+        self._pump()
 
     def _hear(self) -> None:
         match self.done.popleft():

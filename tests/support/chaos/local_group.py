@@ -22,7 +22,7 @@ from oracles.hash_draft_model import HashDraftModel
 from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
 from oracles.scripted_drafts import MODELS
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.plan_bus.messages import Cancel, Shutdown, StepDone, StepPlan
+from stageline_runtime.plan_bus.messages import Begun, Cancel, Shutdown, StepDone, StepPlan
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import StateClock
@@ -105,6 +105,7 @@ class LocalStage:
                 continue
             plan = self._plans.popleft()
             self._engine.seen["not computed"] += plan.seq in cancelled
+            self._begin(plan)
             sampled = self._runner.run(plan, cancelled=plan.seq in cancelled)
             self.ran.append(plan.seq)
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
@@ -113,6 +114,12 @@ class LocalStage:
             drafted = self._runner.draft(plan)
             if drafted is not None:
                 self._engine.done.append(drafted)
+
+    def _begin(self, plan: StepPlan) -> None:
+        if self._runner.is_first:
+            self._engine.began_through = plan.seq
+        if self._runner.tells_begin(plan):
+            self._engine.begun.append(Begun(plan.seq))
 
 
 def _drafter(workload: Workload) -> Drafter | None:

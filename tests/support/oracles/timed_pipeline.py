@@ -1,8 +1,9 @@
 """The real scheduler over stages that take a given time: how fast requests get their tokens, worked out.
 
 Moments are computed, nothing waits. A stage takes `step_seconds`, and `token_seconds` for each padded token. Feedback
-and hidden tensors cross between processes in no time; from the end of a plan to the plans that the engine makes of it
-`engine_seconds` pass. A plan that is cancelled before a stage begins it takes none there.
+and hidden tensors cross between processes in no time; from the end of a plan, or its beginning at the first stage, to
+the plans that the engine makes of it `engine_seconds` pass. A plan that is cancelled before a stage begins it takes
+none there.
 """
 
 from collections import deque
@@ -56,7 +57,8 @@ class TimedPipeline:
     _now: float = 0.0
     _num_events: int = 0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _free_at: list[float] = field(default_factory=list)
+    _queues: list[deque[StepPlan]] = field(default_factory=list)
+    """Of each stage: what it computes, and after that what waits for it."""
     _held_up: deque[StepPlan] = field(default_factory=deque)
     """At the first stage, whose decode rows wait for feedback."""
     _sampled_through: int = -1
@@ -71,7 +73,7 @@ class TimedPipeline:
 
     def run(self, arrivals: list[tuple[float, int]]) -> list[Answer]:
         """Serve requests to their ends: `(moment, number of tokens)` of each."""
-        self._free_at = [0.0] * self.num_stages
+        self._queues = [deque() for _ in range(self.num_stages)]
         ledger = SlotLedger(
             self.num_stages, self.slots_per_cohort, len(self.prompt) + max(count for _, count in arrivals)
         )
@@ -110,17 +112,28 @@ class TimedPipeline:
 
     def _reach(self, stage: int, plan: StepPlan) -> None:
         """The plan's input is at a stage, which begins it once it is done with those before."""
-        begin = max(self._now, self._free_at[stage])
+        self._queues[stage].append(plan)
+        if len(self._queues[stage]) == 1:
+            self._compute(stage)
+
+    def _compute(self, stage: int) -> None:
+        """A stage begins the first plan of its queue."""
+        plan = self._queues[stage][0]
+        if stage == 0 and plan.report_begin:
+            self._at(self._now + self.engine_seconds, partial(self._hear_begun, plan.seq))
         seconds = self.step_seconds + self.token_seconds * plan.padded_tokens
-        self._free_at[stage] = begin + seconds
+        self._at(self._now + (0.0 if plan.seq in self._cancelled else seconds), partial(self._leave, stage))
 
-        def run() -> None:
-            took = 0.0 if plan.seq in self._cancelled else seconds
-            is_last = stage == self.num_stages - 1
-            next_one = self._finish if is_last else partial(self._reach, stage + 1)
-            self._at(self._now + took, partial(next_one, plan))
+    def _leave(self, stage: int) -> None:
+        """A stage is done with a plan, and hands it on before it begins the next."""
+        plan = self._queues[stage].popleft()
+        self._finish(plan) if stage == self.num_stages - 1 else self._reach(stage + 1, plan)
+        if self._queues[stage]:
+            self._compute(stage)
 
-        self._at(begin, run)
+    def _hear_begun(self, seq: int) -> None:
+        self._scheduler.note_begun(seq)
+        self._pump()
 
     def _finish(self, plan: StepPlan) -> None:
         self._sampled_through = plan.seq

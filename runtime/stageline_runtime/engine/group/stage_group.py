@@ -39,6 +39,7 @@ from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.bus import EngineBusConnection, encode_frame
 from stageline_runtime.plan_bus.challenge import GREETING_BYTES
 from stageline_runtime.plan_bus.messages import (
+    Begun,
     CacheSized,
     Drafted,
     DrainRequested,
@@ -86,12 +87,14 @@ class StageGroup:
         on_step_times: Callable[[int, StepTimes], None] | None = None,
         on_guide_ready: Callable[[GuideReady], None] = lambda _ready: None,
         on_drafted: Callable[[Drafted], None] = lambda _drafted: None,
+        on_begun: Callable[[Begun], None] = lambda _begun: None,
         draft: DraftModel | None = None,
     ) -> None:
         """`draft` is the model that the last stage drafts with."""
         self._contract = contract
         self.draft = draft
         self._on_drafted = on_drafted
+        self._on_begun = on_begun
         self.model = model
         self._model_dir = model_dir
         self._on_step_done = on_step_done
@@ -312,6 +315,8 @@ class StageGroup:
                     self._on_step_done(done)
             case Drafted():
                 self._on_drafted(message)
+            case Begun():
+                self._on_begun(message)
             case DrainRequested():
                 self._on_drain_requested(place.stage)
             case Pong():

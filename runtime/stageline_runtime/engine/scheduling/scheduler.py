@@ -81,6 +81,8 @@ class Scheduler:
         self.num_steps = 0
         """Plans with rows made so far. It stands still when plans don't finish, for few are in flight at a time."""
         self._feedback_through = -1
+        self._begun_through = -1
+        """The newest plan that the first stage is known to have begun."""
         self._unfinished: deque[int] = deque()
         self._first_rows: list[FirstRow] = []
         self._cancelled: list[int] = []
@@ -165,13 +167,20 @@ class Scheduler:
     def _chain(self) -> StepPlan | None:
         """A plan for a stage that would have nothing to do: a verifying row whose request has one in flight already.
 
-        Only while fewer plans are in flight than there are stages. While a chain holds, each plan that is done makes
-        room for one more, so who comes meanwhile waits behind about one; where it begins, all are sent at once.
+        Only while fewer plans are in flight than there are stages, and only once the first stage has begun the newest
+        of them: of all chains at most one row waits there, so who comes meanwhile waits behind that and the one that
+        runs. A row is sent a stage's time before it can run, so the first stage never waits for it.
         """
         if not self._unfinished or len(self._unfinished) >= self.ledger.num_cohorts:
             return None
+        if self._begun_through < self._unfinished[-1]:
+            return None
         rows = select_chained(self._slots, self._next_seq, self.max_step_tokens)
         return self._plan_of(rows.requests[0].cohort, rows) if rows.rows else None
+
+    def note_begun(self, seq: int) -> None:
+        """The first stage begins plan `seq`, and so has begun all before it."""
+        self._begun_through = max(self._begun_through, seq)
 
     def take_cancelled(self) -> list[int]:
         """Plans found since the last call to be of no use to anyone: chains that broke or whose request has ended."""
@@ -217,6 +226,7 @@ class Scheduler:
         """
         expected = self._unfinished.popleft() if self._unfinished else None
         assert seq == expected, f"plan {seq} finished, {expected} was next"
+        self.note_begun(seq)
         tokens: list[NewToken] = []
         for row in rows:
             request = self._slots.request_in(row.slot, row.generation)
@@ -262,6 +272,7 @@ class Scheduler:
 
     def _plan(self, cohort: int, rows: SelectedRows, padded_tokens: int, *, dummy: bool = False) -> StepPlan:
         ordered = tuple(sorted(rows.rows, key=lambda row: row.slot))
+        report_begin = self._may_be_followed_by_a_chain()
         self._next_seq += 1
         self._unfinished.append(rows.seq)
         return StepPlan(
@@ -276,7 +287,15 @@ class Scheduler:
             graph_mode=plan_graph_mode(self._graphs, ordered, dummy=dummy),
             trims=self.ledger.take_trims(),
             draft_steps=rows.draft_steps,
+            report_begin=report_begin,
         )
+
+    def _may_be_followed_by_a_chain(self) -> bool:
+        """Whether it has to be known when the first stage begins the plan that is made now; never at full load."""
+        if self.speculation is None or not self.speculation.may_chain:
+            return False
+        has_room = len(self._unfinished) < self.ledger.num_cohorts > 1
+        return has_room and any(request.guesses for request in self._slots.running.values())
 
     def _feeds_back(self, row: PlanRow) -> bool:
         """Whether a later plan may take this row's token as input: not after the last token of a request."""

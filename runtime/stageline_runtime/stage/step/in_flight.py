@@ -108,6 +108,7 @@ class InFlight:
         self._watchdog = watchdog
         self._marks = marks
         self._plans: deque[_Plan] = deque()
+        self._begun: list[StepPlan] = []
         anchor = accelerator.main.record(timed=True)
         anchor.wait()
         now = clock.now_nanoseconds()
@@ -125,12 +126,21 @@ class InFlight:
             self._times.pending_nanoseconds = self._clock.now_nanoseconds()
         self._plans.append(_Plan(plan, sampled, cancelled, self._marks.take()))
         self._watched = None
+        if len(self._plans) == 1:
+            self._begun.append(plan)
         self._watch()
+
+    def begun(self) -> list[StepPlan]:
+        """The plans that the device has come to since the last call: all before them are done."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def finished(self) -> Iterator[FinishedPlan]:
         """The plans done since the last call, oldest first; their marks are in the clock when they are given out."""
         while self._plans and self._plans[0].marks[-1].event.is_done():
             done = self._plans.popleft()
+            if self._plans:
+                self._begun.append(self._plans[0].plan)
             now = self._clock.now_nanoseconds()
             for mark, at in self._times.moments(done.marks, now):
                 self._clock.enter_at(mark.state, mark.operation, at)

@@ -207,6 +207,10 @@ class StageRunner:
         """Whether the engine hears from here what a plan sampled: the last stage's first rank."""
         return self.is_last and self._ranks.rank == 0
 
+    def tells_begin(self, plan: StepPlan) -> bool:
+        """Whether the engine is to hear from here that the plan begins."""
+        return plan.report_begin and self.is_first and self._ranks.rank == 0
+
     def accept(self, plan: StepPlan) -> None:
         """A plan has come off the bus: post what it will receive, ahead of running it."""
         if not self.is_first:
