@@ -85,7 +85,7 @@ class RankParts:
         try:
             with bench_group(self._two_ranks(), self._model(), folder) as group:
                 group.begin(LONG)
-                os.kill(_newest_child(group.stages[0].process.pid), signal.SIGKILL)
+                os.kill(_last_rank(group.stages[0].process.pid), signal.SIGKILL)
                 group.stages[0].process.wait(timeout=LONGEST_SECONDS)
                 group.finish()
         except UserError:
@@ -125,7 +125,12 @@ def _start_rank(rank: int, area: int, folder: Path) -> "subprocess.Popen[bytes]"
     )
 
 
-def _newest_child(supervisor: int) -> int:
-    """The last rank that a stage's supervisor has started."""
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    return int(children[-1])
+def _last_rank(stage: int) -> int:
+    """The process of the last rank, somewhere below that of its stage."""
+    below = [stage]
+    for process in below:
+        mark = f"{env.STAGE_RANK}={RANKS - 1}".encode()
+        if mark in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            return process
+        below += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
+    raise CheckFailedError(f"no rank {RANKS - 1} among {below}")

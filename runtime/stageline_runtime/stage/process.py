@@ -209,7 +209,7 @@ class StageProcess:
         )
         self._watchdog.rest()
         self._watchdog.unfinished, ranks.observe = ranks.unfinished, self._watchdog.exchange
-        self._ranks = self._device_ranks = ranks
+        self._device_ranks = ranks
 
         def await_all(purpose: str) -> None:
             meeting.meet(purpose, timeouts.load_seconds, FailureClass.MODEL_LOAD)
