@@ -19,7 +19,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 
 class TransportKind(enum.StrEnum):
