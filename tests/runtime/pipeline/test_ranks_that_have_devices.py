@@ -117,7 +117,7 @@ def test_a_rank_lost_as_they_join_ends_the_stage(
 ) -> None:
     """Nobody can tell who stands still within what all of them do; killed, it is named as ever."""
     monkeypatch.setenv(device_ranks_stage.STOPPED_RANK, "1")
-    settings = CONFIG | {"tensor": 2, "timeouts": {"rendezvous_seconds": 60.0}}
+    settings = CONFIG | {"tensor": 2, "timeouts": {"rendezvous_seconds": 40.0}}
     with running_group(tmp_path, tiny_llama, 1, start=False, stage_command=COMMAND, **settings) as group:
         group.wait_until(lambda: _is_stopped(group, 1), "rank 1 stands still")
         if number is signal.SIGKILL:
