@@ -93,13 +93,14 @@ class StageProcess:
         self._stage: LoadedStage | None = None
         self._timeline = Timeline()
         self._clock = StateClock(listener=self._timeline.mark)
+        self._is_rank = is_rank = contract.ranks > 1
         self._progress = StageProgress(
             stage=contract.stage,
             stage_count=contract.stage_count,
             incarnation=contract.incarnation,
             clock=self._clock,
             timeline=self._timeline,
-            is_rank=contract.ranks > 1,
+            is_rank=is_rank,
         )
         self._bus: StageBus | None = None
         self._inherited = inherited
@@ -304,7 +305,7 @@ class StageProcess:
         """Ranks hear of it at different moments and have to compute alike: they leave out what all have heard of."""
         has_heard = plan.seq in self._cancelled
         self._cancelled.discard(plan.seq)
-        if self._contract.ranks == 1:
+        if not self._is_rank:
             return has_heard
         if self._agreeing is None or not plan.may_be_cancelled:
             return False
