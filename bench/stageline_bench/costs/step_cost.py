@@ -58,6 +58,9 @@ class _NoWire:
     def would_block(self) -> bool:
         return False
 
+    def check(self, seq: int) -> None:
+        """Nobody is there."""
+
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """Nothing to post."""
 

@@ -122,6 +122,9 @@ class _NoPeers:
     def would_block(self) -> bool:
         return False
 
+    def check(self, seq: int) -> None:
+        """Nobody is there."""
+
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """None is asked for."""
 

@@ -270,6 +270,9 @@ class StageProcess:
         if self._device_ranks is not None and stage.in_flight:
             self._device_ranks.check()
         for plan, rows, cancelled in stage.in_flight.finished():
+            stage.transport.check(plan.seq)
+            if self._device_ranks is not None:
+                self._device_ranks.check()
             self._finish(bus, stage.runner, plan, rows, cancelled=cancelled)
         for plan in stage.in_flight.begun():
             self._say_begun(bus, stage.runner, plan)

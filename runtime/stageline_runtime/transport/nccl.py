@@ -54,11 +54,22 @@ class NcclTransport:
         sizes: WireSizes,
     ) -> None:
         self._accelerator = accelerator
-        self._peer = {"hidden": stage - 1, "send hidden": stage + 1, "feedback": stage_count - 1 if stage == 0 else 0}
+        self._peer = {
+            "receive hidden": stage - 1,
+            "send hidden": stage + 1,
+            "receive feedback": stage_count - 1,
+            "send feedback": 0,
+        }
         hidden, rows = (sizes.max_step_tokens, sizes.hidden_size), (sizes.max_rows, FEEDBACK_WIDTH)
         self._before = None if before is None else _Channel(accelerator, before, HIDDEN_RING, hidden, sizes.dtype)
         self._after = None if after is None else _Channel(accelerator, after, HIDDEN_RING, hidden, sizes.dtype)
         self._feedback = None if feedback is None else _Channel(accelerator, feedback, FEEDBACK_RING, rows, torch.int64)
+        feedback_operation = "receive feedback" if stage == 0 else "send feedback"
+        self._channels = (
+            (self._before, "receive hidden"),
+            (self._after, "send hidden"),
+            (self._feedback, feedback_operation),
+        )
         self._expected: deque[tuple[int, int]] = deque()
         """Hidden receives not posted yet: plan and number of tokens."""
         self._posted: deque[tuple[int, Tensor, Event]] = deque()
@@ -71,7 +82,7 @@ class NcclTransport:
     def wait_hidden(self, seq: int) -> Tensor:
         """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`, good for what is queued until the next call."""
         assert self._before is not None, "the first stage receives no hidden tensor"
-        self._check(self._before, seq, "receive hidden", self._peer["hidden"])
+        self._check(self._before, seq, "receive hidden")
         self._before.release_read()
         while self._expected and len(self._posted) <= RECEIVE_AHEAD:
             expected, num_tokens = self._expected.popleft()
@@ -84,12 +95,18 @@ class NcclTransport:
     def send_hidden(self, seq: int, hidden: Tensor) -> None:
         """Queue `[num_tokens, hidden_size]` for the next stage."""
         assert self._after is not None, "the last stage sends no hidden tensor"
-        self._check(self._after, seq, "send hidden", self._peer["send hidden"])
+        self._check(self._after, seq, "send hidden")
         self._after.send(hidden)
 
     def would_block(self) -> bool:
         """Whether the device, not the host, would wait: the oldest buffer's send isn't done."""
         return self._after is not None and self._after.is_full()
+
+    def check(self, seq: int) -> None:
+        """Whether what came was what was sent: torch notes an error before it gives up what is outstanding."""
+        for channel, operation in self._channels:
+            if channel is not None:
+                self._check(channel, seq, operation)
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """Note that plan `seq`'s rows will come; the receive is posted when they are needed."""
@@ -98,7 +115,7 @@ class NcclTransport:
     def wait_feedback(self, seq: int) -> Tensor:
         """Sampled rows `[num_rows, FEEDBACK_WIDTH]` of plan `seq`, good for what is queued until the next call."""
         assert self._feedback is not None, "a middle stage receives no feedback"
-        self._check(self._feedback, seq, "receive feedback", self._peer["feedback"])
+        self._check(self._feedback, seq, "receive feedback")
         self._feedback.release_read()
         tensor, event = self._feedback.receive(self._feedback_rows.pop(seq))
         self._accelerator.main.wait_for(event)
@@ -106,19 +123,19 @@ class NcclTransport:
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
         assert self._feedback is not None, "a middle stage sends no feedback"
-        self._check(self._feedback, seq, "send feedback", self._peer["feedback"])
+        self._check(self._feedback, seq, "send feedback")
         self._feedback.send(rows)
 
     def close(self) -> None:
         """Abort the communicators: a kernel that waits for a lost peer would never end."""
-        for channel in (self._before, self._after, self._feedback):
+        for channel, _ in self._channels:
             if channel is not None:
                 channel.link.abort()
 
-    def _check(self, channel: "_Channel", seq: int, operation: str, peer: int) -> None:
+    def _check(self, channel: "_Channel", seq: int, operation: str) -> None:
         error = channel.link.error()
         if error is not None:
-            raise PeerLostError(peer, operation, error, seq=seq)
+            raise PeerLostError(self._peer[operation], operation, error, seq=seq)
 
 
 class _Channel:

@@ -49,6 +49,9 @@ class PlainTransport:
     def would_block(self) -> bool:
         return self._after.outstanding() >= SEND_RING
 
+    def check(self, seq: int) -> None:
+        """A receive that failed was raised where it was waited for."""
+
     def post_feedback(self, seq: int, num_rows: int) -> None:
         self._expected.append((seq, num_rows))
 

@@ -94,6 +94,9 @@ class PointToPointTransport:
         """Whether the next `send_hidden` looks at an earlier one first, and waits when that isn't done."""
         return len(self._hidden_sends) >= SEND_RING
 
+    def check(self, seq: int) -> None:
+        """A receive that failed was raised where it was waited for."""
+
     def post_feedback(self, seq: int, num_rows: int) -> None:
         buffer = torch.empty(num_rows, FEEDBACK_WIDTH, dtype=torch.int64)
         work = _begin(self._feedback_group.recv, buffer, seq, self._last, "post feedback")

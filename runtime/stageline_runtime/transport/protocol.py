@@ -58,6 +58,12 @@ class Transport(Protocol):
     def would_block(self) -> bool:
         """Whether the next `send_hidden` has to wait for an earlier one."""
 
+    def check(self, seq: int) -> None:
+        """Between the end of plan `seq` on a device and telling what it gave; never waits, raises PeerLostError.
+
+        A receive that NCCL gave up ends like any other, without its data.
+        """
+
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """First stage: be ready for plan `seq`'s sampled rows."""
 
@@ -88,6 +94,9 @@ class LoopbackTransport:
 
     def would_block(self) -> bool:
         return False
+
+    def check(self, seq: int) -> None:
+        """There is no peer to lose."""
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """Feedback is kept by `send_feedback`; there is nothing to post."""

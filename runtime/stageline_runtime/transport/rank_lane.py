@@ -21,6 +21,7 @@ class RankLane:
         self._ranks = ranks
         self.post_hidden = inner.post_hidden
         self.would_block = inner.would_block
+        self.check = inner.check
         self.post_feedback = inner.post_feedback
         self.wait_feedback = inner.wait_feedback
         self.send_feedback = inner.send_feedback

@@ -65,6 +65,9 @@ class StagedTransport:
     def would_block(self) -> bool:
         return not self._hidden.has_room
 
+    def check(self, seq: int) -> None:
+        self._wire.check(seq)
+
     def post_feedback(self, seq: int, num_rows: int) -> None:
         self._wire.post_feedback(seq, num_rows)
 

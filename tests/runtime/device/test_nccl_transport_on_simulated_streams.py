@@ -159,6 +159,20 @@ def test_an_error_that_torchs_watchdog_found_is_a_lost_peer(operation: str, erro
     assert str(again) == str(lost), "forgotten once no operation is outstanding"
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("what", ["hidden", "feedback"])
+def test_nothing_is_told_of_a_plan_whose_receive_may_have_been_given_up(stage: int, what: str) -> None:
+    pair = Pair(0)
+    exchange(pair, 4)
+    transport = (pair.first, pair.last)[stage]
+    transport.check(3)
+    getattr(pair, what).end_by_watchdog(SimulatedErrorType.COMM_ERROR)
+    with pytest.raises(PeerLostError, match=r"^plan 3: .*NCCL reported COMM_ERROR") as lost:
+        transport.check(3)
+    receives = (what == "hidden") == (stage == 1)
+    assert (lost.value.peer, lost.value.operation) == (1 - stage, f"{'receive' if receives else 'send'} {what}")
+
+
 def test_closing_aborts_every_communicator() -> None:
     pair = Pair(0)
     pair.first.close()
