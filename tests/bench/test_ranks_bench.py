@@ -85,7 +85,7 @@ def test_one_core_is_refused_before_anything_starts() -> None:
     assert "give two cores" in refused.output
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(len(CORES) < 2, reason="a core for each of two ranks")
 def test_a_trial_runs_every_kind_of_group_and_keeps_nothing(tmp_path: Path) -> None:
