@@ -23,6 +23,7 @@ from stageline_runtime.prepare.cache import (
     cache_key,
     entry_problem,
     files_with_sizes,
+    read_manifest,
 )
 from stageline_runtime.prepare.errors import storage_error
 from stageline_runtime.prepare.progress import Reporter
@@ -101,7 +102,7 @@ def _fill_and_publish(cache_dir: Path, canonical_source: str, fill: Fill) -> Non
 @contextmanager
 def locked(cache_dir: Path, key: str, what: str, reporter: Reporter) -> Iterator[None]:
     """Hold the lock of a key; say that `what` is being prepared elsewhere when that means to wait."""
-    path = cache_dir / f".{key}.lock"
+    path = lock_file(cache_dir, key)
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,6 +112,36 @@ def locked(cache_dir: Path, key: str, what: str, reporter: Reporter) -> Iterator
         yield
 
 
+def lock_file(cache_dir: Path, key: str) -> Path:
+    """The file whose lock is held by who writes what `key` names."""
+    return cache_dir / f".{key}.lock"
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Take the lock of `path` without waiting; gives whether it was free. Its time stays as it is."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def remove_entry(entry: Path) -> str:
+    """Remove an entry whose lock is held; returns the source that it was made of, or its key where it doesn't say.
+
+    It is renamed to a leftover first: whoever dies in between leaves what the next run removes, and never a part of an
+    entry under the entry's name.
+    """
+    manifest = read_manifest(entry)
+    leftover = Path(tempfile.mkdtemp(prefix=f".{entry.name}{PARTIAL_MARK}", dir=entry.parent))
+    entry.rename(leftover / "removed")
+    shutil.rmtree(leftover)
+    return entry.name if manifest is None else manifest.source
+
+
 def remove_leftovers(cache_dir: Path, own_key: str) -> None:
     """Remove what killed runs left: of this entry, whose lock is held, and of others whose lock is free."""
     for partial in cache_dir.glob(f".*{PARTIAL_MARK}*"):
@@ -118,12 +149,9 @@ def remove_leftovers(cache_dir: Path, own_key: str) -> None:
         if key == own_key:
             shutil.rmtree(partial, ignore_errors=True)
             continue
-        with (cache_dir / f".{key}.lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            shutil.rmtree(partial, ignore_errors=True)
+        with claimed(lock_file(cache_dir, key)) as has_no_writer:
+            if has_no_writer:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _sync(directory: Path) -> None:

@@ -6,9 +6,7 @@ entry is renamed to a leftover before it is deleted, under its writers' lock and
 waiting: what is read or written stays. Without a limit nothing is ever removed.
 """
 
-import fcntl
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from stageline_runtime.prepare.cache import bytes_below, is_key, read_manifest
+from stageline_runtime.prepare.cache import bytes_below, is_key
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import Reporter
-from stageline_runtime.prepare.publish import PARTIAL_MARK, locked
+from stageline_runtime.prepare.publish import PARTIAL_MARK, claimed, lock_file, locked, remove_entry
 from stageline_runtime.prepare.space.choice import CachedModel, Space, choose
 from stageline_runtime.prepare.space.use import last_use, mark_used, use_file
 
@@ -28,7 +26,6 @@ FRESH_SECONDS: Final = 600.0
 """How long an entry stays at least after its last use: a pod's readers start after its preparation has ended."""
 _ROOM_KEY: Final = "room"
 _NEEDS: Final = ".needs"
-_LOCK: Final = ".lock"
 
 Need = Callable[[int], None]
 """Called with how many bytes more are going to be written."""
@@ -93,11 +90,7 @@ class Room:
         with _alone(self.cache_dir, entry) as is_mine:
             if not is_mine or last_use(entry) != model.last_use:
                 return False
-            manifest = read_manifest(entry)
-            leftover = Path(tempfile.mkdtemp(prefix=f".{model.key}{PARTIAL_MARK}", dir=self.cache_dir))
-            entry.rename(leftover / "removed")
-            shutil.rmtree(leftover)
-        what = model.key if manifest is None else manifest.source
+            what = remove_entry(entry)
         when = datetime.fromtimestamp(model.last_use, UTC).strftime("%Y-%m-%d %H:%M UTC")
         self.reporter.note(f"Removed {what} from the cache to make room ({_shown(model.size_bytes)}, last used {when})")
         return True
@@ -107,7 +100,7 @@ class Room:
         total = 0
         for needs in self.cache_dir.glob(f".*{_NEEDS}"):
             key = needs.name.removeprefix(".").removesuffix(_NEEDS)
-            with _claimed(self.cache_dir / f".{key}{_LOCK}") as has_no_writer:
+            with claimed(lock_file(self.cache_dir, key)) as has_no_writer:
                 if key != own_key and not has_no_writer:
                     total += max(0, _number(needs) - self._written(key))
         return total
@@ -128,20 +121,8 @@ class Room:
 @contextmanager
 def _alone(cache_dir: Path, entry: Path) -> Iterator[bool]:
     """Whether nobody else reads or writes `entry`; then nobody does while the block runs."""
-    with _claimed(use_file(entry)) as is_unread, _claimed(cache_dir / f".{entry.name}{_LOCK}") as is_unwritten:
+    with claimed(use_file(entry)) as is_unread, claimed(lock_file(cache_dir, entry.name)) as is_unwritten:
         yield is_unread and is_unwritten
-
-
-@contextmanager
-def _claimed(path: Path) -> Iterator[bool]:
-    """Take the lock of `path` without waiting; gives whether it was free. Its time stays as it is."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def _number(path: Path) -> int:
