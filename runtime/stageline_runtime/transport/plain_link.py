@@ -1,9 +1,9 @@
 """Connections in clear between two stages: what sends and what receives, at the least that a step can pay for them.
 
-A tensor is one message (a tag and a length, then its bytes) and one call of the kernel at each end, straight from and
-to its memory. Between two steps little of torch's own code is left in a core's caches, and a view made by it costs more
-than the kernel's part: so a sent tensor is reached by its address, and small tensors are received into buffers that are
-used in turn. Both ends derive order and sizes from plans; what comes must be what is expected.
+A tensor is one `message` and one call of the kernel at each end, straight from and to its memory. Between two steps
+little of torch's own code is left in a core's caches, and a view made by it costs more than the kernel's part: so a
+sent tensor is reached by its address, and small tensors are received into buffers that are used in turn. Both ends
+derive order and sizes from plans; what comes must be what is expected.
 
 No thread has a part in it while the kernel takes a tensor whole, as it does those of every decode step. What it does
 not take of the tensor of a long prompt a thread writes, so that the stage computes on; later tensors queue behind it.
@@ -21,8 +21,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-HEADER: Final = struct.Struct("<QQ")
-"""Tag, and length in bytes."""
+from stageline_runtime.transport.message import HEADER, check_header, hang_up
+
 RECEIVE_RING: Final = 8
 """Received tensors of one shape before the first one's memory is written again: more than the sends that may be
 outstanding, since a plan that is not computed sends on what it received."""
@@ -77,7 +77,7 @@ class PlainSender:
 
     def abort(self) -> None:
         """Hang up."""
-        _hang_up(self._connection)
+        hang_up(self._connection)
 
     def _send_now(self, header: bytes, data: Any) -> int:
         """How many bytes the kernel took without waiting."""
@@ -135,12 +135,12 @@ class PlainReceiver:
         count = self._read(message)
         if count < len(message):
             self._read_rest(message, count, tag)
-        _check(message, tag)
+        check_header(message, tag, len(message) - HEADER.size)
         return incoming.tensor
 
     def abort(self) -> None:
         """Hang up."""
-        _hang_up(self._connection)
+        hang_up(self._connection)
 
     def _next_buffer(self, rows: int) -> "_Incoming":
         ring = self._rings.get(rows)
@@ -158,7 +158,7 @@ class PlainReceiver:
         is_checked = False
         while count < len(message):
             if not is_checked and count >= HEADER.size:
-                _check(message, tag)
+                check_header(message, tag, len(message) - HEADER.size)
                 is_checked = True
             count += self._read(message[count:], socket.MSG_WAITALL if is_checked else 0)
             if time.monotonic() > deadline:
@@ -203,23 +203,6 @@ class _Incoming:
         self.tensor = memory[_ALIGNMENT:].view(dtype).view(rows, width)
         data: Any = memory.numpy()
         self.message = memoryview(data)[_ALIGNMENT - HEADER.size :]
-
-
-def _check(message: memoryview, tag: int) -> None:
-    """Raises RuntimeError: another tensor came than the one that is expected."""
-    found, length = HEADER.unpack_from(message)
-    wanted = len(message) - HEADER.size
-    if (found, length) != (tag, wanted):
-        raise RuntimeError(f"{length} bytes with tag {found} came where {wanted} with tag {tag} were expected")
-
-
-def _hang_up(connection: socket.socket) -> None:
-    """Close, waking whichever thread waits on it."""
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is closed already
-    connection.close()
 
 
 def _lost(error: OSError) -> RuntimeError:

@@ -7,23 +7,18 @@ until then it lies in the kernel, and a full one holds the sender back.
 """
 
 import queue
-import socket
 import ssl
-import struct
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stageline_runtime.tls.certificates import words_of
-
-_HEADER: Final = struct.Struct("<QQ")
-"""Tag, and length in bytes."""
+from stageline_runtime.transport.message import HEADER, check_header, hang_up
 
 
 class SecureSender:
@@ -39,11 +34,11 @@ class SecureSender:
         """Queue a contiguous tensor, which must stay as it is until the handle was waited for."""
         data = _bytes_of(tensor)
         work = _Sending()
-        self._queue.put((_HEADER.pack(tag, len(data)), data, work))
+        self._queue.put((HEADER.pack(tag, len(data)), data, work))
         return work
 
     def abort(self) -> None:
-        _hang_up(self._connection)
+        hang_up(self._connection)
 
     def _run(self) -> None:
         failure = ""
@@ -71,7 +66,7 @@ class SecureReceiver:
         return work
 
     def abort(self) -> None:
-        _hang_up(self._connection)
+        hang_up(self._connection)
 
     def read_until(self, work: "_Receiving", deadline: float) -> None:
         """Read all that is posted up to `work`; raises RuntimeError."""
@@ -80,12 +75,9 @@ class SecureReceiver:
             self._posted.popleft().is_done = True
 
     def _read(self, work: "_Receiving", deadline: float) -> None:
-        header = bytearray(_HEADER.size)
+        header = bytearray(HEADER.size)
         self._fill(memoryview(header), deadline)
-        tag, length = _HEADER.unpack(header)
-        if (tag, length) != (work.tag, len(work.data)):
-            came, expected = f"{length} bytes with tag {tag}", f"{len(work.data)} with tag {work.tag}"
-            raise RuntimeError(f"{came} came where {expected} were expected")
+        check_header(header, work.tag, len(work.data))
         self._fill(work.data, deadline)
 
     def _fill(self, view: memoryview, deadline: float) -> None:
@@ -159,9 +151,3 @@ class _Receiving:
 def _bytes_of(tensor: Tensor) -> memoryview:
     data: Any = tensor.detach().view(-1).view(torch.uint8).numpy()  # numpy has no bfloat16
     return memoryview(data)
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that sends
-    connection.close()
