@@ -16,7 +16,6 @@ from stageline_api.health import Phase
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
-from stageline_runtime.native.build import NativeUnavailableError
 from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
 from stageline_runtime.plan_bus.messages import (
     Begun,
@@ -42,10 +41,6 @@ from stageline_runtime.plan_bus.messages import (
 )
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
 from stageline_runtime.ranks.agreement import have_all_heard
-from stageline_runtime.ranks.device_ranks import DeviceRanks
-from stageline_runtime.ranks.device_rendezvous import JOIN, RankMeeting, join_device_ranks
-from stageline_runtime.ranks.protocol import RankGroup
-from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.failures import as_failure
@@ -54,6 +49,7 @@ from stageline_runtime.stage.handshake import await_cache_size, await_welcome, c
 from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
 from stageline_runtime.stage.memory_use import MemoryUse
 from stageline_runtime.stage.ranks.inherited import InheritedRank
+from stageline_runtime.stage.ranks.joining import JoinedRanks, join_ranks
 from stageline_runtime.stage.step.in_flight import POLL_SECONDS
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
 from stageline_runtime.stage.telemetry.health import StagePages, health_served
@@ -88,7 +84,8 @@ class StageProcess:
         self._contract = contract
         self._build_model = build_model
         self._devices = devices if devices is not None else Devices()
-        self._device_ranks: DeviceRanks | None = None
+        self._joined = JoinedRanks(StageRanks())
+        """The other ranks of the stage, once it has met them."""
         self._accelerator: Accelerator | None = None
         self._stage: LoadedStage | None = None
         self._timeline = Timeline()
@@ -104,8 +101,6 @@ class StageProcess:
         )
         self._bus: StageBus | None = None
         self._inherited = inherited
-        self._agreeing: RankGroup | None = None
-        """Ranks that share a host's memory, and so can agree on what only the host knows."""
         self._watchdog = Watchdog(
             contract.config.timeouts.step_seconds,
             self._engine_hung_up,
@@ -154,14 +149,21 @@ class StageProcess:
         if isinstance(welcome, Shutdown):
             self._shutdown = welcome
             return
-        ranks = self._join_ranks()
+        self._joined = joined = join_ranks(
+            self._contract,
+            self._inherited,
+            self._accelerator,
+            self._devices.rank_backend,
+            self._progress,
+            self._watchdog,
+        )
         loader = StageLoader(
             self._contract,
             self._progress,
             self._watchdog,
             self._accelerator,
             self._build_model,
-            ranks,
+            joined.ranks,
             self._devices.attention,
         )
         stage = loader.load(welcome, self._agree_on_cache)
@@ -174,50 +176,6 @@ class StageProcess:
         self._stage = stage
         while not self._shutdown:
             self._serve(bus, stage)
-
-    def _join_ranks(self) -> StageRanks:
-        if self._inherited is None:
-            return StageRanks()
-        if self._accelerator is not None:
-            return self._join_device_ranks(self._inherited, self._accelerator)
-        try:
-            ranks = SharedMemoryRanks(self._inherited.area, self._contract.rank, self._watchdog.exchange)
-        except NativeUnavailableError as error:
-            detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
-            raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="join the ranks") from error
-        self._agreeing = ranks
-        self._progress.exchanges = ranks.times
-        return StageRanks(experts=ranks) if self._contract.config.expert > 1 else StageRanks(tensor=ranks)
-
-    def _join_device_ranks(self, inherited: InheritedRank, accelerator: Accelerator) -> StageRanks:
-        contract, timeouts = self._contract, self._contract.config.timeouts
-        meeting = RankMeeting(
-            inherited.store,
-            inherited.area,
-            stage=contract.stage,
-            rank=contract.rank,
-            timeout_seconds=timeouts.rendezvous_seconds,
-        )
-        self._progress.enter(Phase.CONNECTING, "to the other ranks of the stage")
-        # Twice: what joins says more than this can, where it gets to say anything.
-        self._watchdog.watch_start(JOIN, 2 * timeouts.rendezvous_seconds)
-        ranks = join_device_ranks(
-            meeting,
-            self._devices.rank_backend,
-            accelerator,
-            timeout_seconds=timeouts.rendezvous_seconds,
-            step_timeout_seconds=timeouts.step_seconds,
-        )
-        self._watchdog.rest()
-        self._watchdog.unfinished, ranks.observe = ranks.unfinished, self._watchdog.exchange
-        self._device_ranks = ranks
-
-        def await_all(purpose: str) -> None:
-            meeting.meet(purpose, timeouts.load_seconds, FailureClass.MODEL_LOAD)
-
-        if contract.config.expert > 1:
-            return StageRanks(experts=ranks, await_all=await_all)
-        return StageRanks(tensor=ranks, await_all=await_all)
 
     def _agree_on_cache(self, use: MemoryUse | None) -> CacheSized | Shutdown:
         assert self._bus is not None, "it loads without having been welcomed"
@@ -267,12 +225,12 @@ class StageProcess:
 
     def _finish_done(self, bus: StageBus, stage: LoadedStage) -> None:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
-        if self._device_ranks is not None and stage.in_flight:
-            self._device_ranks.check()
+        if self._joined.on_devices is not None and stage.in_flight:
+            self._joined.on_devices.check()
         for plan, rows, cancelled in stage.in_flight.finished():
             stage.transport.check(plan.seq)
-            if self._device_ranks is not None:
-                self._device_ranks.check()
+            if self._joined.on_devices is not None:
+                self._joined.on_devices.check()
             self._finish(bus, stage.runner, plan, rows, cancelled=cancelled)
         for plan in stage.in_flight.begun():
             self._say_begun(bus, stage.runner, plan)
@@ -310,10 +268,10 @@ class StageProcess:
         self._cancelled.discard(plan.seq)
         if not self._is_rank:
             return has_heard
-        if self._agreeing is None or not plan.may_be_cancelled:
+        if self._joined.agreeing is None or not plan.may_be_cancelled:
             return False
         self._watchdog.watch(plan.seq, AGREE_ON_CANCELLED, None)
-        return have_all_heard(self._agreeing, has_heard, AGREE_ON_CANCELLED)
+        return have_all_heard(self._joined.agreeing, has_heard, AGREE_ON_CANCELLED)
 
     def _part(self, plan: StepPlan) -> StepPlan:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""
@@ -383,13 +341,13 @@ class StageProcess:
     def _let_device_go(self, code: ExitCode) -> None:
         """Release the device; after `RELEASE_SECONDS` end without, as work that waits for a lost peer never ends."""
         transport = None if self._stage is None or self._stage.in_flight is None else self._stage.transport
-        if transport is None and self._device_ranks is None:
+        if transport is None and self._joined.on_devices is None:
             return
         overdue = threading.Timer(RELEASE_SECONDS, os._exit, args=(code,))
         overdue.daemon = True
         overdue.start()
-        if self._device_ranks is not None:
-            self._device_ranks.close()
+        if self._joined.on_devices is not None:
+            self._joined.on_devices.close()
         if transport is not None:
             transport.close()
 

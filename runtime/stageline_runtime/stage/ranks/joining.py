@@ -1,0 +1,97 @@
+"""How a rank comes to exchange with the others of its stage: through the host's memory, or by their devices.
+
+What it has from its supervisor says where they meet; a rank without a device needs no more than that. What the stage
+has to ask or watch of it later is in `JoinedRanks`.
+"""
+
+from dataclasses import dataclass
+
+from stageline_api.failures import FailureClass
+from stageline_api.health import Phase
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.contract import PodContract
+from stageline_runtime.native.build import NativeUnavailableError
+from stageline_runtime.ranks.device_ranks import DeviceRanks, RankBackend
+from stageline_runtime.ranks.device_rendezvous import JOIN, RankMeeting, join_device_ranks
+from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
+from stageline_runtime.ranks.stage_ranks import StageRanks
+from stageline_runtime.stage.ranks.inherited import InheritedRank
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
+from stageline_runtime.termination import RuntimeFailure
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRanks:
+    """What a stage's process exchanges with; a lone one with nobody."""
+
+    ranks: StageRanks
+    agreeing: RankGroup | None = None
+    """Ranks that share a host's memory, and so can agree on what only the host knows."""
+    on_devices: DeviceRanks | None = None
+
+
+def join_ranks(
+    contract: PodContract,
+    inherited: InheritedRank | None,
+    accelerator: Accelerator | None,
+    backend: RankBackend,
+    progress: StageProgress,
+    watchdog: Watchdog,
+) -> JoinedRanks:
+    """Meet the other ranks of the stage; `inherited` None: there are none.
+
+    Raises:
+        RuntimeFailure: class BadConfig where ranks can't share memory; as `join_device_ranks`.
+        RanksEndedError: another rank has ended.
+    """
+    if inherited is None:
+        return JoinedRanks(StageRanks())
+    if accelerator is not None:
+        return _by_devices(contract, inherited, accelerator, backend, progress, watchdog)
+    try:
+        ranks = SharedMemoryRanks(inherited.area, contract.rank, watchdog.exchange)
+    except NativeUnavailableError as error:
+        detail = f"spec.parallelism: {contract.ranks} ranks can't share memory: {error}"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation=JOIN) from error
+    progress.exchanges = ranks.times
+    shared = StageRanks(experts=ranks) if contract.config.expert > 1 else StageRanks(tensor=ranks)
+    return JoinedRanks(shared, agreeing=ranks)
+
+
+def _by_devices(
+    contract: PodContract,
+    inherited: InheritedRank,
+    accelerator: Accelerator,
+    backend: RankBackend,
+    progress: StageProgress,
+    watchdog: Watchdog,
+) -> JoinedRanks:
+    timeouts = contract.config.timeouts
+    meeting = RankMeeting(
+        inherited.store,
+        inherited.area,
+        stage=contract.stage,
+        rank=contract.rank,
+        timeout_seconds=timeouts.rendezvous_seconds,
+    )
+    progress.enter(Phase.CONNECTING, "to the other ranks of the stage")
+    # Twice: what joins says more than this can, where it gets to say anything.
+    watchdog.watch_start(JOIN, 2 * timeouts.rendezvous_seconds)
+    ranks = join_device_ranks(
+        meeting,
+        backend,
+        accelerator,
+        timeout_seconds=timeouts.rendezvous_seconds,
+        step_timeout_seconds=timeouts.step_seconds,
+    )
+    watchdog.rest()
+    watchdog.unfinished, ranks.observe = ranks.unfinished, watchdog.exchange
+
+    def await_all(purpose: str) -> None:
+        meeting.meet(purpose, timeouts.load_seconds, FailureClass.MODEL_LOAD)
+
+    if contract.config.expert > 1:
+        return JoinedRanks(StageRanks(experts=ranks, await_all=await_all), on_devices=ranks)
+    return JoinedRanks(StageRanks(tensor=ranks, await_all=await_all), on_devices=ranks)
