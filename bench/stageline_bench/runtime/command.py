@@ -105,6 +105,17 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of programs that start Stageline's server and vLLM's by turns."""
+    for option in (
+        click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own."),
+        click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both."),
+        click.option("--starts", type=click.IntRange(1), default=3, help="Starts of each server."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 def bench() -> None:
     """Measure the runtime on this machine. Nothing else should run on it meanwhile."""
@@ -347,9 +358,7 @@ def peers(
 @click.option("--requests", type=click.IntRange(2), default=120, help="Requests of each start.")
 @click.option("--input-tokens", type=click.IntRange(1), default=64)
 @click.option("--output-tokens", type=click.IntRange(2), default=48)
-@click.option("--starts", type=click.IntRange(1), default=3, help="Starts of each server.")
-@click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both.")
-@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
+@server_options
 def serve(
     source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
 ) -> None:
@@ -364,9 +373,7 @@ def serve(
 @bench.command()
 @model_options
 @common
-@click.option("--starts", type=click.IntRange(1), default=3, help="Starts of each server.")
-@click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both.")
-@click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own.")
+@server_options
 def prefix_reuse(
     source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
 ) -> None:

@@ -80,6 +80,14 @@ def install_vllm(python: Path, directory: Path, *options: str) -> None:
         raise kind(_not_made(directory, done), 1)
 
 
+def vllm_variables(python: Path) -> dict[str, str]:
+    """Environment variables of a vLLM that `python` runs: it says nothing to anybody, asks no hub, and keeps what it
+    compiles beside its environment.
+    """
+    home = python.parent.parent / "cache"
+    return {"VLLM_CACHE_ROOT": str(home.resolve()), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+
 def is_no_such_wheel(said: str) -> bool:
     """Whether pip says that an index has no such distribution, and nothing of an answer that it didn't get.
 

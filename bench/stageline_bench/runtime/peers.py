@@ -14,7 +14,7 @@ from typing import Any
 from stageline_bench.runtime.bench_group import GroupShape, bench_group
 from stageline_bench.runtime.figures import median_ratio
 from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.peer_environment import PEER
+from stageline_bench.runtime.peer_environment import PEER, vllm_variables
 from stageline_bench.runtime.results import Result, Target, this_machine, today
 from stageline_bench.runtime.workload import Workload
 from stageline_runtime.model_facts.model_config import read_model_config
@@ -108,12 +108,11 @@ class PeerBench:
         cores = self._cores[:stages]
         bound = "|".join(map(str, cores))
         command = [str(self._peer_python), str(self._driver), "--model", str(self._model_dir), "--cores", bound]
-        home = self._peer_python.parent.parent / "cache"
         process = LineProcess(
             f"vllm, P = {stages}",
             [*command, "--stages", str(stages), "--dtype", self._dtype],
             cores=cores,
-            environment={"VLLM_CACHE_ROOT": str(home.resolve()), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+            environment=vllm_variables(self._peer_python),
             log=directory / "vllm.log",
         )
         try:

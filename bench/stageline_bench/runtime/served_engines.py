@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stageline_api import ports
 from stageline_api.errors import UserError
 from stageline_bench.runtime.line_process import PINNED
-from stageline_bench.runtime.peer_environment import PEER
+from stageline_bench.runtime.peer_environment import PEER, vllm_variables
 from stageline_bench.runtime.peers import STAGELINE, VLLM
 from stageline_local.session.state_file import read_state
 from stageline_runtime.metric_names import STAGE_BUSY, STAGE_STEPS
@@ -130,13 +130,7 @@ class Servers:
 
     def _vllm_environment(self) -> dict[str, str]:
         """The same for vLLM by itself and under Stageline."""
-        home = self._peer_python.parent.parent / "cache"
-        return {
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_CACHE_ROOT": str(home.resolve()),
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        return {"VLLM_CPU_KVCACHE_SPACE": "2"} | vllm_variables(self._peer_python)
 
 
 ENGINES: Final = (STAGELINE, VLLM)

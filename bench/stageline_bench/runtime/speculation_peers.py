@@ -19,7 +19,7 @@ from stageline_api.errors import UserError
 from stageline_bench.runtime.bench_group import GroupShape, bench_group
 from stageline_bench.runtime.engine_host import RoundOrder
 from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.peer_environment import PEER
+from stageline_bench.runtime.peer_environment import PEER, vllm_variables
 from stageline_bench.runtime.results import Result, this_machine, today
 from stageline_bench.runtime.speculation import DRAFTING, DRAFTS, PLAIN, prompt_orders
 from stageline_bench.runtime.vllm_tensor import first_exception
@@ -129,8 +129,7 @@ class SpeculationPeers:
         ]
 
     def _process(self, name: str, command: Sequence[str], cores: Sequence[int], directory: Path) -> LineProcess:
-        home = self._vllm_python.parent.parent / "cache"
-        environment = {"VLLM_CACHE_ROOT": str(home.resolve()), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = vllm_variables(self._vllm_python)
         return LineProcess(name, command, cores=cores, environment=environment, log=directory / "log")
 
     def _vllm_over_two_stages(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from stageline_api.errors import UserError
 from stageline_bench.runtime.bench_group import GroupShape, bench_group
 from stageline_bench.runtime.line_process import LineProcess
+from stageline_bench.runtime.peer_environment import vllm_variables
 from stageline_bench.runtime.workload import Workload
 from stageline_runtime.model_facts.model_config import read_model_config
 
@@ -84,7 +85,6 @@ class TensorPeers:
 
 def vllm_process(python: Path, model_dir: Path, shape: GroupShape, *, log: Path) -> LineProcess:
     """vLLM on the cores of the shape's ranks; answers once it is ready."""
-    home = python.parent.parent / "cache"
     driver = Path(__file__).with_name("vllm_offline.py")
     cores = shape.rank_cores
     command = [str(python), str(driver), "--model", str(model_dir), "--no-tokenizer"]
@@ -93,7 +93,7 @@ def vllm_process(python: Path, model_dir: Path, shape: GroupShape, *, log: Path)
         f"vLLM, tensor {len(cores)}",
         command,
         cores=cores,
-        environment={"VLLM_CACHE_ROOT": str(home.resolve()), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+        environment=vllm_variables(python),
         log=log,
     )
 
