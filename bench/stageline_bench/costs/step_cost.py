@@ -49,6 +49,9 @@ class _NoWire:
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         """Nothing to post."""
 
+    def hidden_has_come(self, _seq: int) -> bool:
+        return True
+
     def wait_hidden(self, _seq: int) -> Tensor:
         return self._hidden
 

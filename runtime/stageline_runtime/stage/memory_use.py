@@ -113,6 +113,9 @@ class _NoPeers:
     def post_hidden(self, seq: int, num_tokens: int) -> None:  # noqa: ARG002 - the protocol's
         self._num_tokens = num_tokens
 
+    def hidden_has_come(self, seq: int) -> bool:  # noqa: ARG002 - the protocol's
+        return True
+
     def wait_hidden(self, seq: int) -> Tensor:  # noqa: ARG002 - the protocol's
         return torch.randn(self._num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
 

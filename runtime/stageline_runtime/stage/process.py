@@ -50,7 +50,7 @@ from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
 from stageline_runtime.stage.memory_use import MemoryUse
 from stageline_runtime.stage.ranks.inherited import InheritedRank
 from stageline_runtime.stage.ranks.joining import JoinedRanks, join_ranks
-from stageline_runtime.stage.step.in_flight import POLL_SECONDS
+from stageline_runtime.stage.step.in_flight import POLL_SECONDS, look_until
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
 from stageline_runtime.stage.telemetry.health import StagePages, health_served
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
@@ -191,6 +191,9 @@ class StageProcess:
             self._await_plan(bus, stage)
         if not self._plans:
             return
+        self._tell_until_it_comes(bus, stage, self._plans[0])
+        if self._shutdown:
+            return
         plan = self._plans.popleft()
         cancelled = self._is_cancelled(plan)
         if stage.in_flight is None:
@@ -202,6 +205,21 @@ class StageProcess:
         else:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             self._finish(bus, stage.runner, plan, sampled, cancelled=cancelled)
+
+    def _tell_until_it_comes(self, bus: StageBus, stage: LoadedStage, plan: StepPlan) -> None:
+        """Tell what the device finishes while the next plan's hidden tensor is on its way: who waits for that tells
+        nothing meanwhile, and the engine may be holding the plan behind it back until it knows the tokens.
+        """
+        if stage.runner.is_first or not stage.runner.tells:
+            return
+
+        def _look() -> None:
+            self._take_all(bus.receive(0), bus, stage.runner)
+            self._finish_done(bus, stage)
+
+        look_until(
+            _look, lambda: not stage.in_flight or bool(self._shutdown) or stage.transport.hidden_has_come(plan.seq)
+        )
 
     def _await_plan(self, bus: StageBus, stage: LoadedStage) -> None:
         """Handle messages until one is a plan or says to end."""

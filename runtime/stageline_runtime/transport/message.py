@@ -3,6 +3,7 @@
 Both ends derive order and sizes from plans, so a header only confirms what is expected.
 """
 
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -10,6 +11,17 @@ from typing import Final
 
 HEADER: Final = struct.Struct("<QQ")
 """Tag, and length in bytes."""
+
+
+class Arrivals:
+    """Whether anything has come on a connection, or its other end is gone; asking never waits."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def any(self) -> bool:
+        return bool(self._poll.poll(0))
 
 
 def check_header(message: bytes | bytearray | memoryview, tag: int, length: int) -> None:

@@ -79,6 +79,10 @@ class NcclTransport:
         """Note that plan `seq`'s hidden tensor will come; it is posted when its turn is near."""
         self._expected.append((seq, num_tokens))
 
+    def hidden_has_come(self, seq: int) -> bool:  # noqa: ARG002 - the protocol's
+        """The host never waits for it: the device does."""
+        return True
+
     def wait_hidden(self, seq: int) -> Tensor:
         """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`, good for what is queued until the next call."""
         assert self._before is not None, "the first stage receives no hidden tensor"

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from stageline_runtime.transport.message import HEADER, check_header, hang_up
+from stageline_runtime.transport.message import HEADER, Arrivals, check_header, hang_up
 
 RECEIVE_RING: Final = 8
 """Received tensors of one shape before the first one's memory is written again: more than the sends that may be
@@ -124,6 +124,11 @@ class PlainReceiver:
         self._timeout_seconds = timeout_seconds
         self._rings: dict[int, deque[_Incoming]] = {}
         """Used in turn, by the number of rows."""
+        self._arrivals = Arrivals(connection)
+
+    def has_come(self) -> bool:
+        """Whether something of the next tensor is there, or the other end is gone; never waits."""
+        return self._arrivals.any()
 
     def receive(self, rows: int, tag: int) -> Tensor:
         """The next tensor `[rows, width]`, which must have this tag; raises RuntimeError.

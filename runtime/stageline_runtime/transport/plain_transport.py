@@ -39,6 +39,10 @@ class PlainTransport:
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         self._expected.append((seq, num_tokens))
 
+    def hidden_has_come(self, seq: int) -> bool:
+        assert self._expected[0][0] == seq, f"plan {seq} runs, but what comes next is plan {self._expected[0][0]}'s"
+        return self._before.has_come()
+
     def wait_hidden(self, seq: int) -> Tensor:
         return self._receive(seq, "receive hidden")
 

@@ -9,7 +9,7 @@ gloo's own thread.
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,14 @@ MAX_TAG = 1 << 30
 class Work(Protocol):
     def wait(self, timeout: timedelta) -> bool:
         """Block until done; raises RuntimeError on a lost peer or when the time is up."""
+
+
+@runtime_checkable
+class TellingWork(Work, Protocol):
+    """A receive that can be asked before it is waited for."""
+
+    def has_come(self) -> bool:
+        """Whether something of it is there, or the other end is gone; never waits."""
 
 
 class PointToPointGroup(Protocol):
@@ -74,6 +82,11 @@ class PointToPointTransport:
         buffer = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype)
         work = _begin(self._hidden_group.recv, buffer, seq, self._stage - 1, "post receive")
         self._hidden_posted[seq] = (buffer, work)
+
+    def hidden_has_come(self, seq: int) -> bool:
+        """gloo doesn't tell: its receives are completed only by waiting on them."""
+        work = self._hidden_posted[seq][1]
+        return work.has_come() if isinstance(work, TellingWork) else True
 
     def wait_hidden(self, seq: int) -> Tensor:
         buffer, work = self._hidden_posted.pop(seq)

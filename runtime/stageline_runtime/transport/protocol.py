@@ -49,6 +49,11 @@ class Transport(Protocol):
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         """Be ready for plan `seq`'s hidden tensor from the stage before."""
 
+    def hidden_has_come(self, seq: int) -> bool:
+        """Whether `wait_hidden` would find something of plan `seq`, the next one: its tensor's beginning, or that the
+        peer is gone. True also where nobody can tell without waiting.
+        """
+
     def wait_hidden(self, seq: int) -> Tensor:
         """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`; raises PeerLostError."""
 
@@ -85,6 +90,9 @@ class LoopbackTransport:
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         raise AssertionError(f"plan {seq}: a single stage receives no hidden tensor of {num_tokens} tokens")
+
+    def hidden_has_come(self, seq: int) -> bool:
+        raise AssertionError(f"plan {seq}: a single stage receives no hidden tensor")
 
     def wait_hidden(self, seq: int) -> Tensor:
         raise AssertionError(f"plan {seq}: a single stage receives no hidden tensor")

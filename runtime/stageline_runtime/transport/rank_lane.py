@@ -20,6 +20,7 @@ class RankLane:
         self._inner = inner
         self._ranks = ranks
         self.post_hidden = inner.post_hidden
+        self.hidden_has_come = inner.hidden_has_come
         self.would_block = inner.would_block
         self.check = inner.check
         self.post_feedback = inner.post_feedback

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stageline_runtime.tls.certificates import words_of
-from stageline_runtime.transport.message import HEADER, check_header, hang_up
+from stageline_runtime.transport.message import HEADER, Arrivals, check_header, hang_up
 
 
 class SecureSender:
@@ -58,6 +58,7 @@ class SecureReceiver:
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._connection = connection
         self._posted: deque[_Receiving] = deque()
+        self._arrivals = Arrivals(connection)
 
     def receive(self, tensor: Tensor, tag: int) -> "_Receiving":
         """Post a receive into a contiguous tensor; receives complete in the order in which they are posted."""
@@ -67,6 +68,10 @@ class SecureReceiver:
 
     def abort(self) -> None:
         hang_up(self._connection)
+
+    def has_come(self, work: "_Receiving") -> bool:
+        """Whether `work` is done, or something lies there of what is read next."""
+        return work.is_done or self._connection.pending() > 0 or self._arrivals.any()
 
     def read_until(self, work: "_Receiving", deadline: float) -> None:
         """Read all that is posted up to `work`; raises RuntimeError."""
@@ -141,6 +146,10 @@ class _Receiving:
         self.tag = tag
         self.data = data
         self.is_done = False
+
+    def has_come(self) -> bool:
+        """Whether something of it is there; it is the oldest that was posted and not waited for."""
+        return self._receiver.has_come(self)
 
     def wait(self, timeout: timedelta) -> bool:
         """Until it is there; raises RuntimeError."""

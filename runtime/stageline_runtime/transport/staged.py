@@ -3,7 +3,8 @@
 For stages that share a device, where NCCL refuses, and for groups that mix devices and CPUs: on the wire it is what
 CPUs have, so each end may be either. What leaves the device is sent by a thread that waits for the copy's event;
 the stage's own thread only queues. What comes in is waited for by the stage's thread, since nothing can be queued on
-the device before it is there; the device meanwhile has the plan before to do.
+the device before it is there; the device meanwhile has the plan before to do, and what that sampled is told as soon as
+it is done, since the last stage asks first whether anything has come.
 """
 
 import threading
@@ -55,6 +56,9 @@ class StagedTransport:
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         self._wire.post_hidden(seq, num_tokens)
+
+    def hidden_has_come(self, seq: int) -> bool:
+        return self._wire.hidden_has_come(seq)
 
     def wait_hidden(self, seq: int) -> Tensor:
         return self._accelerator.place(self._wire.wait_hidden(seq))

@@ -1,9 +1,12 @@
 """Which device a stage takes, and what follows for its group, is decided in one place and said plainly."""
 
+from typing import Literal
+
 import pytest
 import torch
 
 from stageline_api.failures import FailureClass
+from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.engine.group.welcome import choose_graphs, choose_transport, memory_owner, tells_promptly
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
@@ -60,10 +63,29 @@ def test_what_needs_host_memory_is_staged_wherever_there_is_a_device(devices: tu
 
 
 @pytest.mark.parametrize(
-    ("devices", "promptly"), [(("", ""), True), (("a", "b"), True), (("a", "a"), False), (("a", ""), False)]
+    ("devices", "transport", "promptly"),
+    [
+        (("", ""), "gloo", True),
+        (("a", "b"), "auto", True),
+        (("a", "a"), "auto", True),
+        (("a", ""), "auto", True),
+        (("a", "b"), "gloo", False),
+        (("a", ""), "gloo", False),
+    ],
 )
-def test_tokens_are_told_late_only_where_tensors_are_staged(devices: tuple[str, ...], promptly: bool) -> None:
-    assert tells_promptly(hellos(*devices)) is promptly
+def test_tokens_of_devices_are_told_late_only_where_gloo_carries_tensors(
+    devices: tuple[str, ...], transport: Literal["auto", "gloo"], promptly: bool
+) -> None:
+    config = RuntimeConfig(
+        model_name="m",
+        namespace="n",
+        served_name="s",
+        source="file:///m",
+        cache_dir="/c",
+        stage_count=len(devices),
+        transport=transport,
+    )
+    assert tells_promptly(hellos(*devices), config) is promptly
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from oracles.pipeline_checks import draw_prompts, samples
+from oracles.pipeline_checks import draw_prompts, greedy, samples, stage_samples
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama
 from processes import eager_drafts_engine
 from processes.running_group import running_group
@@ -119,6 +119,20 @@ def test_drafts_are_verified_on_a_device_as_on_a_cpu(stages: int, tmp_path: Path
         assert figures["stageline_engine_accepted_tokens_total"][()] > 20, figures
         if stages > 1:
             assert figures["stageline_engine_cancelled_plans_total"][()] > 0, figures
+
+
+def test_a_float16_checkpoint_stays_float16_on_devices(tmp_path: Path) -> None:
+    """Weights and cache take half of what they take where float32 is asked for."""
+    model_dir = write_tiny_llama(tmp_path / "model", dtype="float16")
+    [prompt] = draw_prompts(1, VOCAB_SIZE, 20)
+    held = {}
+    for asked in ("auto", "float32"):
+        with running_group(
+            tmp_path / asked, model_dir, 2, stage_command=DEVICE_STAGE, dtype=asked, max_num_seqs=2, max_model_len=64
+        ) as group:
+            assert len(group.generate(prompt, greedy(8))) == 8
+            held[asked] = sum(stage_samples(group, 1)["stageline_stage_memory_bytes"].values())
+    assert held["auto"] == held["float32"] / 2, held
 
 
 @pytest.mark.thorough

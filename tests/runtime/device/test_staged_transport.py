@@ -1,5 +1,6 @@
 """Tensors of a device cross through pinned memory, and the other end may be a CPU's."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,6 +66,19 @@ def send_every_plan(first: Transport, last: Transport) -> None:
         assert last.wait_hidden(seq).tolist() == [[float(seq)] * HIDDEN_SIZE] * num_tokens
         last.send_feedback(seq, rows.fill_(seq).clone())
         assert first.wait_feedback(seq).tolist() == [[seq] * FEEDBACK_WIDTH] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_stage_can_ask_whether_a_tensor_has_come(kind: str) -> None:
+    with two_ends(kind) as (first, last):
+        last.post_hidden(0, 1)
+        assert not last.hidden_has_come(0)
+        first.send_hidden(0, torch.ones(1, HIDDEN_SIZE))
+        deadline = time.monotonic() + 60
+        while not last.hidden_has_come(0):
+            assert time.monotonic() < deadline, "nothing has come"
+            time.sleep(0.001)
+        assert last.wait_hidden(0).tolist() == [[1.0] * HIDDEN_SIZE]
 
 
 @pytest.mark.parametrize("kind", KINDS)

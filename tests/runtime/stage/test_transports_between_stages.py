@@ -1,6 +1,7 @@
 """Two real ends that met: tensors arrive, rings stay bounded, a silent peer is named. By each kind of connection."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -51,6 +52,31 @@ def met(step_seconds: float, kind: Kind) -> Iterator[tuple[Transport, Transport]
     yield first, second
     first.close()
     second.close()
+
+
+def test_whether_a_tensor_has_come_can_be_asked_before_it_is_waited_for(kind: Kind) -> None:
+    """Of plans that were posted ahead the next one's; the end of the other stage is something too. gloo can't tell."""
+    with met(60, kind) as (first, second):
+        for seq in range(2):
+            second.post_hidden(seq, 1)
+            assert second.hidden_has_come(0) is (kind.transport == "gloo")
+        for seq in range(2):
+            first.send_hidden(seq, torch.full((1, HIDDEN_SIZE), float(seq)))
+            await_arrival(second, seq)
+            assert second.wait_hidden(seq).tolist() == [[float(seq)] * HIDDEN_SIZE]
+        second.post_hidden(2, 1)
+        assert second.hidden_has_come(2) is (kind.transport == "gloo")
+        first.close()
+        await_arrival(second, 2)
+        with pytest.raises(PeerLostError):
+            second.wait_hidden(2)
+
+
+def await_arrival(transport: Transport, seq: int) -> None:
+    deadline = time.monotonic() + 60
+    while not transport.hidden_has_come(seq):
+        assert time.monotonic() < deadline, f"nothing of plan {seq} has come"
+        time.sleep(0.001)
 
 
 @pytest.fixture(scope="module", params=["in clear", "by gloo", "by TLS"])

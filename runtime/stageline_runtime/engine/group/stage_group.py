@@ -24,7 +24,6 @@ from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
     choose_graphs,
-    crosses_from_host,
     measuring_stages,
     refusal_of,
     size_loaded_cache,
@@ -240,7 +239,7 @@ class StageGroup:
     @property
     def tells_promptly(self) -> bool:
         """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
-        return tells_promptly(self._hellos.values(), needs_host=crosses_from_host(self._contract.config))
+        return tells_promptly(self._hellos.values(), self._contract.config)
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""

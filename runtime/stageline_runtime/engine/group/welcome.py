@@ -333,12 +333,14 @@ def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> Tr
     return TransportKind.STAGED
 
 
-def tells_promptly(hellos: Iterable[Hello], *, needs_host: bool = False) -> bool:
+def tells_promptly(hellos: Iterable[Hello], config: RuntimeConfig) -> bool:
     """Whether a plan's tokens are told as soon as it is done.
 
-    The last stage's thread waits for what the staged transport brings, and tells a device's tokens only after that.
+    The last stage's thread waits for what the staged transport brings. On connections of the runtime's own it asks
+    first whether something has come; gloo can't be asked, so a device's tokens are told after the next plan's tensor.
     """
-    return choose_transport(hellos, needs_host=needs_host) is not TransportKind.STAGED
+    is_staged = choose_transport(hellos, needs_host=crosses_from_host(config)) is TransportKind.STAGED
+    return not (is_staged and config.tls is None and config.transport == "gloo")
 
 
 def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:

@@ -7,8 +7,9 @@ two clocks together however far they drift. The watchdog is always told of the o
 device has not come past.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -85,6 +86,14 @@ class DeviceTimes:
 
 POLL_SECONDS = 0.0002
 """Between two looks while the host has nothing else to do. Feedback doesn't wait for it; clients do."""
+
+
+def look_until(look: Callable[[], None], is_over: Callable[[], bool]) -> None:
+    """Look at the device from time to time; not at all where it is over before."""
+    while not is_over():
+        look()
+        if not is_over():
+            time.sleep(POLL_SECONDS)
 
 
 class FinishedPlan(NamedTuple):
