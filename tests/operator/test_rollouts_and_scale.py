@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.planned_cluster import PlannedCluster, tiny_model
+from stageline_cli.rollout_commands import RESTARTED_AT
 from stageline_operator.planner.objects.identity import revision_of
 from stageline_operator.planner.types import VllmImages
 
@@ -310,6 +311,17 @@ def test_a_new_revision_tries_a_group_that_is_down_again() -> None:
     bring_up(cluster)
     assert [phase for *_, phase in groups(cluster)] == ["Ready", "Ready"]
     assert cluster.status.groups[0].restarts == ()
+
+
+def test_rollouts_in_place_and_restarts_by_hand_use_up_no_restart() -> None:
+    """`StagelineGroupRestarting` counts what is used up: lives that were made on purpose are no trouble."""
+    cluster = ready_cluster(rollout=IN_PLACE)
+    by_hand = {"image": "second", "annotations": {RESTARTED_AT: "2026-01-01T00:00:00Z"}}
+    for generation, template in enumerate(({"image": "second"}, by_hand), start=2):
+        cluster.model = tiny_model(generation, rollout=IN_PLACE, template=template)
+        bring_up(cluster)
+    assert groups(cluster) == [(0, 3, "Ready")], "two lives more, one after the other"
+    assert (cluster.status.groups[0].restarts, cluster.status.last_failures) == ((), ())
 
 
 def test_scaling_does_not_cut_a_back_off_short() -> None:

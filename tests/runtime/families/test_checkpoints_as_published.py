@@ -103,3 +103,25 @@ def test_pickled_weights_are_refused_before_anything_loads(tmp_path: Path) -> No
     torch.save(tensors, model_dir / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match=r"holds pytorch_model\*\.bin and no safetensors: pickled weights"):
         read_model_config(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"eos_token_id": [5, 6]}, (5, 6)),
+        ({"temperature": 0.5}, (2,)),
+        (None, (2,)),
+    ],
+    ids=["named there", "not named there", "no such file"],
+)
+def test_what_ends_an_answer_stands_in_the_generation_config_and_else_in_the_config(
+    generation: dict[str, Any] | None, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As under vLLM. Hugging Face itself goes on where a generation config names no end."""
+    model_dir = write_tiny_llama(tmp_path)
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    (model_dir / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}), encoding="utf-8")
+    (model_dir / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (model_dir / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    assert read_model_config(model_dir).eos_token_ids == expected

@@ -49,6 +49,12 @@ def test_a_refusal_is_true(family: Family) -> None:
         raise AssertionError(f"no test knows how to hold this against the config: {family}")
 
 
+def test_a_model_of_deepseek_is_pointed_to_the_engine_that_runs_it() -> None:
+    found = {each.name: each.reason for each in REFUSED if each.name.startswith("deepseek")}
+    assert {"deepseek_v2", "deepseek_v3"} < found.keys()
+    assert [name for name, reason in found.items() if not reason.endswith("serve it with engine.name: vllm")] == []
+
+
 def said(value: Any) -> str:
     return repr(value) if not isinstance(value, bool) else str(value).lower()
 

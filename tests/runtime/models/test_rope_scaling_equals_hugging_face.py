@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from oracles.family_checks import assert_equals_hugging_face
+from oracles.family_checks import MAX_TOKENS, PROMPTS, assert_equals_hugging_face, pipeline_tokens
+from oracles.pipeline_checks import hugging_face_tokens
 from oracles.tiny_models import write_tiny_mistral
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, model_config_from_dict
 from stageline_runtime.models.rope_scaling import scaled_frequencies
@@ -80,6 +81,21 @@ def test_frequencies_are_those_for_a_request_as_long_as_the_group_takes(name: st
 def test_greedy_tokens_are_hugging_faces(name: str, tmp_path: Path) -> None:
     scaling = {"rope_theta": 10_000.0, **SCALINGS[name]}
     assert_equals_hugging_face(write_tiny_mistral(tmp_path, rope_parameters=scaling), stage_counts=(2,))
+
+
+@pytest.mark.parametrize(("trained", "factors"), [(256, SHORT), (64, LONG)], ids=["within", "beyond"])
+def test_longrope_says_hugging_faces_tokens_with_one_rotation_for_all(
+    trained: int, factors: list[float], tmp_path: Path
+) -> None:
+    """The pipeline takes 160 positions. Hugging Face is given the factors that then hold for both kinds of request."""
+    scaling = {"rope_theta": 10_000.0, **SCALINGS["longrope"], "original_max_position_embeddings": trained}
+    ours = write_tiny_mistral(tmp_path / "ours", head_dim=HEAD, rope_parameters=scaling)
+    steady = scaling | {"short_factor": factors, "long_factor": factors}
+    theirs = write_tiny_mistral(tmp_path / "theirs", head_dim=HEAD, rope_parameters=steady)
+    expected = hugging_face_tokens(theirs, PROMPTS, MAX_TOKENS)
+    plain = write_tiny_mistral(tmp_path / "plain", head_dim=HEAD)
+    assert hugging_face_tokens(plain, PROMPTS, MAX_TOKENS) != expected, "the rotation changes nothing"
+    assert pipeline_tokens(ours, 2) == expected
 
 
 def test_yarn_stretches_the_context_that_was_trained() -> None:
