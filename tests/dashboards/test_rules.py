@@ -33,6 +33,13 @@ def test_rules_name_only_what_the_real_endpoints_export(exported_pages: Mapping[
     assert missing_names(used, exported_pages) == []
 
 
+def test_no_rule_reads_buckets_over_more_than_five_minutes() -> None:
+    """Of 500 models and weeks that would be what a Prometheus dies of: long windows add up what was recorded."""
+    bucket = re.compile(r"\w+_bucket(?::objective)?(?:\{[^}]*\})?\[([^\]]+)\]")
+    windows = {window for rule in shipped_rules() for window in bucket.findall(rule["expr"])}
+    assert windows == {"5m"}
+
+
 def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations() -> None:
     used = {name for rule in shipped_rules() for name in recorded_in(rule["expr"])}
     assert used <= recorded_names()

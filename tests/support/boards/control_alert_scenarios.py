@@ -106,9 +106,11 @@ OPERATOR: Final = (
         spares=("StagelineOperatorStuck",),
     ),
     Scenario(
-        "passes of one model fail all the time; those of another failed for a moment",
+        "passes of one model fail all the time, 22.2 in a quarter of an hour; those of another failed for a moment",
         {
-            series("stageline_operator_reconcile_errors_total", **OBJECT, kind="refused", pod="operator-0"): "0+1x160",
+            series(
+                "stageline_operator_reconcile_errors_total", **OBJECT, kind="refused", pod="operator-0"
+            ): "0+0.37x160",
             series(
                 "stageline_operator_reconcile_errors_total",
                 namespace="team",
@@ -117,7 +119,7 @@ OPERATOR: Final = (
                 pod="operator-0",
             ): "0x10 20x150",
         },
-        {"14m": (), "30m": (Firing("StagelineReconcileFailing", {**OBJECT, "kind": "refused"}, "60"),)},
+        {"14m": (), "30m": (Firing("StagelineReconcileFailing", {**OBJECT, "kind": "refused"}, "22"),)},
         spares=("StagelineReconcileFailing",),
     ),
     Scenario(
@@ -232,6 +234,39 @@ SCRAPES: Final = (
             ),
         ),
         spares=("StagelineTargetDown",),
+        step="3m",
+        evaluated_every="3m",
+    ),
+    Scenario(
+        "no operator knows of a stage that answers no scrape for a day, nor of another that takes three hours to load",
+        up("stage", "1x5 0x400", pod="a", **OBJECT, group="0")
+        | up("stage", "0x60 1x345", pod="b", **OBJECT, group="1"),
+        dict.fromkeys(
+            ("1h", "5h", "7h", "20h"),
+            (
+                Firing(
+                    "StagelineTargetDown",
+                    {"job": "stageline-stage", "instance": "stage:1", "pod": "a", **OBJECT, "group": "0"},
+                ),
+            ),
+        ),
+        spares=("StagelineTargetDown",),
+        step="3m",
+        evaluated_every="3m",
+    ),
+    Scenario(
+        "the only gateway answers no scrape for a day, and its target stays",
+        up("gateway", "1x5 0x400", pod="gateway-0", namespace="team"),
+        dict.fromkeys(
+            ("1h", "5h", "7h", "20h"),
+            (
+                Firing("StagelineGatewayDown", {"namespace": "team"}),
+                Firing(
+                    "StagelineTargetDown",
+                    {"job": "stageline-gateway", "instance": "gateway:1", "pod": "gateway-0", "namespace": "team"},
+                ),
+            ),
+        ),
         step="3m",
         evaluated_every="3m",
     ),

@@ -113,7 +113,7 @@ SCENARIOS: Final[tuple[Scenario[ServingCommand], ...]] = (
     Scenario(
         "full-cache", "The KV cache is full", "StagelineKVCacheExhausted", GROUP, 300, full_cache,
         {"maxNumSeqs": 4, "maxModelLen": 256, "prefixCache": False},
-        beside=USERS_WAIT | {"StagelineBubbleHigh"},  # long prompts for few answers: steps of very different size
+        beside=USERS_WAIT,
     ),
     Scenario(
         "flooded-queue", "More is asked than is answered", "StagelineRequestsQueuedTooLong",

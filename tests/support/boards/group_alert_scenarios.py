@@ -200,6 +200,12 @@ PIPELINES: Final = (
         spares=("StagelineBubbleHigh",),
     ),
     Scenario(
+        "a full cache lets long prompts in one after the other, and steps differ in size: the cache is what is named",
+        Pipeline(busy=(0.6, 0.6), waiting=8, running=4, kv_usage=1.0).series(60),
+        {"4m": (), "14m": (Firing("StagelineKVCacheExhausted", SERVED, "100%"),)},
+        spares=("StagelineBubbleHigh",),
+    ),
+    Scenario(
         "one request at a time: each stage waits for the others, and nobody for them",
         Pipeline(busy=(0.3, 0.6), idle=0.05).series(60),
         {"14m": ()},
