@@ -5,10 +5,11 @@ from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 from board_builder.panels import DATASOURCE
 from board_builder.queries import WINDOW, current, max_by, selected, sum_by
 from board_builder.stages import GROUP
+from board_builder.variables import CLUSTER
 from stageline_operator.controller.telemetry import metric_names as operator
 from stageline_runtime import metric_names as runtime
 
-FIRING = 'ALERTS{alertname=~"Stageline.*",alertstate="firing"}'
+FIRING = selected("ALERTS", 'alertname=~"Stageline.*"', 'alertstate="firing"', CLUSTER)
 """Stageline's alerts that fire: a series that Prometheus itself makes."""
 
 
@@ -31,7 +32,7 @@ def reformed_groups(*matchers: str) -> AnnotationQuery:
 
 def rollouts(*matchers: str) -> AnnotationQuery:
     """Groups of a model are being replaced by ones of another revision."""
-    expr = current(("namespace", "model"), operator.GROUPS.name, 'phase="Replacing"', *matchers) + " > 0"
+    expr = current(("cluster", "namespace", "model"), operator.GROUPS.name, 'phase="Replacing"', *matchers) + " > 0"
     return mark("Rollouts", "blue", expr, "Rollout", "{{namespace}}/{{model}}")
 
 

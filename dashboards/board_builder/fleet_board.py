@@ -12,8 +12,8 @@ from board_builder.fleet_starts import starts
 from board_builder.group_phases import groups_by_phase
 from board_builder.layout import Line, Section, line, section
 from board_builder.objectives import BURN, RED, over_budget, worst_burn
-from board_builder.panels import AnyPanel, Limits, Series, Text, judged, lines, number
-from board_builder.queries import current, events, max_by, or_zero, quantile, rate_by, selected, sum_by
+from board_builder.panels import COUNT, AnyPanel, Limits, Series, Text, judged, lines, number
+from board_builder.queries import current, events, in_order, max_by, or_zero, quantile, rate_by, selected, sum_by
 from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
 from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, imbalance
 from board_builder.tables import Column, Key, rows
@@ -25,7 +25,7 @@ NAMESPACE: Final = 'cluster=~"$cluster",namespace=~"$namespace"'
 MODEL: Final = (NAMESPACE, 'model_name=~"$model_name"')
 PIPELINE_MODEL: Final = (NAMESPACE, 'model=~"$pipeline_model"')
 """The same models as the operator knows them."""
-PER_MODEL: Final = ("namespace", "model_name")
+PER_MODEL: Final = ("cluster", "namespace", "model_name")
 READY: Final = {"Ready=True": "green", "Ready=False": "red", "Ready=Unknown": "orange"}
 ALERT: Final = (
     ("alertname", "Alert"),
@@ -35,6 +35,7 @@ ALERT: Final = (
     ("stage", "Stage"),
     ("model", "Model"),
     ("namespace", "Namespace"),
+    ("cluster", "Cluster"),
 )
 """What alerts fire for, and how boards call it: what tells alerts apart first, since the rest may not fit beside it."""
 
@@ -61,7 +62,8 @@ def fleet_board() -> Dashboard:
 def _is_it_bad() -> Section:
     return section(
         "Overview",
-        line(4, *_load(), *_waits(), *_room()),
+        line(3, *_load()),
+        line(3, *_waits(), *_room()),
         line(6, _models(), _alerts(), widths=(14, 10)),
     )
 
@@ -75,7 +77,7 @@ def _alerts() -> AnyPanel:
     )
     runbook = links.to_runbook("Alert")
     keys = [Key(label, header, runbook if label == "alertname" else "", "Open its runbook") for label, header in ALERT]
-    return rows(text, keys, [Column("Alerts", sum_by([label for label, _ in ALERT], FIRING), "none")])
+    return rows(text, keys, [Column("Alerts", in_order(sum_by([label for label, _ in ALERT], FIRING)), "none")])
 
 
 def _load() -> tuple[AnyPanel, ...]:
@@ -113,13 +115,13 @@ def _room() -> tuple[AnyPanel, ...]:
     waiting = Text(
         "Requests waiting",
         "Requests that wait for their first token. Rising while requests don't: too few groups.",
-        "none",
+        COUNT,
     )
     down = Text(
         "Groups not ready",
         "Desired groups that get no requests: without pods, starting, failed, or with an open circuit breaker. Without "
         "an operator: those that gateways know and that aren't ready.",
-        "none",
+        COUNT,
     )
     ready = current(PER_MODEL, names.GROUPS.name, 'ready="true"', *MODEL)
     missing = f"clamp_min({_wanted()} - ({or_zero(ready, _wanted())}), 0)"
@@ -156,9 +158,9 @@ def _models() -> AnyPanel:
 
 def _wanted() -> str:
     """Groups that specs ask for, by the name that clients know the models by."""
-    info = current(("namespace", "model", "model_name"), operator.MODEL_INFO.name, *MODEL)
-    wanted = current(("namespace", "model"), operator.MODEL_DESIRED_REPLICAS.name, *PIPELINE_MODEL)
-    return sum_by(PER_MODEL, f"{info} * on (namespace, model) group_left () {wanted}")
+    info = current(("cluster", "namespace", "model", "model_name"), operator.MODEL_INFO.name, *MODEL)
+    wanted = current(("cluster", "namespace", "model"), operator.MODEL_DESIRED_REPLICAS.name, *PIPELINE_MODEL)
+    return sum_by(PER_MODEL, f"{info} * on (cluster, namespace, model) group_left () {wanted}")
 
 
 def _which_stage() -> Section:
@@ -203,9 +205,9 @@ def _busiest_stages() -> AnyPanel:
             Key("stage", "Stage"),
         ),
         (
-            Column("Busy", busiest(busy(STAGE, *MODEL), *MODEL), "percentunit", BUSY),
-            Column("Imbalance", busiest(imbalance(*MODEL), *MODEL), "none", UNEVEN),
-            Column("Bubble", busiest(bubble(STAGE, *MODEL), *MODEL), "percentunit"),
+            Column("Busy", in_order(f"({busiest(busy(STAGE, *MODEL), *MODEL)})"), "percentunit", BUSY),
+            Column("Imbalance", in_order(f"({busiest(imbalance(*MODEL), *MODEL)})"), "none", UNEVEN),
+            Column("Bubble", in_order(f"({busiest(bubble(STAGE, *MODEL), *MODEL)})"), "percentunit"),
         ),
         sort="Busy",
     )
@@ -228,15 +230,19 @@ def _by_model() -> Line:
 
 def _by_state() -> Line:
     ready = Text(
-        "Models by readiness", "PipelineModels of all namespaces by the status of their Ready condition.", "none"
+        "Models by readiness", "PipelineModels of all namespaces by the status of their Ready condition.", COUNT
     )
-    phases = Text("Groups by phase", "Where the groups are in their lives.", "none")
-    failures = Text("Group failures", "By model and class of the cause, in the window.", "none")
-    by_class = ("namespace", "model", "failure_class")
+    phases = Text("Groups by phase", "Where the groups are in their lives.", COUNT)
+    failures = Text("Group failures", "By model and class of the cause, in the window.", COUNT)
+    by_class = ("cluster", "namespace", "model", "failure_class")
     failed = events(by_class, operator.GROUP_FAILURES_TOTAL.name, *PIPELINE_MODEL)
     return line(
         8,
-        lines(ready, Series(current(("ready",), operator.MODELS.name), "Ready={{ready}}", colors=READY), stacked=True),
+        lines(
+            ready,
+            Series(current(("ready",), operator.MODELS.name, CLUSTER), "Ready={{ready}}", colors=READY),
+            stacked=True,
+        ),
         lines(phases, groups_by_phase(*PIPELINE_MODEL), stacked=True),
         lines(failures, Series(failed, "{{namespace}}/{{model}}: {{failure_class}}")),
     )

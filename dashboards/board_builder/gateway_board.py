@@ -10,7 +10,7 @@ from board_builder.board import board
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Line, Section, line, section
 from board_builder.objectives import RED, over_budget
-from board_builder.panels import AnyPanel, Limits, Series, Text, judged, lines, number
+from board_builder.panels import COUNT, AnyPanel, Limits, Series, Text, judged, lines, number
 from board_builder.queries import current, events, quantile, rate_by, selected, sum_by
 from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
 from board_builder.tables import Column, Key, rows
@@ -19,7 +19,7 @@ from board_builder.versions import versions
 from stageline_gateway.telemetry import metric_names as names
 
 MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model_name=~"$model_name"')
-PER_MODEL: Final = ("namespace", "model_name")
+PER_MODEL: Final = ("cluster", "namespace", "model_name")
 STALE: Final = {"endpoints": names.ENDPOINTS_STALE, "keys": names.KEYS_STALE, "certificate": names.TLS_STALE}
 LEFT: Final = Limits(7 * 86400, 86400, low_is_bad=True)
 """A week, from which on an alert is a warning, and a day, from which on it is critical."""
@@ -62,13 +62,13 @@ def _health() -> tuple[AnyPanel, ...]:
     rate = Text("Request rate", "Requests answered per second.", "reqps")
     errors = Text("Error ratio", f"Share of requests that failed. {ERRORS}", "percentunit")
     first = Text("TTFT p99", f"Time to first token: 99 of 100 requests had theirs within this time. {RED}", "s")
-    waiting = Text("Requests waiting", "Requests that wait for their first token.", "none")
-    in_flight = Text("Requests in flight", "Requests being answered right now.", "none")
+    waiting = Text("Requests waiting", "Requests that wait for their first token.", COUNT)
+    in_flight = Text("Requests in flight", "Requests being answered right now.", COUNT)
     stale = Text(
         "Stale configuration",
         "Endpoints, API keys or certificate that a gateway can't reload; it goes on with the last good version. 0 is "
         "right.",
-        "none",
+        COUNT,
     )
     old = " + ".join(current((), each.name, MODEL[0]) for each in STALE.values())
     return (
@@ -104,17 +104,17 @@ def _engines() -> Section:
 
 
 def _groups() -> Line:
-    readiness = Text("Groups by readiness", "As discovery, probes and circuit breakers see them.", "none")
+    readiness = Text("Groups by readiness", "As discovery, probes and circuit breakers see them.", COUNT)
     circuits = Text(
         "Circuit breakers open",
         "Groups whose circuit breaker is open, or half-open with one trial request, because requests to them failed.",
-        "none",
+        COUNT,
     )
     losses = Text(
         "Engine failures by kind",
         "Requests that an engine did not finish, in the window, those that another group resumed included. left is no "
         "failure: its group drained.",
-        "none",
+        COUNT,
     )
     by_readiness = current(("model_name", "ready"), names.GROUPS.name, *MODEL)
     return line(
@@ -130,13 +130,13 @@ def _losses() -> Line:
         "Resumed requests",
         "Answers that another group, or the same one once it is back, was asked to go on with, by outcome. Clients "
         "don't notice resumed and moved; expired, refused and exhausted reach them as errors.",
-        "none",
+        COUNT,
     )
     broken = Text(
         "Interrupted streams",
         "Streams that ended with an error event after their status had been sent, and answers ended because their "
         "reader was too slow, in the window.",
-        "none",
+        COUNT,
     )
     return line(
         8,
@@ -195,7 +195,7 @@ def _parts_of_latency() -> Line:
 
 def _tokens() -> Section:
     tokens = Text("Token throughput", "Prompt tokens admitted and tokens generated.", "suffix: tokens/s")
-    flight = Text("Requests in flight by model", "Being answered, and of these waiting for their first token.", "none")
+    flight = Text("Requests in flight by model", "Being answered, and of these waiting for their first token.", COUNT)
     return section(
         "Traffic",
         line(
@@ -229,7 +229,7 @@ def _limits() -> Line:
         "Token throughput by API key", "Tokens of prompts and answers, by the key's name.", "suffix: tokens/s"
     )
     stale = Text(
-        "Stale configuration by kind", "1 while it can't be reloaded and the last good version is in force.", "none"
+        "Stale configuration by kind", "1 while it can't be reloaded and the last good version is in force.", COUNT
     )
     refused = rate_by(("key_name", "reason"), names.REFUSALS.name, MODEL[0])
     by_key = rate_by(("key_name",), names.KEY_TOKENS.name, MODEL[0])

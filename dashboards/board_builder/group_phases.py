@@ -23,6 +23,6 @@ COLORS: Final[Mapping[GroupPhase, str]] = {
 
 def groups_by_phase(*matchers: str) -> Series:
     """How many groups are in each phase."""
-    by_phase = current(("namespace", "model", "phase"), names.GROUPS.name, *matchers)
+    by_phase = current(("cluster", "namespace", "model", "phase"), names.GROUPS.name, *matchers)
     colors = {str(phase): color for phase, color in COLORS.items()}
     return Series(sum_by(("phase",), by_phase), "{{phase}}", colors=colors)

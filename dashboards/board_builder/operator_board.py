@@ -13,15 +13,15 @@ from board_builder.board import board
 from board_builder.group_phases import groups_by_phase
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Line, Section, line, section
-from board_builder.panels import AnyPanel, Limits, Series, Text, lines, number
-from board_builder.queries import current, events, max_by, or_zero, rate_by, selected, share, sum_by
+from board_builder.panels import COUNT, AnyPanel, Limits, Series, Text, lines, number
+from board_builder.queries import current, events, in_order, max_by, min_by, or_zero, rate_by, selected, share, sum_by
 from board_builder.tables import Column, Key, rows
 from board_builder.variables import CLUSTER, choice, cluster_choice, datasource
 from board_builder.versions import versions
 from stageline_operator.controller.telemetry import metric_names as names
 
 MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model=~"$model"')
-PER_MODEL: Final = ("namespace", "model")
+PER_MODEL: Final = ("cluster", "namespace", "model")
 AGED: Final = Limits(330, 900)
 """A little more than the relist interval of five minutes, and three of them, which an alert speaks of."""
 BY_CLASS: Final = (*PER_MODEL, "failure_class")
@@ -49,7 +49,7 @@ def operator_board() -> Dashboard:
 def _is_it_bad() -> Section:
     return section(
         "Overview",
-        line(4, *_health(), *_work()),
+        line(4, *_health(), *_work(), widths=(4, 4, 5, 4, 4, 3)),
         line(7, _models(), _stages(), widths=(13, 11)),
     )
 
@@ -59,17 +59,17 @@ def _health() -> tuple[AnyPanel, ...]:
         "Leaders",
         "Replicas that hold the Lease and act. One is right. With none for longer than half a minute nothing is "
         "started, replaced or scaled; groups that run go on without.",
-        "none",
+        COUNT,
     )
     not_ready = Text(
         "Models not ready",
         "PipelineModels whose condition Ready isn't True: they serve with fewer groups than asked for, or not at all.",
-        "none",
+        COUNT,
     )
-    unready = sum_by((), current(("ready",), names.MODELS.name, 'ready!="True"'))
+    unready = sum_by((), current(("ready",), names.MODELS.name, 'ready!="True"', CLUSTER))
     return (
-        number(leaders, sum_by((), names.LEADER.name), Limits(1, 1, low_is_bad=True)),
-        number(not_ready, or_zero(unready, sum_by((), names.MODELS.name)), Limits(1, 1)),
+        number(leaders, sum_by((), selected(names.LEADER.name, CLUSTER)), Limits(1, 1, low_is_bad=True)),
+        number(not_ready, or_zero(unready, sum_by((), selected(names.MODELS.name, CLUSTER))), Limits(1, 1)),
     )
 
 
@@ -87,7 +87,7 @@ def _work() -> tuple[AnyPanel, ...]:
         "s",
     )
     waiting = Text(
-        "Work queue depth", "PipelineModels in the work queue, waiting for a worker. It returns to 0.", "none"
+        "Work queue depth", "PipelineModels in the work queue, waiting for a worker. It returns to 0.", COUNT
     )
     watch = Text(
         "Oldest watch",
@@ -95,19 +95,19 @@ def _work() -> tuple[AnyPanel, ...]:
         "interval, five minutes by default, the operator acts on outdated state.",
         "s",
     )
-    failed = rate_by((), names.RECONCILE_TOTAL.name, 'outcome="error"')
+    failed = rate_by((), names.RECONCILE_TOTAL.name, 'outcome="error"', CLUSTER)
     return (
-        number(failing, share(failed, rate_by((), names.RECONCILE_TOTAL.name)), Limits(0.01, 0.1)),
-        number(longest, max_by((), names.LONGEST_PASS.name), Limits(30, 120)),
-        number(waiting, max_by((), names.QUEUE_DEPTH.name), Limits(10, 100)),
-        number(watch, max_by((), names.WATCH_AGE.name), AGED),
+        number(failing, share(failed, rate_by((), names.RECONCILE_TOTAL.name, CLUSTER)), Limits(0.01, 0.1)),
+        number(longest, max_by((), selected(names.LONGEST_PASS.name, CLUSTER)), Limits(30, 120)),
+        number(waiting, max_by((), selected(names.QUEUE_DEPTH.name, CLUSTER)), Limits(10, 100)),
+        number(watch, max_by((), selected(names.WATCH_AGE.name, CLUSTER)), AGED),
     )
 
 
 def _models() -> AnyPanel:
     wanted = current(PER_MODEL, names.MODEL_DESIRED_REPLICAS.name, *MODEL)
     ready = current(PER_MODEL, names.MODEL_READY_REPLICAS.name, *MODEL)
-    left = f"min by ({', '.join(PER_MODEL)}) ({selected(names.GROUP_RESTARTS_LEFT.name, *MODEL)})"
+    left = min_by(PER_MODEL, selected(names.GROUP_RESTARTS_LEFT.name, *MODEL))
     behind = (
         f"{current(PER_MODEL, names.MODEL_GENERATION.name, *MODEL)} - "
         f"{current(PER_MODEL, names.MODEL_OBSERVED_GENERATION.name, *MODEL)}"
@@ -143,7 +143,7 @@ def _stages() -> AnyPanel:
             "none",
         ),
         tuple(Key(key, key, pipeline if key == "model" else "", "Open its pipeline") for key in keys),
-        (Column("Stages", current(keys, names.STAGE_NOT_READY.name, *MODEL), "none"),),
+        (Column("Stages", in_order(current(("cluster", *keys), names.STAGE_NOT_READY.name, *MODEL)), "none"),),
     )
 
 
@@ -162,7 +162,11 @@ def _groups() -> Section:
     return section(
         "Groups",
         _lives(),
-        line(8, quantile_lines(ready, names.TIME_TO_READY.name), quantile_lines(recovery, names.RECOVERY.name)),
+        line(
+            8,
+            quantile_lines(ready, names.TIME_TO_READY.name, CLUSTER),
+            quantile_lines(recovery, names.RECOVERY.name, CLUSTER),
+        ),
     )
 
 
@@ -171,18 +175,18 @@ def _lives() -> Line:
         "Groups by phase",
         "Where groups are in their lives. Starting for long: a model that loads slowly or a stage that finds no node. "
         "Failed stays until the template changes.",
-        "none",
+        COUNT,
     )
     incarnations = Text(
         "Incarnations",
         "How often each group's pods have been made anew. A staircase is a group that fails again and again.",
-        "none",
+        COUNT,
     )
     failures = Text(
         "Group failures by class",
         "Failures of groups by class, counted when they are seen. Without a new incarnation the group waits, has spent "
         "its restarts, or can't be helped by one.",
-        "none",
+        COUNT,
     )
     lives = current((*PER_MODEL, "group"), names.GROUP_INCARNATION.name, *MODEL)
     return line(
@@ -211,10 +215,14 @@ def _passes() -> Section:
         "Reconciliation",
         line(
             8,
-            lines(outcomes, Series(rate_by(("outcome",), names.RECONCILE_TOTAL.name), "{{outcome}}"), stacked=True),
-            lines(errors, Series(rate_by(("kind",), names.RECONCILE_ERRORS_TOTAL.name), "{{kind}}")),
+            lines(
+                outcomes,
+                Series(rate_by(("outcome",), names.RECONCILE_TOTAL.name, CLUSTER), "{{outcome}}"),
+                stacked=True,
+            ),
+            lines(errors, Series(rate_by(("kind",), names.RECONCILE_ERRORS_TOTAL.name, CLUSTER), "{{kind}}")),
         ),
-        line(8, quantile_lines(duration, name), heat(spread, name)),
+        line(8, quantile_lines(duration, name, CLUSTER), heat(spread, name, CLUSTER)),
         collapsed=True,
     )
 
@@ -234,12 +242,12 @@ def _watches() -> Line:
         "Relist corrections",
         "Objects whose change a full list showed and the watch had missed, in the window. More than a few: watches "
         "break.",
-        "none",
+        COUNT,
     )
     return line(
         8,
-        lines(ages, Series(current(("resource",), names.WATCH_AGE.name), "{{resource}}"), limits=AGED),
-        lines(missed, Series(events(("resource",), names.RELIST_CORRECTIONS_TOTAL.name), "{{resource}}")),
+        lines(ages, Series(current(("resource",), names.WATCH_AGE.name, CLUSTER), "{{resource}}"), limits=AGED),
+        lines(missed, Series(events(("resource",), names.RELIST_CORRECTIONS_TOTAL.name, CLUSTER), "{{resource}}")),
     )
 
 
@@ -251,6 +259,6 @@ def _calls() -> Line:
     )
     return line(
         8,
-        lines(calls, Series(rate_by(("verb", "code"), names.API_REQUESTS_TOTAL.name), "{{verb}} {{code}}")),
+        lines(calls, Series(rate_by(("verb", "code"), names.API_REQUESTS_TOTAL.name, CLUSTER), "{{verb}} {{code}}")),
         versions("Replicas", names.BUILD_INFO.name),
     )

@@ -27,6 +27,8 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 NO_DATA: Final = "No data"
 """What a number shows where nothing happened."""
+COUNT: Final = "count"
+"""The unit of what can be counted: Grafana's `none`, and never a fraction, on an axis neither."""
 
 AnyPanel = timeseries.Panel | stat.Panel | table.Panel | heatmap.Panel | barchart.Panel | statetimeline.Panel
 _Panel = TypeVar(
@@ -36,7 +38,7 @@ _Panel = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What every panel says about itself. `unit` is one of Grafana's unit ids."""
+    """What every panel says about itself. `unit` is one of Grafana's unit ids, or `COUNT`."""
 
     title: str
     description: str
@@ -77,7 +79,8 @@ class Limits:
 
 
 def named(panel: _Panel, text: Text) -> _Panel:
-    return panel.title(text.title).description(text.description).unit(text.unit).datasource(DATASOURCE)
+    panel.title(text.title).description(text.description).datasource(DATASOURCE)
+    return panel.unit("none").decimals(0) if text.unit == COUNT else panel.unit(text.unit)
 
 
 def _targets(series: Sequence[Series]) -> list[prometheus.Dataquery]:

@@ -10,7 +10,7 @@ from board_builder.annotations import firing_alerts, reformed_groups, rollouts
 from board_builder.board import board
 from board_builder.layout import Section, line, section
 from board_builder.objectives import RED, over_budget
-from board_builder.panels import AnyPanel, Series, Text, judged, lines, number, rows_heatmap
+from board_builder.panels import COUNT, AnyPanel, Series, Text, judged, lines, number, rows_heatmap
 from board_builder.pipeline_drafts import drafts
 from board_builder.pipeline_lives import lives
 from board_builder.pipeline_memory import capacity, cohorts
@@ -18,7 +18,20 @@ from board_builder.pipeline_ranks import ranks
 from board_builder.pipeline_steps import steps
 from board_builder.queries import current, in_order, quantile, rate_by, selected, sum_by
 from board_builder.requests import ERRORS, FAILING, error_ratio, request_rate
-from board_builder.stages import BUSY, GROUP, STAGE, UNEVEN, bubble, busiest, busy, idle, imbalance, states
+from board_builder.stages import (
+    BUSY,
+    BUSY_COLORS,
+    GROUP,
+    STAGE,
+    UNEVEN,
+    WAIT_COLORS,
+    bubble,
+    busiest,
+    busy,
+    idle,
+    imbalance,
+    states,
+)
 from board_builder.tables import stacked_bars
 from board_builder.variables import CLUSTER, choice, cluster_choice, datasource, hidden
 from stageline_gateway.telemetry import metric_names as gateway
@@ -77,9 +90,9 @@ def _is_it_bad() -> Section:
     waiting_now = Text(
         "Requests waiting in engines",
         "Requests that hold no place in a KV cache yet. Rising: the groups are full.",
-        "none",
+        COUNT,
     )
-    phases = Text("Groups by phase", "Where the model's groups are in their lives, as the operator sees it.", "none")
+    phases = Text("Groups by phase", "Where the model's groups are in their lives, as the operator sees it.", COUNT)
     ttft, tpot = gateway.TIME_TO_FIRST_TOKEN.name, gateway.TIME_PER_OUTPUT_TOKEN.name
     return section(
         "Overview",
@@ -91,6 +104,7 @@ def _is_it_bad() -> Section:
             judged(token, quantile(0.99, (), tpot, *ASKED_FOR), over_budget("TPOT", *ASKED_FOR)),
             number(waiting_now, sum_by((), selected(names.NUM_REQUESTS_WAITING.name, *OF_GROUP))),
             number(phases, current(("phase",), operator.GROUPS.name, *OF_MODEL) + " > 0", legend="{{phase}}"),
+            widths=(3, 3, 3, 3, 6, 6),
         ),
     )
 
@@ -206,10 +220,12 @@ def _one_stage() -> timeseries.Panel:
     def part(label: str, metric: str) -> str:
         return f"{rate_by((label,), metric, *one)} / on () group_left () ({wall} > 0)"
 
+    working = {f"busy: {kind}": color for kind, color in BUSY_COLORS.items()}
+    waiting = {f"wait: {reason}": color for reason, color in WAIT_COLORS.items()}
     return lines(
         text,
-        Series(part("kind", names.STAGE_BUSY.name), "busy: {{kind}}"),
-        Series(part("reason", names.STAGE_WAIT.name), "wait: {{reason}}"),
+        Series(part("kind", names.STAGE_BUSY.name), "busy: {{kind}}", colors=working),
+        Series(part("reason", names.STAGE_WAIT.name), "wait: {{reason}}", colors=waiting),
         Series(idle((), *one), "idle", "gray"),
         stacked=True,
     )

@@ -3,8 +3,8 @@
 from typing import Final
 
 from board_builder.layout import Section, line, section
-from board_builder.panels import Series, Text, lines, states
-from board_builder.queries import current, events, in_order, selected, sum_by
+from board_builder.panels import COUNT, Series, Text, lines, states
+from board_builder.queries import current, events, in_order, min_by, selected
 from board_builder.stages import GROUP
 from stageline_api.health import Phase
 from stageline_operator.controller.telemetry import metric_names as operator
@@ -29,7 +29,7 @@ def lives(of_model: tuple[str, ...], of_group: tuple[str, ...]) -> Section:
         "Incarnation",
         "Which life of its group each stage belongs to. A step is a group formed anew; a staircase one that fails "
         "again and again.",
-        "none",
+        COUNT,
     )
     phases = Text(
         "Stage phase",
@@ -38,7 +38,7 @@ def lives(of_model: tuple[str, ...], of_group: tuple[str, ...]) -> Section:
         "none",
     )
     failures = Text(
-        "Group failures by class", "Failures of the model's groups by class of the cause, in the window.", "none"
+        "Group failures by class", "Failures of the model's groups by class of the cause, in the window.", COUNT
     )
     failed = events(("failure_class",), operator.GROUP_FAILURES_TOTAL.name, *of_model)
     names_of_phases = {number: (str(phase), COLORS[phase]) for number, phase in enumerate(_ORDER)}
@@ -54,7 +54,10 @@ def lives(of_model: tuple[str, ...], of_group: tuple[str, ...]) -> Section:
 
 
 def _phase_number(matchers: tuple[str, ...]) -> str:
-    """Each stage's phase as its place in the usual order; nothing for a stage that isn't there."""
+    """Each stage's phase as its place in the usual order; nothing for a stage that isn't there.
+
+    While one pod of it ends and the next one starts, that of the next, which is further back.
+    """
     in_phase = (selected(names.STAGE_PHASE.name, f'phase="{phase}"', *matchers) for phase in _ORDER)
     numbered = (f"{number} * ({series} == 1)" for number, series in enumerate(in_phase))
-    return in_order(sum_by(("group", "stage"), " or ".join(numbered)))
+    return in_order(min_by(("cluster", "group", "stage"), " or ".join(numbered)))

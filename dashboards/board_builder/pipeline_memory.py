@@ -4,7 +4,7 @@ from typing import Final
 
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Line, Section, line, section
-from board_builder.panels import AnyPanel, Limits, Series, Text, lines
+from board_builder.panels import COUNT, AnyPanel, Limits, Series, Text, lines
 from board_builder.queries import in_order, mean, rate_by, selected, share, sum_by
 from board_builder.stages import GROUP, STAGE
 from board_builder.tables import Column, Key, rows
@@ -41,7 +41,7 @@ def _sizes(matchers: Matchers) -> Line:
     members = Text(
         "Running requests by cohort",
         "Running requests of each cohort. Cohorts far apart: steps of unequal length, and stages that wait for it.",
-        "none",
+        COUNT,
     )
     of_cohort = _of_group(names.COHORT_REQUESTS.name, "cohort {{cohort}}", matchers, "cohort")
     return line(
@@ -54,10 +54,10 @@ def _sizes(matchers: Matchers) -> Line:
 
 def _requests(matchers: Matchers) -> Line:
     running = Text(
-        "Requests running and waiting", "Running hold a place in the KV cache; waiting hold none yet.", "none"
+        "Requests running and waiting", "Running hold a place in the KV cache; waiting hold none yet.", COUNT
     )
     flight = Text(
-        "Plans in flight", "Steps sent to the stages and not finished. About the number of stages is right.", "none"
+        "Plans in flight", "Steps sent to the stages and not finished. About the number of stages is right.", COUNT
     )
     preempted = Text(
         "Preemptions",

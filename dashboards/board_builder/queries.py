@@ -33,6 +33,11 @@ def max_by(labels: Sequence[str], expr: str) -> str:
     return f"max by ({', '.join(labels)}) ({expr})" if labels else f"max({expr})"
 
 
+def min_by(labels: Sequence[str], expr: str) -> str:
+    """The smallest of what agrees in `labels`."""
+    return f"min by ({', '.join(labels)}) ({expr})"
+
+
 def rate_by(labels: Sequence[str], name: str, *matchers: str, window: str = WINDOW) -> str:
     """Increase per second of a counter, added up."""
     return sum_by(labels, rate(name, *matchers, window=window))
@@ -70,15 +75,18 @@ def in_order(expr: str) -> str:
 
 
 def events(labels: Sequence[str], name: str, *matchers: str) -> str:
-    """How often a rare thing happened in the window; nothing where it did not.
+    """How often a rare thing happened in the window, in whole numbers; nothing where it did not.
 
-    `increase` can't see a counter's first step, because the series begins with it: it is not there before the first
-    event. A series that wasn't there in the hour before counts by its value; one that was only not scraped for a while
-    does not.
+    A counter less what it was before the window. `increase` makes four of three, since it extrapolates to the ends of
+    the window; it serves where the counter began anew. It can't see a counter's first step either, because the series
+    begins with it: it is not there before the first event. A series that wasn't there in the hour before counts by its
+    value; one that was only not scraped for a while does not.
     """
     counter = selected(name, *matchers)
-    born = f"{counter} unless max_over_time({counter}[1h] offset {WINDOW})"
-    return sum_by(labels, f"increase({counter}[{WINDOW}]) > 0 or ({born})") + " > 0"
+    more = f"({counter} - {counter} offset {WINDOW})"
+    born = f"({counter} unless max_over_time({counter}[1h] offset {WINDOW}))"
+    began_anew = f"(round(increase({counter}[{WINDOW}])) unless {more} >= 0)"
+    return sum_by(labels, f"{more} >= 0 or {born} or {began_anew}") + " > 0"
 
 
 def or_zero(expr: str, where: str) -> str:

@@ -3,19 +3,36 @@
 Every stage is in exactly one state at any time; busy, wait and idle seconds sum to those of its clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from board_builder.panels import Limits
 from board_builder.queries import rate_by
 from stageline_runtime import metric_names as names
+from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
 
 BUSY: Final = Limits(0.8, 0.95)
 """Of a stage's time: from where on alerts call it a bottleneck, and where nothing more fits in."""
 UNEVEN: Final = Limits(1.25, 1.5)
 """Times the mean of a group's stages; the first is where an alert speaks of an uneven cut."""
-GROUP: Final = ("namespace", "model", "group")
+GROUP: Final = ("cluster", "namespace", "model", "group")
 STAGE: Final = (*GROUP, "stage")
+BUSY_COLORS: Final[Mapping[BusyKind, str]] = {
+    BusyKind.PREFILL: "light-orange",
+    BusyKind.DECODE: "orange",
+    BusyKind.MIXED: "dark-orange",
+    BusyKind.DRAFT: "yellow",
+    BusyKind.DUMMY: "red",
+}
+"""Warm is who works; a dummy step is work for nothing."""
+WAIT_COLORS: Final[Mapping[WaitReason, str]] = {
+    WaitReason.RECV: "blue",
+    WaitReason.FEEDBACK: "light-blue",
+    WaitReason.SEND: "dark-blue",
+    WaitReason.HOST: "purple",
+    WaitReason.STARVED: "super-light-blue",
+}
+"""Cold is who waits, and for whom nobody else does."""
 
 
 def busy(labels: Sequence[str], *matchers: str) -> str:

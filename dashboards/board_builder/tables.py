@@ -32,9 +32,10 @@ class Key:
 
 
 def rows(text: Text, keys: Sequence[Key], columns: Sequence[Column], sort: str = "") -> table.Panel:
-    """One row per combination of keys, worst first by the column `sort`."""
+    """One row per combination of keys, worst first by the column `sort`; of each cluster, where series name any."""
     panel = named(table.Panel(), text).targets([_instant(i, each.expr) for i, each in enumerate(columns)])
     headers = {key.label: key.header for key in keys}
+    headers = {"cluster": "Cluster"} | headers if "cluster" not in headers else headers
     headers |= {_value_field(index, len(columns)): column.header for index, column in enumerate(columns)}
     panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     panel.with_transformation(_only(headers))

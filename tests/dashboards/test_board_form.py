@@ -14,7 +14,7 @@ from board_builder import __main__ as builder
 from board_builder import links
 from board_builder.layout import COLUMNS, Line
 from board_builder.panels import Text, number
-from boards.board_queries import BOARDS, board_named, every_expression, panels_of
+from boards.board_queries import BOARDS, board_named, every_expression, panel_titled, panels_of
 
 EACH = pytest.mark.parametrize("name", sorted(BOARDS))
 FOREIGN_WINDOWS = {"[1h]": "how far back the last life of a group, or a series that is scraped again, may lie"}
@@ -57,6 +57,10 @@ def test_there_is_a_board_for_each_question() -> None:
     assert all(8 <= len(board["uid"]) <= 40 and board["description"] and board["tags"] for board in boards)
 
 
+def test_the_first_number_of_all_is_how_many_tokens_there_are() -> None:
+    assert drawn("fleet")[0]["title"] == "Token throughput"
+
+
 @EACH
 def test_every_panel_says_what_it_shows(name: str) -> None:
     for panel in drawn(name):
@@ -67,17 +71,118 @@ def test_every_panel_says_what_it_shows(name: str) -> None:
     assert len(set(titles)) == len(titles), sorted(titles)
 
 
-def test_stages_are_listed_in_their_order_beyond_the_tenth() -> None:
+def columns(panel: dict[str, Any]) -> set[str]:
+    """Labels and values that a table shows; none of another panel."""
+    organized = (each["options"] for each in panel.get("transformations", ()) if each["id"] == "organize")
+    return {field for options in organized for field in options["renameByName"]}
+
+
+def test_stages_are_written_in_one_way_and_listed_in_their_order_beyond_the_tenth() -> None:
     """Legends, rows and bars are sorted as text, where 10 comes before 2 but after 02."""
     two_digits = re.compile(r'label_replace\(.*, "stage", "0\$1", "stage", "\(\[0-9\]\)"\)', re.DOTALL)
     listing = [
-        (panel["title"], target["expr"])
-        for panel in drawn("pipeline")
+        (name, panel["title"], target["expr"])
+        for name in BOARDS
+        for panel in drawn(name)
         for target in panel["targets"]
-        if "{{stage}}" in target.get("legendFormat", "") or panel["title"] == "Stages"
+        if "{{stage}}" in target.get("legendFormat", "") or columns(panel) & {"stage", "place"}
     ]
-    assert len(listing) > 10, listing
-    assert [title for title, expr in listing if not two_digits.search(expr)] == []
+    assert {"Stages", "Firing alerts", "Stages not ready"} < {title for _, title, _ in listing}
+    assert len(listing) > 20, listing
+    assert [each[:2] for each in listing if not two_digits.search(each[2])] == []
+
+
+def colors_of(panel: dict[str, Any]) -> dict[str, str]:
+    """Fixed colors by what they are for: a series' name, or the letter of a query."""
+    return {
+        each["matcher"]["options"]: prop["value"]["fixedColor"]
+        for each in panel["fieldConfig"]["overrides"]
+        for prop in each["properties"]
+        if prop["id"] == "color"
+    }
+
+
+@pytest.mark.parametrize(("title", "most"), [("Stage time: busy, wait, idle", 3), ("Stage $stage", 11)])
+def test_who_works_is_warm_and_who_waits_is_cold(title: str, most: int) -> None:
+    """In a pipeline that stands the stage at fault is the one that works; green would call it well."""
+    colors = colors_of(panel_titled("pipeline", title))
+    assert len(colors) == most, colors
+    tone = {name: color.rpartition("-")[2] for name, color in colors.items()}
+    assert {each for name, each in tone.items() if name.startswith("busy")} <= {"orange", "yellow", "red"}, colors
+    assert {each for name, each in tone.items() if name.startswith("wait")} <= {"blue", "purple"}, colors
+    assert tone["idle"] == "gray"
+    assert len(set(colors.values())) == most, colors
+
+
+def test_the_stage_that_the_others_wait_for_is_red_and_they_are_blue() -> None:
+    shades = panel_titled("pipeline", "Imbalance by stage")["options"]["color"]
+    assert (shades["scheme"], shades["reverse"]) == ("RdYlBu", True)
+    assert shades["min"] < 1 < shades["max"], "an even pipeline is between them"
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("fleet", "TTFT p99"),
+        ("fleet", "TPOT p99"),
+        ("gateway", "TTFT p99"),
+        ("pipeline", "TTFT p99"),
+        ("pipeline", "TPOT p99"),
+    ],
+)
+def test_a_latency_is_red_while_the_recorded_objective_is_missed_and_green_else(name: str, title: str) -> None:
+    panel = panel_titled(name, title)
+    assert colors_of(panel) == {"A": "green", "B": "red"}
+    kept, missed = (target["expr"] for target in panel["targets"])
+    word = "first" if title.startswith("TTFT") else "output"
+    assert re.search(rf"unless on \(\) \(.*{word}_token_slow_per_request:ratio_rate5m.*:objective.* > 1\)", kept)
+    assert kept.replace(" unless on () ", " and on () ") == missed
+
+
+WITH_FRACTIONS = {
+    "Accepted length",
+    "Batch size",
+    "Batch size distribution",
+    "Busiest stage of each group",
+    "Error budgets by model",
+    "Errors: burn rate",
+    "Highest burn rate",
+    "Imbalance",
+    "Imbalance by stage",
+    "TPOT: burn rate",
+    "TTFT: burn rate",
+}
+"""Panels without a unit that show ratios and means; all others show what can be counted."""
+
+
+@EACH
+def test_what_can_be_counted_is_never_shown_in_fractions(name: str) -> None:
+    plain = {
+        panel["title"]: panel["fieldConfig"]["defaults"]
+        for panel in drawn(name)
+        if panel["fieldConfig"]["defaults"]["unit"] == "none" and panel["type"] not in ("table", "state-timeline")
+    }
+    assert {title for title, defaults in plain.items() if defaults.get("decimals") != 0} <= WITH_FRACTIONS
+    extrapolated = [
+        (panel["title"], target["expr"])
+        for panel in drawn(name)
+        if panel["type"] != "heatmap"
+        for target in panel["targets"]
+        if "increase(" in target["expr"].replace("round(increase(", "")
+    ]
+    assert extrapolated == []
+
+
+@EACH
+def test_titles_are_whole_on_a_window_of_1240_pixels(name: str) -> None:
+    """Letters of Grafana's title font are 7.5 pixels wide on the average; gap, padding and the hint take 40."""
+    column = (1240 - 2 * 16) / COLUMNS
+    cut = [
+        (panel["title"], panel["gridPos"]["w"])
+        for panel in drawn(name)
+        if len(panel["title"]) * 7.5 > panel["gridPos"]["w"] * column - 40
+    ]
+    assert cut == []
 
 
 @EACH

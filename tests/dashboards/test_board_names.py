@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from boards.board_queries import BOARDS, every_expression
+from boards.board_queries import BOARDS, every_expression, queries_of
 from boards.exported_names import missing_names
 from boards.promql_labels import EXPORTED, read
 from boards.recorded_history import recorded, recorded_names
 
 MADE_BY_PROMETHEUS = {"ALERTS"}
+JOINED = {f"model:stageline_{kind}_request_ratio:objective" for kind in ("slow", "failed")}
 _NAME = re.compile(r"(?<![\w:$])(ALERTS|stageline_\w+)(?![\w:])")
 _SELECTOR = re.compile(r"(?<![\w:])(stageline_\w+)\{([^}]*)\}")
 EACH = pytest.mark.parametrize("name", sorted(BOARDS))
@@ -54,3 +55,16 @@ def test_series_are_selected_by_labels_that_they_have(name: str) -> None:
     """The lists' labels are those of the real endpoints: tests/observability/test_exported_metrics.py."""
     for metric, labels in selectors(name):
         assert labels <= EXPORTED[metric], f"{metric} has {sorted(EXPORTED[metric])}"
+
+
+@EACH
+def test_every_query_keeps_to_the_chosen_clusters(name: str) -> None:
+    """What is recorded without being selected is joined to what is, by all labels, the cluster among them."""
+    asked = re.compile(r"(?<![\w:$])(ALERTS|[a-z_]+:stageline_\w+(?::\w+)?|stageline_\w+)(\{[^}]*\})?")
+    free = {
+        (query.title, found[0])
+        for query in queries_of(name)
+        for found in asked.finditer(query.expr)
+        if 'cluster=~"$cluster"' not in (found[2] or "") and found[1] not in JOINED
+    }
+    assert free == set()

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from board_builder.queries import events
 from board_builder.requests import request_rate
 from boards.backfilled_prometheus import BackfilledPrometheus, needs_prometheus, running_prometheus, write_blocks
 from boards.board_answers import Answers, asked, asked_of, begin_of, prometheus_of_scenarios
+from boards.board_queries import filled_in, queries_of
 from boards.fleet_scenarios import SCENARIOS
+from boards.scripted_services import STARTUP_SHARES
 from stageline_api.health import Phase
 
 pytestmark = needs_prometheus
@@ -171,12 +174,12 @@ def test_a_stages_own_panel_shows_shares_also_of_several_groups(answers: Answers
 def test_the_slow_stage_is_named_on_the_first_board(answers: Answers) -> None:
     title = "Busiest stage of each group"
     busy, times_the_mean, bubble = (answers.at(END, "slow-stage", "fleet", title, ref) for ref in "ABC")
-    assert busy["0 chat 1"] == pytest.approx(0.98)
-    assert times_the_mean["0 chat 1"] == pytest.approx(0.98 / ((0.98 + 0.196 * 2) / 3))
-    assert bubble["0 chat 1"] == pytest.approx(0.02)
-    assert {name for name in busy if name.startswith("0 chat")} == {"0 chat 1"}, "one row for the group"
+    assert busy["0 chat 01"] == pytest.approx(0.98)
+    assert times_the_mean["0 chat 01"] == pytest.approx(0.98 / ((0.98 + 0.196 * 2) / 3))
+    assert bubble["0 chat 01"] == pytest.approx(0.02)
+    assert {name for name in busy if name.startswith("0 chat")} == {"0 chat 01"}, "one row for the group"
     alerts = answers.at(END, "slow-stage", "fleet", "Firing alerts")
-    assert list(alerts) == ["StagelineStageBottleneck 0 chat chat warning 1"]
+    assert list(alerts) == ["StagelineStageBottleneck 0 chat chat warning 01"]
 
 
 def test_the_slow_stage_stands_out_on_its_pipelines_board(answers: Answers) -> None:
@@ -216,7 +219,7 @@ def test_a_lost_stage_shows_in_errors_and_groups(answers: Answers) -> None:
     assert answers.at(DURING, "stage-lost", "fleet", "Groups not ready") == {"": 1}, "one that no gateway knows of"
     assert answers.at(DURING, "stage-lost", "gateway", "Resumed requests")["chat resumed"] > 10
     stages = answers.at(DURING, "stage-lost", "operator", "Stages not ready")
-    assert list(stages) == [f"0 chat Starting {stage}" for stage in range(3)]
+    assert list(stages) == [f"0 chat Starting 0{stage}" for stage in range(3)]
     failures = answers.at(BEFORE + 120, "stage-lost", "fleet", "Group failures")
     assert failures == {"Killed chat": 1}
     assert answers.at(END, "stage-lost", "fleet", "Group failures") == {}
@@ -338,6 +341,9 @@ TABLE = [
     ("healthy", 3600, "operator", "Reconcile duration", "E", "", 0.02 * 1.036),
     ("healthy", 3600, "operator", "API server requests", "A", "200 patch", 1.5),
     ("stage-lost", 2160, "operator", "Group startup time", "E", "", 270),
+    ("stage-lost", 2160, "fleet", "Time to ready", "A", "warm", 270),
+    ("stage-lost", 2160, "fleet", "Time to ready by phase", "A", "warm prepare", 270 * STARTUP_SHARES["prepare"]),
+    ("stage-lost", 2160, "fleet", "Recovery time by cause", "A", "Internal", 300),
     ("stage-lost", 1860, "operator", "Group failures by class", "A", "Killed chat", 1),
     ("stage-lost", 3600, "operator", "Incarnations", "A", "0 chat", 2),
     ("stage-lost", 1980, "operator", "Models", "C", "chat", 1),
@@ -410,3 +416,77 @@ def test_while_the_first_requests_are_being_answered_their_rate_is_0_and_not_unk
         expr = request_rate((), 'model_name="chat"').replace("$__rate_interval", "1m")
         (found,) = prometheus.at(expr, begin + 240)
     assert float(found["values"][0][1]) == 0
+
+
+def test_a_stage_whose_pod_ends_while_the_next_one_starts_is_in_the_phase_of_the_next(tmp_path: Path) -> None:
+    begin, its = 1_767_225_600, 'namespace="models",model="chat",group="0",stage="1"'
+    phases = {"chat-0-1-1": Phase.DRAINING, "chat-0-2-1": Phase.LOADING}
+    lines = [
+        f'stageline_stage_phase{{{its},pod="{pod}",phase="{phase}"}} {int(phase is own)} {begin + second}'
+        for pod, own in phases.items()
+        for phase in Phase
+        for second in range(0, 300, 15)
+    ]
+    write_blocks(["\n".join(["# TYPE stageline_stage_phase gauge", *lines, "# EOF\n"])], tmp_path / "data")
+    (query,) = [each for each in queries_of("pipeline") if each.title == "Stage phase"]
+    every = dict.fromkeys(("cluster", "namespace", "model", "group"), ".*")
+    with running_prometheus(tmp_path / "data") as prometheus:
+        (found,) = prometheus.at(filled_in(query.expr, every), begin + 240)
+    assert float(found["values"][0][1]) == LOADING
+
+
+def test_models_of_one_name_in_two_clusters_have_a_row_each(tmp_path: Path) -> None:
+    begin, its = 1_767_225_600, 'namespace="models",model="chat"'
+    wanted = {"east": 2, "west": 3}
+    told = [
+        (f'stageline_operator_{name}{{cluster="{cluster}",{labels}}}', value)
+        for cluster, groups in wanted.items()
+        for name, labels, value in (
+            ("model_info", its + ',model_name="chat"', 1),
+            ("model_desired_replicas", its, groups),
+        )
+    ]
+    lines = [f"{series} {value} {begin + second}" for series, value in sorted(told) for second in range(0, 300, 15)]
+    kinds = ("model_desired_replicas", "model_info")
+    text = "\n".join(
+        line
+        for kind in kinds
+        for line in (
+            f"# TYPE stageline_operator_{kind} gauge",
+            *(each for each in lines if each.startswith(f"stageline_operator_{kind}{{")),
+        )
+    )
+    write_blocks([text + "\n# EOF\n"], tmp_path / "data")
+    (query,) = [each for each in queries_of("fleet") if (each.title, each.ref) == ("Models", "G")]
+    every = dict.fromkeys(("cluster", "namespace", "model_name", "pipeline_model"), ".*")
+    with running_prometheus(tmp_path / "data") as prometheus:
+        found = prometheus.at(filled_in(query.expr, every), begin + 240)
+    assert {each["metric"]["cluster"]: float(each["values"][0][1]) for each in found} == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((4, 4, 4, 4, 4, 4, 5, 5, 7, 7), 3),
+        ((4, 4, 4, 4, 4, 5, 5, 5, 5, 5), None),
+        ((4, 4, 4, 4, 4, 4, 0, 1, 1, 1), 1),
+        ((None, None, None, None, None, None, 1, 1, 2, 2), 2),
+    ],
+    ids=["three", "before the window", "begun anew", "the first ones"],
+)
+def test_what_happened_in_a_window_is_counted_whole(
+    values: tuple[int | None, ...], expected: int | None, tmp_path: Path
+) -> None:
+    """A sample each half minute, asked at the last one for what the two minutes before it brought."""
+    begin = 1_767_225_600
+    lines = [
+        f'stageline_gateway_broken_answers_total{{namespace="models",model_name="chat"}} {value} {begin + 30 * at}'
+        for at, value in enumerate(values)
+        if value is not None
+    ]
+    text = "\n".join(["# TYPE stageline_gateway_broken_answers counter", *lines, "# EOF\n"])
+    write_blocks([text], tmp_path / "data")
+    expr = events(("model_name",), "stageline_gateway_broken_answers_total").replace("$__rate_interval", "2m")
+    with running_prometheus(tmp_path / "data") as prometheus:
+        found = [float(each["values"][0][1]) for each in prometheus.at(expr, begin + 270)]
+    assert found == ([] if expected is None else [expected])

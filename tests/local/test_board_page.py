@@ -1,11 +1,12 @@
 """What the page makes of a board: values with their units, names, thresholds and links, in a real browser.
 
-The expressions are constants, so that what must stand in a panel is known; Prometheus is real and has no data.
+The expressions are constants, so that what must stand in a panel is known; Prometheus is real.
 """
 
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,15 @@ def labelled(value: str, **labels: str) -> str:
     return expression
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "stat": {"reduceOptions": {"calcs": ["lastNotNull"]}, "textMode": "auto"},
+    "timeseries": {"legend": {"displayMode": "table", "calcs": ["lastNotNull", "max"]}},
+    "barchart": {"xField": "stage", "legend": {"displayMode": "list", "calcs": []}},
+    "heatmap": {"color": {"scheme": "RdYlBu", "reverse": True, "min": 0, "max": 2}, "cellValues": {"unit": "none"}},
+}
+"""As Grafana's SDK writes them."""
+
+
 def panel(kind: str, *expressions: str, unit: str = "none", legend: str = "", **more: Any) -> dict[str, Any]:
     instant = {"instant": True, "format": "table"} if kind in ("table", "barchart") else {}
     targets = [
@@ -36,9 +46,16 @@ def panel(kind: str, *expressions: str, unit: str = "none", legend: str = "", **
     ]
     defaults = {"unit": unit, **more.pop("defaults", {})}
     field = {"defaults": defaults, "overrides": more.pop("overrides", [])}
-    return {"type": kind, "title": kind, "targets": targets, "fieldConfig": field, **more}
+    fixed = {"type": kind, "title": kind, "targets": targets, "fieldConfig": field, "options": OPTIONS.get(kind, {})}
+    return fixed | more
 
 
+NUMBERED = """
+scrape_configs:
+  - {job_name: nobody, scrape_interval: 1s, scrape_timeout: 1s,
+     static_configs: [{targets: ["127.0.0.1:1"], labels: {number: "90"}}]}
+"""
+"""A target that nobody answers for has a series `up` all the same, by whose label a number can be chosen."""
 THRESHOLDS = {"mode": "absolute", "steps": [{"color": "green", "value": None}, {"color": "#c00000", "value": 0.2}]}
 PANELS = {
     "share": panel("stat", "vector(0.25)", unit="percentunit", defaults={"thresholds": THRESHOLDS}),
@@ -48,7 +65,7 @@ PANELS = {
         "stat", "vector(1)", defaults={"mappings": [{"type": "value", "options": {"1": {"text": "up"}}}]}
     ),
     "chosen": panel("stat", 'vector($number)', unit="s"),
-    "bars": panel("bargauge", labelled("512", pod="a"), unit="bytes", legend="{{pod}}", defaults={"max": 1024}),
+    "counted": panel("stat", "vector(2.6)", defaults={"decimals": 0}),
     "table": panel(
         "table", labelled("1536", pod="a"), labelled("0.5", pod="a"),
         transformations=[
@@ -61,15 +78,13 @@ PANELS = {
                 {"id": "links", "value": [{"title": "", "url": "/d/other?var-pod=${__data.fields.Pod}"}]}]},
         ],
     ),
-    "lines": panel(
-        "timeseries", "vector(0.002)", unit="s", legend="half",
-        options={"legend": {"displayMode": "table", "calcs": ["lastNotNull", "max"]}},
-    ),
-    "stacks": panel("barchart", labelled("3", stage="0"), options={"xField": "stage"}),
+    "lines": panel("timeseries", "vector(0.002)", unit="s", legend="half"),
+    "whole": panel("timeseries", "vector(1)", legend="one", defaults={"decimals": 0, "min": 0}),
+    "stacks": panel("barchart", labelled("3", stage="0")),
     "states": panel("state-timeline", labelled("1", pod="a"), legend="{{pod}}"),
     "rows": panel("heatmap", labelled("1", pod="a"), legend="{{pod}}"),
-    "words": {"type": "text", "title": "text", "options": {"content": "Look at **this** in $number."}},
     "strange": panel("geomap", "vector(1)"),
+    "deep": panel("stat", "vector(1)", unit="fathoms"),
     "wrong": panel("stat", "sum(("),
 }  # fmt: skip
 
@@ -81,7 +96,7 @@ def served(directory: Path, prometheus_url: str) -> Iterator[str]:
         {**each, "title": name, "gridPos": {"x": 6 * (at % 4), "y": 6 * (at // 4), "w": 6, "h": 6}}
         for at, (name, each) in enumerate(PANELS.items())
     ]
-    number = {"name": "number", "type": "custom", "query": "90,5400", "current": {"value": "90"}}
+    number = {"name": "number", "type": "query", "query": {"query": "label_values(up, number)"}}
     board = {"title": "Constants", "uid": "constants", "panels": panels, "templating": {"list": [number]}}
     (directory / "constants.json").write_text(json.dumps(board))
     facts = {"model": "tiny", "scrape_interval_seconds": 2, "alert_speed": 1, "prometheus": prometheus_url}
@@ -107,10 +122,14 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     directory = tmp_path_factory.mktemp("page")
     (directory / "data").mkdir()
     with (
-        running_prometheus(directory / "data") as prometheus,
+        running_prometheus(directory / "data", NUMBERED) as prometheus,
         served(directory, str(prometheus.http.base_url)) as url,
         browser(directory, 1400, 1000) as window,
     ):
+        deadline = time.monotonic() + 90
+        while not prometheus.at("up", time.time()):
+            assert time.monotonic() < deadline, "Prometheus has scraped nothing"
+            time.sleep(0.1)
         window.open(f"{url}/?range=120")
         window.until(lambda: window.run("return document.body.dataset.state") == "drawn", "not drawn")
         yield window
@@ -128,9 +147,8 @@ def box(name: str) -> str:
         ("nothing", "No data"),
         ("mapped", "up"),
         ("chosen", "1.5 min"),
-        ("bars", "a\n512 B"),
+        ("counted", "3"),
         ("table", "Pod Share Memory\na 0.5 1.5 KiB"),
-        ("words", "Look at this in 90."),
     ],
 )
 def test_a_value_is_shown_as_the_board_says(window: Browser, name: str, expected: str) -> None:
@@ -142,9 +160,11 @@ def test_thresholds_colour_a_value(window: Browser) -> None:
     assert window.run(script, f"{box('share')} .stat") == "rgb(192, 0, 0)"
 
 
-def test_a_bar_is_as_long_as_its_share(window: Browser) -> None:
-    script = "return document.querySelector(arguments[0]).style.width"
-    assert window.run(script, f"{box('bars')} .filled") == "50%"
+def test_an_axis_of_what_is_counted_has_whole_numbers(window: Browser) -> None:
+    script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+    window.until(lambda: window.run(script, f"{box('whole')} .ytick text"), "no axis")
+    assert window.run(script, f"{box('whole')} .ytick text") == ["0", "1"]
+    assert len(window.run(script, f"{box('lines')} .ytick text")) > 2
 
 
 def test_links_lead_to_other_boards_on_this_page(window: Browser) -> None:
@@ -165,8 +185,9 @@ def test_a_legend_says_what_a_course_came_to(window: Browser) -> None:
 def test_what_the_page_can_not_draw_says_so_where_it_stands(window: Browser) -> None:
     assert "can't draw panels of type geomap" in window.text(f"{box('strange')} .message")
     assert "parse error" in window.text(f"{box('wrong')} .message")
+    assert "does not know the unit fathoms" in window.text(f"{box('deep')} .message")
     script = "return [...document.querySelectorAll('.panel[data-state=error]')].map((each) => each.dataset.title)"
-    assert window.run(script) == ["strange", "wrong"]
+    assert window.run(script) == ["strange", "deep", "wrong"]
 
 
 def test_a_prometheus_that_is_gone_is_said(tmp_path: Path) -> None:

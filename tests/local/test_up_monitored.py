@@ -34,6 +34,13 @@ PANEL_STATES = (
     "return [...document.querySelectorAll('.panel')].map(p => [p.dataset.title, p.dataset.state, p.innerText])"
 )
 
+CUT = """
+return [...document.querySelectorAll("h1, #boards a, .panel h3, .stat .name, .stat .value, .panel .scroll")]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1)
+  .map((each) => [each.closest(".panel")?.dataset.title, each.className || each.tagName, each.textContent.slice(0, 60)])
+"""
+"""What is wider than its place."""
+
 
 @dataclass(frozen=True)
 class Monitored:
@@ -182,7 +189,7 @@ def test_every_board_is_drawn_without_an_error(up: Monitored, tmp_path: Path) ->
     names = [board["name"] for board in httpx.get(f"{up.boards}/facts", trust_env=False, timeout=60).json()["boards"]]
     assert names == [path.stem for path in shipped.board_paths()]
     assert names
-    with browser(tmp_path, 1400, 1000) as window:
+    with browser(tmp_path, 1240, 1000) as window:
         for name in names:
             window.open(f"{up.boards}/?board={name}&range=300")
             window.until(lambda: window.run("return document.body.dataset.state") == "drawn", f"{name} is not drawn")
@@ -190,6 +197,7 @@ def test_every_board_is_drawn_without_an_error(up: Monitored, tmp_path: Path) ->
             assert {state for _, state, _ in panels} <= {"drawn", "no data"}, panels
             assert "drawn" in {state for _, state, _ in panels}, panels
             assert "not Grafana" in window.text("#foot")
+            assert window.run(CUT) == [], f"{name} shows less than there is"
             assert window.complaints() == []
 
 

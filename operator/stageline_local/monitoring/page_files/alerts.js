@@ -89,7 +89,7 @@ function runbookOf({ annotations }) {
 /** Events of the board's annotations: `{from, to, colour, text}` in milliseconds. */
 export async function eventsOf(board, variables, { start, end }, scrapeSeconds) {
   const wanted = (board.annotations?.list ?? []).filter((each) => each.enable !== false && each.expr);
-  const window = windowOf(start, end, 300, scrapeSeconds, 0);
+  const window = windowOf(start, end, 300, scrapeSeconds);
   const found = await Promise.all(
     wanted.map(async (each) => {
       const frames = await rangeFrames(variables.fill(each.expr, window.builtins), window);

@@ -42,12 +42,11 @@ export function axisLook() {
 
 /** The value axis of series that lie between `low` and `high`. */
 export function valueAxis(low, high, config) {
-  if (config.custom.scaleDistribution?.type === "log") return logAxis(low, high, config);
-  const fromZero = low >= 0 && low < 0.6 * high;
-  const least = config.min ?? Math.min(config.custom.axisSoftMin ?? low, fromZero ? 0 : low);
-  const most = Math.max(config.max ?? Math.max(config.custom.axisSoftMax ?? high, high), least);
+  const least = config.min ?? low;
+  const most = Math.max(config.max ?? high, least);
   const top = most > least ? most : least + (Math.abs(least) || 1);
-  const ticks = roundTicks(least, top, tickBase(config.unit));
+  const round = roundTicks(least, top, tickBase(config.unit));
+  const ticks = config.decimals === 0 ? round.filter(Number.isInteger) : round;
   const room = 0.05 * (top - least);
   return {
     range: [least - (least < 0 || least > 0 ? room : 0), top + room],
@@ -56,20 +55,8 @@ export function valueAxis(low, high, config) {
   };
 }
 
-function logAxis(low, high, config) {
-  const least = Math.floor(Math.log10(Math.max(low, 1e-9)));
-  const most = Math.max(Math.ceil(Math.log10(Math.max(high, 1e-9))), least + 1);
-  const ticks = Array.from({ length: most - least + 1 }, (_, at) => 10 ** (least + at));
-  return {
-    type: "log",
-    range: [least, most],
-    tickvals: ticks,
-    ticktext: ticks.map((tick) => format(tick, config.unit)),
-  };
-}
-
 /** Four to seven round values. In base 1024 they are round in KiB, MiB and so on. */
-export function roundTicks(least, most, base = 10) {
+function roundTicks(least, most, base = 10) {
   const scale = base === 1024 ? 1024 ** Math.floor(Math.log(Math.max(Math.abs(most), 1)) / Math.log(1024)) : 1;
   const rough = (most - least) / scale / 5;
   const power = 10 ** Math.floor(Math.log10(rough));

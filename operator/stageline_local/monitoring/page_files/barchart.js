@@ -1,4 +1,4 @@
-// Bar charts of what holds now: one bar per row of a table, side by side or stacked.
+// Bar charts of what holds now: one bar per row of a table, its series on top of each other.
 
 import { axisLook, plainLayout, valueAxis } from "./axes.js";
 import { drawLegend, halves, QUIETLY } from "./charts.js";
@@ -7,10 +7,9 @@ import { tableOf } from "./tables.js";
 
 /** Draws the rows of `answers`: the panel's `xField` names the bars, every column of numbers is a series. */
 export function drawBarChart(body, panel, answers) {
-  const { plot, legend } = halves(body, panel);
+  const { plot, legend } = halves(body);
   const { columns, rows, refIds } = tableOf(panel, answers);
-  const options = panel.options ?? {};
-  const labels = rows.map((row) => String(row[options.xField ?? columns[0]] ?? ""));
+  const labels = rows.map((row) => String(row[panel.options.xField] ?? ""));
   const series = columns
     .filter((name) => rows.some((row) => typeof row[name] === "number"))
     .map((name) => ({
@@ -18,10 +17,7 @@ export function drawBarChart(body, panel, answers) {
       config: configOf(panel, name, refIds[name]),
       values: rows.map((row) => row[name] ?? null),
     }));
-  const stacked = (options.stacking ?? "none") !== "none";
-  const heights = stacked
-    ? rows.map((_, at) => series.reduce((sum, each) => sum + (each.values[at] ?? 0), 0))
-    : series.flatMap((each) => each.values);
+  const heights = rows.map((_, at) => series.reduce((sum, each) => sum + (each.values[at] ?? 0), 0));
   const traces = series.map(({ name, config, values }, order) => ({
     type: "bar",
     x: labels,
@@ -35,7 +31,7 @@ export function drawBarChart(body, panel, answers) {
   const layout = {
     ...plainLayout(),
     hovermode: "x unified",
-    barmode: stacked ? "stack" : "group",
+    barmode: "stack",
     bargap: 0.35,
     xaxis: { ...axisLook(), type: "category", showgrid: false },
     yaxis: { ...axisLook(), ...valueAxis(0, Math.max(...heights), series[0].config) },

@@ -90,7 +90,7 @@ async function refresh() {
   const range = { start: end - rangeSeconds(), end };
   const scrape = facts.scrape_interval_seconds;
   try {
-    await variables.load(windowOf(range.start, range.end, 300, scrape, 0));
+    await variables.load(windowOf(range.start, range.end, 300, scrape));
     rebuildIfChanged();
     const events = await eventsOf(board, variables, range, scrape);
     const panels = shown.sections.filter((section) => section.isOpen()).flatMap((section) => section.panels);
@@ -112,7 +112,7 @@ function rebuildIfChanged() {
   const text = JSON.stringify(variables.list.map((each) => [each.options, each.values]));
   if (text === shown.variableText) return;
   shown.variableText = text;
-  shown.sections = sectionsOf(board, variables).map((section) => buildSection(section, variables, refresh));
+  shown.sections = sectionsOf(board).map((section) => buildSection(section, variables, refresh));
   byId("board").replaceChildren(...shown.sections.map((section) => section.box));
   byId("variables").replaceChildren(...variables.shown().map(choice));
 }

@@ -1,4 +1,4 @@
-// Panels over time, drawn with plotly: lines, bars and stacks, with thresholds and annotations. Times are UTC.
+// Panels over time, drawn with plotly: lines and stacks, with thresholds and annotations. Times are UTC.
 
 import { axisLook, timeLayout, valueAxis } from "./axes.js";
 import { element } from "./elements.js";
@@ -13,22 +13,20 @@ const FOLLOW_SIZE = new ResizeObserver((entries) => {
 
 /** Draws `frames` (name, config, times, values) in `body`. */
 export function drawTimeSeries(body, panel, frames, window, events) {
-  const { plot, legend } = halves(body, panel);
-  const config = frames[0].config;
-  const stacks = frames.map((frame) => stackOf(frame.config));
+  const { plot, legend } = halves(body);
+  const { config } = frames[0];
+  const stacked = isStacked(config);
   const layout = {
     ...timeLayout(window),
-    yaxis: { ...axisLook(), ...axisOf(frames, stacks), title: { text: config.custom.axisLabel ?? "", standoff: 4 } },
-    barmode: stacks.some(Boolean) ? "stack" : "group",
-    bargap: 0.1,
-    hovermode: panel.options?.tooltip?.mode === "single" ? "closest" : "x unified",
+    yaxis: { ...axisLook(), ...axisOf(frames, stacked) },
+    hovermode: "x unified",
     shapes: [...thresholdShapes(config), ...eventShapes(events, window)],
   };
   // The legend first: it takes its room from the plot.
   drawLegend(legend, panel, frames);
   Plotly.react(
     plot,
-    frames.map((frame, order) => traceOf(frame, order, stacks[order])),
+    frames.map((frame, order) => traceOf(frame, order, stacked)),
     layout,
     QUIETLY,
   );
@@ -42,52 +40,39 @@ export function plotBox() {
 }
 
 /** The plot and its legend, made once per panel: plotly changes a plot that it finds. */
-export function halves(body, panel) {
-  if (!body.querySelector(".plot")) {
-    body.replaceChildren(plotBox(), element("div", { class: "legend" }));
-    body.classList.toggle("beside", panel.options?.legend?.placement === "right");
-  }
+export function halves(body) {
+  if (!body.querySelector(".plot")) body.replaceChildren(plotBox(), element("div", { class: "legend" }));
   return { plot: body.querySelector(".plot"), legend: body.querySelector(".legend") };
 }
 
-function stackOf(config) {
-  const { mode = "none", group = "A" } = config.custom.stacking ?? {};
-  return mode === "none" ? null : { group, percent: mode === "percent" };
+/** The same for all series of a panel. */
+function isStacked(config) {
+  const { mode = "none" } = config.custom.stacking ?? {};
+  if (mode !== "none" && mode !== "normal") throw new Error(`this page does not know stacks by ${mode}`);
+  return mode === "normal";
 }
 
-function traceOf(frame, order, stack) {
-  const { config, times, values, name } = frame;
-  const custom = config.custom;
+function traceOf({ config, times, values, name }, order, stacked) {
   const ink = seriesColour(config, order);
-  const opacity = (custom.fillOpacity ?? 0) / 100;
-  const text = values.map((value) => textOf(config, value));
-  const common = { x: times, y: values, name, text, hovertemplate: "%{text}" };
-  if (custom.drawStyle === "bars") {
-    return { ...common, type: "bar", textposition: "none", marker: { color: faint(ink, Math.max(opacity, 0.75)) } };
-  }
-  const dots = custom.drawStyle === "points" || values.filter((value) => value !== null).length === 1;
-  const line = { color: ink, width: custom.lineWidth ?? 1.5, dash: dashOf(custom), shape: shapeOf(custom) };
-  const shared = {
-    ...common,
+  const opacity = (config.custom.fillOpacity ?? 0) / 100;
+  const alone = values.filter((value) => value !== null).length === 1;
+  const trace = {
+    x: times,
+    y: values,
+    name,
+    text: values.map((value) => textOf(config, value)),
+    hovertemplate: "%{text}",
     type: "scatter",
-    mode: dots ? "markers" : "lines",
-    line,
+    mode: alone ? "markers" : "lines",
+    line: { color: ink, width: config.custom.lineWidth },
     marker: { color: ink, size: 5 },
+    connectgaps: false,
   };
-  if (stack) {
-    const groupnorm = stack.percent ? "fraction" : "";
-    // Without lines: plotly would draw those of series that are gone on top of the others.
-    return {
-      ...shared,
-      line: { ...line, width: 0 },
-      stackgroup: stack.group,
-      groupnorm,
-      fillcolor: faint(ink, Math.max(opacity, 0.55)),
-    };
-  }
+  // Without lines: plotly would draw those of series that are gone on top of the others.
+  if (stacked) return { ...trace, line: { width: 0 }, stackgroup: "A", fillcolor: faint(ink, Math.max(opacity, 0.55)) };
   // plotly would fill across a gap, as if something had been there.
   const filled = opacity && !hasGap(values) ? { fill: "tozeroy", fillcolor: faint(ink, opacity) } : {};
-  return { ...shared, ...filled, connectgaps: Boolean(custom.spanNulls) };
+  return { ...trace, ...filled };
 }
 
 function hasGap(values) {
@@ -96,30 +81,16 @@ function hasGap(values) {
   return values.slice(first, last).includes(null);
 }
 
-function dashOf(custom) {
-  return { dash: "dash", dot: "dot" }[custom.lineStyle?.fill] ?? "solid";
-}
-
-function shapeOf(custom) {
-  return { stepAfter: "hv", stepBefore: "vh" }[custom.lineInterpolation] ?? "linear";
-}
-
-function axisOf(frames, stacks) {
-  const config = frames[0].config;
-  if (stacks.some((stack) => stack?.percent)) {
-    const ticks = [0, 0.25, 0.5, 0.75, 1];
-    return { range: [0, 1], tickvals: ticks, ticktext: ticks.map((tick) => `${tick * 100}%`) };
-  }
-  const heights = frames.flatMap((frame, order) => (stacks[order] ? [] : frame.values));
-  heights.push(...totals(frames.filter((_, order) => stacks[order])));
+function axisOf(frames, stacked) {
+  const { config } = frames[0];
+  const heights = stacked ? totals(frames) : frames.flatMap((frame) => frame.values);
   const known = heights.filter((value) => Number.isFinite(value));
-  if (config.custom.thresholdsStyle?.mode?.match(/line|dashed/)) known.push(...nearThresholds(config, known));
+  if (thresholdStyle(config) === "dashed") known.push(...nearThresholds(config, known));
   return valueAxis(Math.min(...known), Math.max(...known), config);
 }
 
 /** What stacked series reach together; a stack stands on zero. */
 function totals(frames) {
-  if (!frames.length) return [];
   return [0, ...frames[0].values.map((_, at) => frames.reduce((sum, frame) => sum + (frame.values[at] ?? 0), 0))];
 }
 
@@ -131,32 +102,25 @@ function nearThresholds(config, known) {
     .filter((value) => Number.isFinite(value) && value <= 2 * high);
 }
 
-function thresholdShapes(config) {
+function thresholdStyle(config) {
   const mode = config.custom.thresholdsStyle?.mode ?? "off";
-  if (mode === "off") return [];
-  const steps = thresholdsOf(config).filter((step) => Number.isFinite(step.value));
-  const lines = steps.map((step) => ({
-    type: "line",
-    xref: "paper",
-    x0: 0,
-    x1: 1,
-    y0: step.value,
-    y1: step.value,
-    line: { color: colour(step.color), width: 1.2, dash: mode.startsWith("dashed") ? "dash" : "solid" },
-  }));
-  if (!mode.includes("area")) return lines;
-  const areas = steps.map((step, at) => ({
-    type: "rect",
-    xref: "paper",
-    x0: 0,
-    x1: 1,
-    y0: step.value,
-    y1: steps[at + 1]?.value ?? 1e15,
-    fillcolor: faint(colour(step.color), 0.1),
-    line: { width: 0 },
-    layer: "below",
-  }));
-  return mode === "area" ? areas : [...areas, ...lines];
+  if (mode !== "off" && mode !== "dashed") throw new Error(`this page does not know thresholds drawn as ${mode}`);
+  return mode;
+}
+
+function thresholdShapes(config) {
+  if (thresholdStyle(config) === "off") return [];
+  return thresholdsOf(config)
+    .filter((step) => Number.isFinite(step.value))
+    .map((step) => ({
+      type: "line",
+      xref: "paper",
+      x0: 0,
+      x1: 1,
+      y0: step.value,
+      y1: step.value,
+      line: { color: colour(step.color), width: 1.2, dash: "dash" },
+    }));
 }
 
 /** A line where an event begins, and a tint for as long as it lasts. */
@@ -191,10 +155,8 @@ export function eventShapes(events, window) {
 
 /** Names with their colours, or a table of them with what their values come to. */
 export function drawLegend(legend, panel, frames) {
-  const { displayMode = "list", showLegend = true, placement, calcs = [] } = panel.options?.legend ?? {};
-  legend.hidden = !showLegend || displayMode === "hidden";
-  if (legend.hidden) return;
-  legend.className = `legend ${placement === "right" ? "right" : ""} ${displayMode === "table" ? "table scroll" : ""}`;
+  const { displayMode, calcs } = panel.options.legend;
+  legend.className = displayMode === "table" ? "legend table scroll" : "legend";
   const keys = frames.map((frame, order) => ({ frame, style: `--colour: ${seriesColour(frame.config, order)}` }));
   if (displayMode !== "table") {
     legend.replaceChildren(...keys.map(({ frame, style }) => element("span", { class: "key", style }, frame.name)));

@@ -22,46 +22,26 @@ const NAMED = {
   blue: "#3b78d8",
   purple: "#8a56c9",
   gray: "#7a848f",
-  grey: "#7a848f",
-  white: "#ffffff",
-  black: "#111111",
-  text: "var(--ink)",
-  transparent: "transparent",
 };
-const SHADES = { "super-light-": 0.45, "light-": 0.25, "semi-dark-": -0.15, "dark-": -0.3 };
+const SHADES = { "super-light-": 0.45, "light-": 0.25, "dark-": -0.3 };
 const SCALES = {
-  GrYlRd: ["green", "yellow", "red"],
-  RdYlGn: ["red", "yellow", "green"],
+  Oranges: ["#fdeed9", "#e08a1e", "#9c4a06"],
   RdYlBu: ["red", "yellow", "blue"],
-  BlYlRd: ["blue", "yellow", "red"],
-  YlRd: ["yellow", "red"],
-  BlPu: ["blue", "purple"],
-  blues: ["#dbe8fb", "#1f5fbf"],
-  reds: ["#fbe0de", "#b3261e"],
-  oranges: ["#fdeed9", "#e08a1e", "#9c4a06"],
-  greens: ["#dff3e4", "#1f7a3a"],
-  purples: ["#eee3fa", "#5f2fa0"],
 };
 
-/** A board's colour name as CSS. */
+/** A board's colour name as CSS; throws for one that this page does not know. */
 export function colour(name) {
-  if (name.startsWith("#") || name.startsWith("rgb")) return name;
-  for (const [prefix, by] of Object.entries(SHADES)) {
-    if (name.startsWith(prefix)) return shade(NAMED[name.slice(prefix.length)] ?? NAMED.gray, by);
-  }
-  return NAMED[name] ?? name;
+  if (name.startsWith("#")) return name;
+  const shadeOf = Object.keys(SHADES).find((prefix) => name.startsWith(prefix)) ?? "";
+  const plain = NAMED[name.slice(shadeOf.length)];
+  if (!plain) throw new Error(`this page does not know the colour ${name}`);
+  return shadeOf ? shade(plain, SHADES[shadeOf]) : plain;
 }
 
-/** Anchors of a colour scale as CSS colours. */
+/** Anchors of a colour scale as CSS colours; throws for one that this page does not know. */
 export function scaleOf(name) {
-  return (SCALES[name] ?? SCALES[name?.toLowerCase()] ?? SCALES.blues).map(colour);
-}
-
-export function between(anchors, at) {
-  const place = at * (anchors.length - 1);
-  const first = Math.min(anchors.length - 2, Math.floor(place));
-  const [from, to] = [channels(anchors[first]), channels(anchors[first + 1])];
-  return `rgb(${from.map((part, n) => Math.round(part + (to[n] - part) * (place - first))).join(",")})`;
+  if (!(name in SCALES)) throw new Error(`this page does not know the colour scale ${name}`);
+  return SCALES[name].map(colour);
 }
 
 function shade(hex, by) {

@@ -1,7 +1,7 @@
 // What a panel says of its fields: unit, name, colour, thresholds, for one frame after its overrides. Pure.
 
 import { format } from "./units.js";
-import { PALETTE, between, colour, scaleOf } from "./colours.js";
+import { PALETTE, colour } from "./colours.js";
 
 /** Panels that colour series apart unless told otherwise; all others colour by value. */
 const BY_SERIES = new Set(["timeseries", "barchart"]);
@@ -9,9 +9,7 @@ const BY_SERIES = new Set(["timeseries", "barchart"]);
 /** `series name` of a frame: its legend with labels filled in, or the labels themselves. */
 export function nameOf(target, labels) {
   const legend = target.legendFormat;
-  if (legend && legend !== "__auto") {
-    return legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, label) => labels[label] ?? "");
-  }
+  if (legend) return legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, label) => labels[label] ?? "");
   const { __name__: metric = "", ...rest } = labels;
   const own = Object.entries(rest).map(([key, value]) => `${key}="${value}"`);
   return own.length ? `${metric}{${own.join(", ")}}` : metric || "Value";
@@ -30,25 +28,9 @@ export function configOf(panel, name, refId = "") {
 }
 
 function matches({ id, options }, name, refId) {
-  switch (id) {
-    case "byName":
-      return options === name;
-    case "byRegexp":
-      return pattern(options).test(name);
-    case "byFrameRefID":
-      return options === refId;
-    case "byNames":
-      return (options.names ?? []).includes(name);
-    case "byType":
-      return options === "number";
-    default:
-      return false;
-  }
-}
-
-export function pattern(text) {
-  const found = /^\/(.*)\/(\w*)$/.exec(text);
-  return found ? new RegExp(found[1], found[2]) : new RegExp(`^${text}$`);
+  if (id === "byName") return options === name;
+  if (id === "byFrameRefID") return options === refId;
+  throw new Error(`this page does not know overrides ${id}`);
 }
 
 function assign(config, path, value) {
@@ -63,74 +45,37 @@ export function textOf(config, value) {
   const mapped = mappingOf(config, value);
   if (mapped?.text) return mapped.text;
   if (value === null || value === undefined) return config.noValue ?? "no data";
-  return format(value, config.unit, config.decimals ?? undefined);
+  return format(value, config.unit, config.decimals);
 }
 
-export function mappingOf(config, value) {
+function mappingOf(config, value) {
   for (const { type, options } of config.mappings ?? []) {
-    if (type === "value" && String(value) in options) return options[String(value)];
-    if (
-      type === "range" &&
-      value !== null &&
-      value >= (options.from ?? -Infinity) &&
-      value <= (options.to ?? Infinity)
-    ) {
-      return options.result;
-    }
-    if (type === "special" && isSpecial(options.match, value)) return options.result;
-    if (type === "regex" && pattern(options.pattern).test(String(value))) return options.result;
+    if (type !== "value") throw new Error(`this page does not know mappings of a ${type}`);
+    if (String(value) in options) return options[String(value)];
   }
   return null;
 }
 
-function isSpecial(match, value) {
-  const empty = value === null || value === undefined;
-  return { null: empty, nan: Number.isNaN(value), "null+nan": empty || Number.isNaN(value), empty: value === "" }[
-    match
-  ];
-}
-
-/** The colour of a value, where a panel colours by value; `order` is the series' place, for palettes. */
-export function colourOf(config, value, order) {
+/** The colour of a value, where a panel colours by value. */
+export function colourOf(config, value) {
   const mapped = mappingOf(config, value);
   if (mapped?.color) return colour(mapped.color);
-  const mode = config.color?.mode ?? "palette-classic";
-  if (mode === "fixed") return colour(config.color.fixedColor ?? "blue");
-  if (mode === "thresholds") return colour(stepOf(config, value)?.color ?? "green");
-  if (mode.startsWith("continuous-")) return between(scaleOf(mode.slice(11)), share(config, value));
-  return PALETTE[order % PALETTE.length];
+  if (config.color.mode === "fixed") return colour(config.color.fixedColor);
+  return colour(stepOf(config, value)?.color ?? "green");
 }
 
+/** The colour of a series, by its place where the panel fixes none. */
 export function seriesColour(config, order) {
-  const mode = config.color?.mode ?? "palette-classic";
-  return mode === "fixed" ? colour(config.color.fixedColor ?? "blue") : PALETTE[order % PALETTE.length];
+  return config.color.mode === "fixed" ? colour(config.color.fixedColor) : PALETTE[order % PALETTE.length];
 }
 
 /** Thresholds as absolute values, lowest first; the first begins at minus infinity. */
 export function thresholdsOf(config) {
-  const steps = config.thresholds?.steps ?? [];
-  const percent = config.thresholds?.mode === "percentage";
-  const [low, high] = [config.min ?? 0, config.max ?? 100];
-  return steps.map((step) => ({
-    color: step.color,
-    value:
-      step.value === null || step.value === undefined
-        ? -Infinity
-        : percent
-          ? low + (step.value / 100) * (high - low)
-          : step.value,
-  }));
+  const { mode = "absolute", steps = [] } = config.thresholds ?? {};
+  if (mode !== "absolute") throw new Error(`this page does not know thresholds in ${mode}`);
+  return steps.map((step) => ({ color: step.color, value: step.value ?? -Infinity }));
 }
 
-export function stepOf(config, value) {
-  return (
-    thresholdsOf(config)
-      .filter((step) => value !== null && value >= step.value)
-      .at(-1) ?? null
-  );
-}
-
-function share(config, value) {
-  const [low, high] = [config.min ?? 0, config.max ?? 1];
-  return Math.min(1, Math.max(0, ((value ?? low) - low) / (high - low || 1)));
+function stepOf(config, value) {
+  return thresholdsOf(config).findLast((step) => value !== null && value >= step.value) ?? null;
 }

@@ -9,14 +9,12 @@ import { format } from "./units.js";
 /** Draws `frames`; where the query says `format: heatmap` they are cumulative buckets with a label `le`. */
 export function drawHeatmap(body, panel, frames, window, events) {
   if (!body.querySelector(".plot")) body.replaceChildren(plotBox());
-  const options = panel.options ?? {};
-  const rows = frames.some((frame) => "le" in frame.labels)
-    ? bucketRows(frames, options.yAxis?.unit)
-    : seriesRows(frames);
+  const { color, cellValues, yAxis } = panel.options;
+  const rows = frames.some((frame) => "le" in frame.labels) ? bucketRows(frames, yAxis.unit) : seriesRows(frames);
   const cells = rows.map((row) => row.values.map((value) => (value === 0 && row.counts ? null : value)));
-  const range = colourRange(panel, rows);
-  const anchors = options.color?.reverse ? scaleOf(options.color.scheme).reverse() : scaleOf(options.color?.scheme);
-  const unit = options.cellValues?.unit ?? rows[0].config.unit;
+  const range = colourRange(color, rows);
+  const anchors = color.reverse ? scaleOf(color.scheme).reverse() : scaleOf(color.scheme);
+  const { unit } = cellValues;
   const trace = {
     type: "heatmap",
     x: rows[0].times,
@@ -29,7 +27,7 @@ export function drawHeatmap(body, panel, frames, window, events) {
     xgap: rows[0].times.length > 80 ? 0 : 1,
     ygap: 1,
     colorscale: anchors.map((css, at) => [at / (anchors.length - 1), css]),
-    showscale: options.legend?.show !== false,
+    showscale: true,
     colorbar: colourBar(unit, range),
   };
   const layout = {
@@ -66,14 +64,9 @@ function seriesRows(frames) {
   return sorted.map((frame) => ({ ...frame, counts: false, bound: frame.name }));
 }
 
-function colourRange(panel, rows) {
+function colourRange({ min, max }, rows) {
   const known = rows.flatMap((row) => row.values).filter((value) => Number.isFinite(value));
-  const { min, max } = panel.options?.color ?? {};
-  const { config } = rows[0];
-  return {
-    least: min ?? config.min ?? Math.min(0, ...known),
-    most: max ?? config.max ?? Math.max(...known, 1e-9),
-  };
+  return { least: min ?? Math.min(0, ...known), most: max ?? Math.max(...known, 1e-9) };
 }
 
 function colourBar(unit, { least, most }) {

@@ -1,44 +1,32 @@
-// Where panels go: Grafana's 24 columns, rows that open and close, panels and rows repeated by a variable.
+// Where panels go: Grafana's 24 columns, rows that open and close, panels repeated by a variable.
 
 import { element } from "./elements.js";
 import { Panel } from "./panels.js";
 
 /** Sections of `board` in order: `{title, open, panels}`; what comes before the first row has no title. */
-export function sectionsOf(board, variables) {
-  const sections = [{ title: null, open: true, panels: [], scoped: {} }];
+export function sectionsOf(board) {
+  const sections = [{ title: null, open: true, panels: [] }];
   const ordered = [...(board.panels ?? [])].sort((a, b) => a.gridPos.y - b.gridPos.y || a.gridPos.x - b.gridPos.x);
   for (const panel of ordered) {
     if (panel.type !== "row") {
       sections.at(-1).panels.push(panel);
       continue;
     }
-    const models = panel.panels ?? [];
-    sections.push({
-      title: panel.title ?? "",
-      open: !panel.collapsed,
-      panels: [...models],
-      scoped: {},
-      repeat: panel.repeat,
-    });
+    sections.push({ title: panel.title, open: !panel.collapsed, panels: [...(panel.panels ?? [])] });
   }
-  return sections.filter((section) => section.panels.length).flatMap((section) => repeatedSection(section, variables));
-}
-
-function repeatedSection(section, variables) {
-  if (!section.repeat) return [section];
-  return variables.each(section.repeat).map((value) => ({ ...section, scoped: { [section.repeat]: value } }));
+  return sections.filter((section) => section.panels.length);
 }
 
 /** One section as HTML, and its panels. */
 export function buildSection(section, variables, refresh) {
   const top = Math.min(...section.panels.map((panel) => panel.gridPos.y));
-  const panels = section.panels.flatMap((model) => repeated(model, variables, section.scoped, top));
+  const panels = section.panels.flatMap((model) => repeated(model, variables, top));
   const grid = element("div", { class: "grid", hidden: section.open ? null : "" }, ...panels.map((panel) => panel.box));
   const built = { panels, isOpen: () => !grid.hidden };
   const heading =
     section.title === null
       ? []
-      : [element("h2", {}, toggle(variables.fill(section.title, section.scoped, true), grid, refresh))];
+      : [element("h2", {}, toggle(section.title, grid, refresh))];
   built.box = element("section", { class: "row" }, ...heading, grid);
   return built;
 }
@@ -58,20 +46,16 @@ function toggle(title, grid, refresh) {
   return button;
 }
 
-function repeated(model, variables, scoped, top) {
+/** From left to right, as many in a line as the panel says. */
+function repeated(model, variables, top) {
   const { x, y, w, h } = model.gridPos;
-  if (!model.repeat) return [new Panel(model, variables, scoped, place(x, y - top, w, h))];
+  if (!model.repeat) return [new Panel(model, variables, {}, place(x, y - top, w, h))];
   const values = variables.each(model.repeat);
-  const across = Math.min(values.length, model.maxPerRow ?? 4) || 1;
-  const width = model.repeatDirection === "v" ? w : Math.floor(24 / across);
+  const across = Math.min(values.length, model.maxPerRow) || 1;
+  const width = Math.floor(24 / across);
   return values.map((value, at) => {
-    const [column, row] = model.repeatDirection === "v" ? [x, at] : [(at % across) * width, Math.floor(at / across)];
-    return new Panel(
-      model,
-      variables,
-      { ...scoped, [model.repeat]: value },
-      place(column, y - top + row * h, width, h),
-    );
+    const [column, row] = [(at % across) * width, Math.floor(at / across)];
+    return new Panel(model, variables, { [model.repeat]: value }, place(column, y - top + row * h, width, h));
   });
 }
 

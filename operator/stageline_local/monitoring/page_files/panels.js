@@ -5,8 +5,8 @@ import { drawHeatmap } from "./heatmap.js";
 import { drawTimeSeries } from "./charts.js";
 import { element } from "./elements.js";
 import { configOf, nameOf } from "./fields.js";
-import { instantFrames, rangeFrames, secondsOf, windowOf } from "./prometheus.js";
-import { drawBarGauge, drawStat, drawText } from "./readouts.js";
+import { instantFrames, rangeFrames, windowOf } from "./prometheus.js";
+import { drawStat } from "./readouts.js";
 import { drawStates } from "./states.js";
 import { drawTable } from "./tables.js";
 
@@ -17,10 +17,7 @@ const DRAWINGS = {
   timeseries: drawTimeSeries,
   heatmap: drawHeatmap,
   stat: drawStat,
-  gauge: drawBarGauge,
-  bargauge: drawBarGauge,
   "state-timeline": drawStates,
-  "status-history": drawStates,
 };
 
 /** The range that is looked at, for addresses of other boards. */
@@ -39,14 +36,11 @@ export class Panel {
     const hint = model.description
       ? [element("span", { class: "hint", title: model.description, "aria-label": model.description }, "i")]
       : [];
-    const links = (model.links ?? []).map((link) =>
-      element("a", { href: this.address(link.url) }, link.title || "link"),
-    );
     this.body = element("div", { class: "body" });
     this.box = element(
       "article",
       { class: "panel", style: place, "data-title": title, "data-type": model.type, "data-state": "waiting" },
-      element("header", {}, element("h3", { title }, title), ...links, ...hint),
+      element("header", {}, element("h3", { title }, title), ...hint),
       this.body,
     );
   }
@@ -63,30 +57,24 @@ export class Panel {
 
   async draw({ start, end }, scrapeSeconds, events) {
     const { model } = this;
-    if (model.type === "text") {
-      drawText(this.body, this.variables.fill(model.options?.content ?? "", this.scoped, true));
-      return "drawn";
-    }
     const drawing = DRAWINGS[model.type];
     const table = TABLES[model.type];
     if (!drawing && !table) throw new Error(`this page can't draw panels of type ${model.type}`);
-    const points = Math.min(model.maxDataPoints ?? Infinity, Math.max(this.body.clientWidth, 200) * POINTS_PER_PIXEL);
-    const window = windowOf(start, end, points, scrapeSeconds, secondsOf(model.interval) || 0);
+    const window = windowOf(start, end, Math.max(this.body.clientWidth, 200) * POINTS_PER_PIXEL, scrapeSeconds);
     const answers = await this.answers(window);
     const frames = answers.flatMap((answer) => answer.frames);
     if (!frames.some((frame) => frame.values.some((value) => value !== null)))
       return this.say(model.fieldConfig?.defaults?.noValue ?? "no data");
     this.clearMessage();
-    if (table) table(this.body, model, answers, (url, row, value) => this.address(url, row, value));
+    if (table) table(this.body, model, answers, (url, row) => this.address(url, row));
     else drawing(this.body, model, frames, window, events);
     return "drawn";
   }
 
   /** What each query says, in the panel's order. */
   async answers(window) {
-    const targets = (this.model.targets ?? []).filter((target) => !target.hide && target.expr);
     return Promise.all(
-      targets.map(async (target) => {
+      this.model.targets.map(async (target) => {
         const expression = this.variables.fill(target.expr, { ...window.builtins, ...this.scoped });
         const found = await (target.instant ? instantFrames : rangeFrames)(expression, window);
         const frames = found.map((frame) => {
@@ -94,8 +82,7 @@ export class Panel {
             { ...target, legendFormat: this.variables.fill(target.legendFormat ?? "", this.scoped, true) },
             frame.labels,
           );
-          const config = configOf(this.model, name, target.refId);
-          return { ...frame, name: config.displayName ?? name, config };
+          return { ...frame, name, config: configOf(this.model, name, target.refId) };
         });
         return { refId: target.refId, frames };
       }),
@@ -103,12 +90,11 @@ export class Panel {
   }
 
   /** A link's address: variables, and of a table's row its fields. Boards of the same set are on this page. */
-  address(url, row = {}, value = "") {
+  address(url, row) {
     const fields = url
       .replace(/\$\{__data\.fields\.(?:"([^"]+)"|\["?([^"\]]+)"?\]|(\w+))\}/g, (_, a, b, c) =>
         encodeURIComponent(row[a ?? b ?? c] ?? ""),
       )
-      .replace(/\$\{__value\.(?:text|raw)\}/g, encodeURIComponent(value))
       .replace(/\$\{__url_time_range\}/g, timeRange());
     return this.variables.fill(fields, this.scoped).replace(/^\/d\/([\w-]+)(?:\/[\w-]*)?\??/, "?board=$1&");
   }

@@ -15,34 +15,18 @@ export async function ask(path, parameters = null) {
 
 const STEPS = [1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400];
 
-/** From when to when, in which steps, and what `$__interval` and its kin are there. All in seconds. */
-export function windowOf(start, end, maxPoints, scrapeSeconds, leastStep) {
-  const wanted = Math.max((end - start) / maxPoints, leastStep, scrapeSeconds);
+/** From when to when, in which steps, and what `$__rate_interval` is there. All in seconds. */
+export function windowOf(start, end, maxPoints, scrapeSeconds) {
+  const wanted = Math.max((end - start) / maxPoints, scrapeSeconds);
   const step = STEPS.find((each) => each >= wanted) ?? Math.ceil(wanted / 86400) * 86400;
   const first = Math.floor(start / step) * step;
   const rateSeconds = Math.max(step + scrapeSeconds, 4 * scrapeSeconds);
-  const range = Math.round(end - start);
   return {
     start: first,
     end,
     step,
-    builtins: {
-      __interval: `${step}s`,
-      __interval_ms: String(step * 1000),
-      __rate_interval: `${rateSeconds}s`,
-      __range: `${range}s`,
-      __range_s: String(range),
-      __range_ms: String(range * 1000),
-      __from: String(Math.round(start * 1000)),
-      __to: String(Math.round(end * 1000)),
-    },
+    builtins: { __rate_interval: `${rateSeconds}s` },
   };
-}
-
-/** Seconds of `30s`, `1m`, `>2h`; NaN for anything else. */
-export function secondsOf(text) {
-  const found = /^>?\s*(\d+)(ms|s|m|h|d)?$/.exec(text ?? "");
-  return found ? Number(found[1]) * { ms: 0.001, s: 1, m: 60, h: 3600, d: 86400 }[found[2] ?? "s"] : NaN;
 }
 
 /** One frame per series: its labels, times in milliseconds and values, with null where a step has no sample. */
@@ -62,9 +46,6 @@ export async function rangeFrames(expression, window) {
 /** The same for an expression at one moment. */
 export async function instantFrames(expression, window) {
   const data = await ask("query", { query: expression, time: window.end });
-  if (data.resultType === "scalar") {
-    return [{ labels: {}, times: [data.result[0] * 1000], values: [numberOf(data.result[1])] }];
-  }
   return data.result.map((series) => ({
     labels: series.metric,
     times: [series.value[0] * 1000],

@@ -50,7 +50,7 @@ function spans({ times, values }, stepMilliseconds) {
 function box({ config, name }, { value, from, to }, place, top, height) {
   const [x, text] = [place(from), textOf(config, value)];
   const width = Math.max(1, place(to) - x);
-  const fill = colourOf(config, value, 0);
+  const fill = colourOf(config, value);
   const label =
     width > 7 * text.length
       ? [drawing("text", { class: "within", x: x + 5, y: top + height / 2 + 4, style: `fill: ${inkOn(fill)}` }, text)]

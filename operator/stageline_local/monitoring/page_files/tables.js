@@ -1,20 +1,18 @@
 // Tables: rows from instant queries, changed as the panel's transformations say.
 
 import { element } from "./elements.js";
-import { inkOn } from "./colours.js";
-import { colourOf, configOf, pattern, textOf } from "./fields.js";
+import { colourOf, configOf, textOf } from "./fields.js";
 
 /** Draws the rows of `answers` (one `{refId, frames}` per query). */
 export function drawTable(body, panel, answers, resolve) {
   const table = tableOf(panel, answers);
-  const columns = table.columns.filter((name) => name !== "Time" || table.showTime);
-  const configs = new Map(columns.map((name) => [name, configOf(panel, name, table.refIds[name])]));
-  const shown = columns.filter((name) => !configs.get(name).custom.hidden);
+  const shown = table.columns.filter((name) => name !== "Time");
+  const configs = new Map(shown.map((name) => [name, configOf(panel, name, table.refIds[name])]));
   const sort = panel.options?.sortBy?.[0];
   const rows = sort ? sorted(table.rows, sort.displayName, sort.desc) : table.rows;
   const isNumber = (name) => rows.some((row) => typeof row[name] === "number");
   const head = shown.map((name) =>
-    element("th", { class: isNumber(name) ? "number" : null, scope: "col" }, configs.get(name).displayName ?? name),
+    element("th", { class: isNumber(name) ? "number" : null, scope: "col" }, name),
   );
   const lines = rows.map((row) =>
     element("tr", {}, ...shown.map((name) => cell(row, name, configs.get(name), resolve))),
@@ -25,8 +23,7 @@ export function drawTable(body, panel, answers, resolve) {
 /** Rows and columns after the panel's transformations. */
 export function tableOf(panel, answers) {
   let table = gathered(answers);
-  for (const { id, options = {}, disabled } of panel.transformations ?? []) {
-    if (disabled) continue;
+  for (const { id, options = {} } of panel.transformations ?? []) {
     const change = CHANGES[id];
     if (!change) throw new Error(`this page does not know the transformation ${id}`);
     table = change(table, options);
@@ -37,16 +34,10 @@ export function tableOf(panel, answers) {
 function cell(row, name, config, resolve) {
   const value = row[name];
   const text = typeof value === "number" || config.mappings?.length ? textOf(config, value ?? null) : (value ?? "");
-  const kind = config.custom.cellOptions?.type ?? "auto";
-  const ink = typeof value === "number" && kind.startsWith("color") ? colourOf(config, value, 0) : null;
-  const style =
-    ink === null
-      ? null
-      : kind === "color-text"
-        ? `color: ${ink}; font-weight: 600`
-        : `background: ${ink}; color: ${inkOn(ink)}`;
+  const coloured = typeof value === "number" && config.custom.cellOptions?.type === "color-text";
+  const style = coloured ? `color: ${colourOf(config, value)}; font-weight: 600` : null;
   const link = config.links?.[0];
-  const content = link ? element("a", { href: resolve(link.url, row, value) }, text) : text;
+  const content = link ? element("a", { href: resolve(link.url, row) }, text) : text;
   return element("td", { class: typeof value === "number" ? "number" : null, style }, content);
 }
 
@@ -58,7 +49,7 @@ function gathered(answers) {
     refIds[name] = refId;
     return frames.map((frame) => ({ Time: frame.times.at(-1), ...frame.labels, [name]: frame.values.at(-1) }));
   });
-  return { columns: columnsOf(rows), rows, refIds, showTime: false };
+  return { columns: columnsOf(rows), rows, refIds };
 }
 
 function columnsOf(rows) {
@@ -81,21 +72,11 @@ const CHANGES = {
     const shared = table.columns.filter((name) => !name.startsWith("Value") && name !== "Time");
     return joined(table, (row) => JSON.stringify(shared.map((name) => row[name] ?? null)));
   },
-  joinByField: (table, { byField }) => joined(table, (row) => row[byField] ?? ""),
-  seriesToColumns: (table, options) => CHANGES.joinByField(table, options),
-  labelsToFields: (table) => table,
   organize: (table, { excludeByName = {}, renameByName = {}, indexByName = {} }) => {
     const order = (name) => indexByName[name] ?? Number.MAX_SAFE_INTEGER;
     const kept = table.columns.filter((name) => !excludeByName[name]).sort((a, b) => order(a) - order(b));
     return renamed({ ...table, columns: kept }, (name) => renameByName[name] || name);
   },
-  filterFieldsByName: (table, { include = {}, exclude = {} }) => {
-    const wanted = (name) =>
-      (!include.names || include.names.includes(name)) && (!include.pattern || pattern(include.pattern).test(name));
-    return { ...table, columns: table.columns.filter((name) => wanted(name) && !(exclude.names ?? []).includes(name)) };
-  },
-  renameByRegex: (table, { regex, renamePattern }) =>
-    renamed(table, (name) => name.replace(pattern(regex), renamePattern)),
   sortBy: (table, { sort = [] }) => ({
     ...table,
     rows: sort.length ? sorted(table.rows, sort[0].field, sort[0].desc) : table.rows,

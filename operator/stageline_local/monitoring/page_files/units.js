@@ -18,25 +18,15 @@ const DECIMAL = [
 ];
 const SI = ["", "k", "M", "G", "T", "P"];
 const IEC = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
-const SECONDS_OF = { ns: 1e-9, µs: 1e-6, us: 1e-6, ms: 1e-3, s: 1, m: 60, h: 3600, d: 86400 };
-const PER_SECOND = {
-  reqps: "req/s",
-  ops: "ops/s",
-  cps: "c/s",
-  wps: "wr/s",
-  rps: "rd/s",
-  iops: "io/s",
-  eps: "evt/s",
-  mps: "msg/s",
-  tps: "tok/s",
-};
-const BYTES = {
-  bytes: ["B", IEC, 1024],
-  decbytes: ["B", SI, 1000],
-  Bps: ["B/s", SI, 1000],
-  binBps: ["B/s", IEC, 1024],
-  bps: ["b/s", SI, 1000],
-  bits: ["b", IEC, 1024],
+const FORMATS = {
+  none: digits,
+  short,
+  s: duration,
+  percentunit: (value, decimals) => `${digits(value * 100, decimals)}%`,
+  bytes: (value, decimals) => scaled(value, "B", IEC, 1024, decimals),
+  Bps: (value, decimals) => scaled(value, "B/s", SI, 1000, decimals),
+  reqps: (value, decimals) => `${short(value, decimals)} req/s`,
+  ops: (value, decimals) => `${short(value, decimals)} ops/s`,
 };
 
 /** `value` in `unit`; `decimals` undefined takes as many as three significant digits need. */
@@ -44,28 +34,14 @@ export function format(value, unit = "none", decimals = undefined) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value === Infinity) return "∞";
   if (value === -Infinity) return "−∞";
-  if (unit in SECONDS_OF) return duration(value * SECONDS_OF[unit], decimals);
-  if (unit === "dtdurations") return longDuration(value);
-  if (unit === "percent") return `${digits(value, decimals)}%`;
-  if (unit === "percentunit") return `${digits(value * 100, decimals)}%`;
-  if (unit in BYTES) return scaled(value, ...BYTES[unit], decimals);
-  if (unit in PER_SECOND) return `${short(value, decimals)} ${PER_SECOND[unit]}`;
-  if (unit.startsWith("dateTime")) return new Date(value).toISOString().replace("T", " ").slice(0, 19);
-  if (unit.startsWith("bool")) return (value ? ["Yes", "True", "On"] : ["No", "False", "Off"])[boolWords(unit)];
-  if (unit === "short") return short(value, decimals);
-  if (unit === "none" || unit === "" || unit === "string") return digits(value, decimals);
   if (unit.startsWith("suffix:")) return `${short(value, decimals)} ${unit.slice(7).trim()}`;
-  if (unit.startsWith("prefix:")) return `${unit.slice(7)}${short(value, decimals)}`;
-  return `${short(value, decimals)} ${unit}`;
+  if (!(unit in FORMATS)) throw new Error(`this page does not know the unit ${unit}`);
+  return FORMATS[unit](value, decimals);
 }
 
-/** Steps between axis ticks are round in this base: bytes of 1024, times of 60, everything else of 10. */
+/** Steps between axis ticks are round in this base: bytes of 1024, everything else of 10. */
 export function tickBase(unit) {
-  return unit in BYTES && BYTES[unit][2] === 1024 ? 1024 : 10;
-}
-
-function boolWords(unit) {
-  return unit.endsWith("on_off") ? 2 : unit.endsWith("yes_no") ? 0 : 1;
+  return unit === "bytes" ? 1024 : 10;
 }
 
 function digits(value, decimals) {
@@ -91,21 +67,6 @@ function duration(seconds, decimals) {
   if (seconds === 0) return "0 s";
   const [factor, name] = pick(Math.abs(seconds), DURATIONS);
   return `${digits(seconds / factor, decimals)} ${name}`;
-}
-
-function longDuration(seconds) {
-  const parts = [];
-  let rest = Math.round(seconds);
-  for (const [size, name] of [
-    [86400, "d"],
-    [3600, "h"],
-    [60, "min"],
-    [1, "s"],
-  ]) {
-    if (rest >= size || (name === "s" && !parts.length)) parts.push(`${Math.floor(rest / size)} ${name}`);
-    rest %= size;
-  }
-  return parts.slice(0, 2).join(" ");
 }
 
 function scaled(value, name, prefixes, base, decimals) {

@@ -3,7 +3,8 @@
 import { ask } from "./prometheus.js";
 
 const ALL = "$__all";
-const REFERENCE = /\$\{(\w+)(?::(\w+))?\}|\$(\w+)|\[\[(\w+)\]\]/g;
+const LABEL_VALUES = /^label_values\(([\s\S]+), (\w+)\)$/;
+const REFERENCE = /\$\{(\w+)\}|\$(\w+)/g;
 
 export class Variables {
   /** `chosen` maps names to lists of values, as the address bar has them. */
@@ -21,51 +22,18 @@ export class Variables {
     }
   }
 
-  async optionsOf(variable, window) {
-    switch (variable.type) {
-      case "query":
-        return ofPattern(variable, await this.query(variable, window));
-      case "custom":
-        return (variable.query ?? "")
-          .split(",")
-          .map((part) => part.trim().split(" : ").at(-1))
-          .filter(Boolean);
-      case "interval":
-        return (variable.query ?? "")
-          .split(",")
-          .map((part) => part.trim())
-          .filter(Boolean);
-      case "constant":
-      case "textbox":
-        return [String(variable.query ?? "")];
-      case "datasource":
-        return ["prometheus"];
-      default:
-        throw new Error(`this page does not know variables of type ${variable.type}`);
-    }
-  }
-
-  async query(variable, window) {
-    const raw =
-      typeof variable.query === "string" ? variable.query : (variable.query?.query ?? variable.definition ?? "");
-    const text = this.fill(raw, window.builtins);
-    const times = { start: window.start, end: window.end };
-    const values = /^label_values\(\s*(?:([\s\S]+),\s*)?(\w+)\s*\)$/.exec(text);
-    if (values) {
-      const match = values[1] ? { "match[]": values[1] } : {};
-      return ask(`label/${values[2]}/values?${new URLSearchParams({ ...times, ...match })}`);
-    }
-    const result = /^query_result\(([\s\S]+)\)$/.exec(text);
-    if (result) {
-      const data = await ask("query", { query: result[1], time: window.end });
-      return data.result.map(({ metric, value }) => `${seriesName(metric)} ${value[1]} ${value[0] * 1000}`);
-    }
-    throw new Error(`this page does not know the variable query ${text}`);
+  async optionsOf({ type, query }, window) {
+    if (type === "datasource") return ["prometheus"];
+    const found = type === "query" ? LABEL_VALUES.exec(this.fill(query.query, window.builtins)) : null;
+    if (!found) throw new Error(`this page does not know variables of type ${type}: ${JSON.stringify(query)}`);
+    const parameters = { start: window.start, end: window.end, "match[]": found[1] };
+    const values = await ask(`label/${found[2]}/values?${new URLSearchParams(parameters)}`);
+    return values.sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
   }
 
   /** The variables a person chooses from. */
   shown() {
-    return this.list.filter((each) => each.hide !== 2 && !["datasource", "constant"].includes(each.type));
+    return this.list.filter((each) => each.hide !== 2 && each.type !== "datasource");
   }
 
   /** Chosen values, with "All" spelt out, to repeat panels by. */
@@ -77,12 +45,12 @@ export class Variables {
 
   /** `text` with its references replaced, for PromQL (`regex` where several can be chosen) or to be read. */
   fill(text, more = {}, toBeRead = false) {
-    return text.replace(REFERENCE, (whole, braced, shape, bare, bracketed) => {
-      const name = braced ?? bare ?? bracketed;
+    return text.replace(REFERENCE, (whole, braced, bare) => {
+      const name = braced ?? bare;
       if (name in more) return more[name];
       const variable = this.list.find((each) => each.name === name);
       if (!variable || variable.values === null) return whole;
-      return toBeRead ? readable(variable) : shaped(variable, shape);
+      return toBeRead ? readable(variable) : inPromql(variable);
     });
   }
 }
@@ -98,40 +66,15 @@ function fallback(variable) {
   return variable.options.slice(0, 1);
 }
 
-function ofPattern(variable, values) {
-  const found = /^\/(.*)\/(\w*)$/.exec(variable.regex ?? "");
-  const kept = found ? values.map((value) => new RegExp(found[1], found[2]).exec(value)) : null;
-  const unique = new Set(kept ? kept.filter(Boolean).map((match) => match[1] ?? match[0]) : values);
-  return [...unique].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
-}
-
-function seriesName(metric) {
-  const { __name__: name = "", ...labels } = metric;
-  return `${name}{${Object.entries(labels)
-    .map(([key, value]) => `${key}="${value}"`)
-    .join(",")}}`;
-}
-
 function readable(variable) {
   return variable.values.includes(ALL) ? "All" : variable.values.join(" + ");
 }
 
-function shaped(variable, shape) {
+function inPromql(variable) {
   const all = variable.values.includes(ALL);
   if (all && variable.allValue) return variable.allValue;
   const values = all ? variable.options : variable.values;
-  switch (shape) {
-    case "raw":
-    case "csv":
-      return values.join(",");
-    case "pipe":
-      return values.join("|");
-    case "queryparam":
-      return values.map((value) => `var-${variable.name}=${encodeURIComponent(value)}`).join("&");
-    case "percentencode":
-      return encodeURIComponent(values.join(","));
-  }
-  if (!variable.multi && !variable.includeAll && shape !== "regex") return values.join("").replaceAll("\\", "\\\\");
+  if (!variable.multi && !variable.includeAll) return values.join("").replaceAll("\\", "\\\\");
   // A regular expression inside a PromQL string: what escapes there is escaped twice.
   const escaped = values.map((value) => value.replace(/[.*+?^${}()|[\]\\]/g, "\\\\$&"));
   return escaped.length === 1 ? escaped[0] : `(${escaped.join("|")})`;
