@@ -134,6 +134,10 @@ bench-gateway: setup ## What the gateway adds to an answer, and what a core of i
 bench-operator: setup ## 500 models on a real control plane, and how soon a killed group is back; needs Go (ARGS="…")
 	@PYTHONPATH=tests/support $(PY) -m cluster.operator_scale $(BENCH_PAGE) $(ARGS)
 
+.PHONY: bench-starts
+bench-starts: setup ## How soon a group is ready, by phase, and back, by cause, on a laptop and in a cluster; needs Go (ARGS="--only laptop")
+	@PYTHONPATH=tests/support $(PY) -m starts.program $(BENCH_PAGE) $(ARGS)
+
 .PHONY: bench-rules
 bench-rules: setup ## The shipped rules in a real Prometheus over 500 models and three days; 15 minutes (ARGS="--models 50")
 	@PYTHONPATH=tests/support $(PY) -m boards.rules_at_scale $(ARGS)
