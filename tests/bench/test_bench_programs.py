@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from oracles.tiny_models import write_tiny_llama
 from stageline_bench.runtime.command import bench
-from stageline_bench.runtime.results import Result
+from stageline_bench.runtime.record.results import Result
 
 pytestmark = pytest.mark.timeout(900)
 BENCH = (sys.executable, "-m", "stageline_bench.runtime")

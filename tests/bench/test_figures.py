@@ -5,14 +5,19 @@ from typing import cast
 import pytest
 
 from stageline_api.errors import UserError
-from stageline_bench.runtime import bench_group
-from stageline_bench.runtime.bench_group import BenchGroup
-from stageline_bench.runtime.figures import RoundReport, common_window_tokens_per_second, median_ratio, ran_together
-from stageline_bench.runtime.peers import peer_targets
-from stageline_bench.runtime.report import render
-from stageline_bench.runtime.results import Result, Target, round_figures, this_machine
-from stageline_bench.runtime.stage_clock import StageSeconds, pipeline_figures
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group import bench_group
+from stageline_bench.runtime.group.bench_group import BenchGroup
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.peers.peer_bench import peer_targets
+from stageline_bench.runtime.record.figures import (
+    RoundReport,
+    common_window_tokens_per_second,
+    median_ratio,
+    ran_together,
+)
+from stageline_bench.runtime.record.report import render
+from stageline_bench.runtime.record.results import Result, Target, round_figures, this_machine
+from stageline_bench.runtime.record.stage_clock import StageSeconds, pipeline_figures
 
 
 def report(submitted: float, *token_seconds: tuple[float, ...]) -> RoundReport:

@@ -12,9 +12,9 @@ from stageline_api.errors import UserError
 from stageline_bench.laptop import llama_environment
 from stageline_bench.laptop.comparison import DRIVER, LLAMA_CPP
 from stageline_bench.laptop.llama_environment import ensure_llama
-from stageline_bench.runtime.peers import STAGELINE
-from stageline_bench.runtime.report import render
-from stageline_bench.runtime.results import Result, this_machine
+from stageline_bench.runtime.peers.peer_bench import STAGELINE
+from stageline_bench.runtime.record.report import render
+from stageline_bench.runtime.record.results import Result, this_machine
 
 HERE = ROOT / llama_environment.DIRECTORY
 needs_llama = pytest.mark.skipif(

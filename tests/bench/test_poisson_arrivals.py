@@ -13,7 +13,7 @@ import pytest
 
 from processes.loopback_server import served
 from stageline_api.errors import UserError
-from stageline_bench.runtime.arrivals import ArrivalLoad, StreamTimes, play
+from stageline_bench.runtime.group.arrivals import ArrivalLoad, StreamTimes, play
 from stageline_bench.runtime.serve import serve_targets, stream_figures
 
 PAUSE_SECONDS = 0.02

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stageline_bench.runtime.bench_group import STAGE_COMMAND
 from stageline_bench.runtime.command import bench
+from stageline_bench.runtime.group.bench_group import STAGE_COMMAND
+from stageline_bench.runtime.peers.vllm_tensor import first_cause
 from stageline_bench.runtime.ranks import EXPERT, PINNED, TENSOR, UNPINNED, missed, rank_cases, rank_shape
-from stageline_bench.runtime.report import render
-from stageline_bench.runtime.results import Machine, Result, Target
-from stageline_bench.runtime.vllm_tensor import first_cause
+from stageline_bench.runtime.record.report import render
+from stageline_bench.runtime.record.results import Machine, Result, Target
 
 CORES = sorted(os.sched_getaffinity(0))
 

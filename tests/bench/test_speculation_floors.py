@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oracles.best_rows import TimedStages
-from stageline_bench.runtime.engine_host import RoundOrder
+from stageline_bench.runtime.group.engine_host import RoundOrder
 from stageline_bench.runtime.speculation import (
     FLOORS,
     Case,

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from stageline_bench.runtime.peers import STAGELINE, VLLM
-from stageline_bench.runtime.report import render
-from stageline_bench.runtime.results import Machine, Result
-from stageline_bench.runtime.served_engines import STAGELINE_VLLM
-from stageline_bench.runtime.vllm_engine import vllm_engine_targets
+from stageline_bench.runtime.peers.peer_bench import STAGELINE, VLLM
+from stageline_bench.runtime.peers.served_engines import STAGELINE_VLLM
+from stageline_bench.runtime.peers.vllm_engine import vllm_engine_targets
+from stageline_bench.runtime.record.report import render
+from stageline_bench.runtime.record.results import Machine, Result
 
 
 def start(number: int, engine: str, few: float, many: float, *, ttft: float = 0.3, tpot: float = 0.1) -> dict[str, Any]:

@@ -25,7 +25,12 @@ from oracles.tiny_models import write_tiny_tokenizer
 from processes.running_group import RunningGroup, running_group
 from stageline_api import ports
 from stageline_bench.runtime.paced import write_paced_model
-from stageline_bench.runtime.stage_clock import PipelineFigures, StageSeconds, parse_stage_seconds, pipeline_figures
+from stageline_bench.runtime.record.stage_clock import (
+    PipelineFigures,
+    StageSeconds,
+    parse_stage_seconds,
+    pipeline_figures,
+)
 
 PACES: Final = (0.1, 0.25, 0.175)
 POINTS: Final = 0.03

@@ -13,8 +13,8 @@ import pytest
 
 from processes.repository_files import ROOT
 from stageline_api.errors import UserError
-from stageline_bench.runtime import peer_environment
-from stageline_bench.runtime.peer_environment import NO_SUCH_WHEEL_EXIT_CODE, NoSuchWheelError
+from stageline_bench.runtime.peers import peer_environment
+from stageline_bench.runtime.peers.peer_environment import NO_SUCH_WHEEL_EXIT_CODE, NoSuchWheelError
 
 PYTHON_THAT_TELLS = """#!/bin/sh
 case "$*" in *peer_environment*) exit "${ENVIRONMENT_STATUS:-0}" ;; esac

@@ -15,8 +15,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from stageline_bench.runtime.group.paced_stage import PacedModel
 from stageline_bench.runtime.paced import HIDDEN_SIZE, write_paced_model
-from stageline_bench.runtime.paced_stage import PacedModel
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
 from stageline_runtime.models.cpu.kv_cache import CacheShape
 from stageline_runtime.plan_bus.bus import StageBus, encode_frame

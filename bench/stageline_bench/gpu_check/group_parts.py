@@ -7,9 +7,9 @@ import torch
 
 from stageline_bench.gpu_check.random_model import LARGE, SMALL, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.figures import RoundReport
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.record.figures import RoundReport
 
 SAME_TOKENS = Workload(name="same tokens", requests=8, input_tokens=40, output_tokens=32)
 THROUGHPUT = Workload(name="throughput", requests=64, input_tokens=32, output_tokens=128)

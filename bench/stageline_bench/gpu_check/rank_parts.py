@@ -16,8 +16,8 @@ from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_bench.gpu_check.group_parts import SAME_TOKENS
 from stageline_bench.gpu_check.random_model import SMALL, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.workload import Workload
 from stageline_runtime.ranks.rank_area import RankArea
 from stageline_runtime.stage.ranks.supervisor import VISIBLE_DEVICES, visible_device
 

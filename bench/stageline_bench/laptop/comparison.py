@@ -13,12 +13,12 @@ from statistics import median
 from typing import Any
 
 from stageline_bench.laptop.llama_environment import LLAMA
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.figures import median_ratio
-from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.peers import STAGELINE, Rates, start_medians
-from stageline_bench.runtime.results import Result, Target, this_machine, today
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.line_process import LineProcess
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.peers.peer_bench import STAGELINE, Rates, start_medians
+from stageline_bench.runtime.record.figures import median_ratio
+from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 from stageline_runtime.model_facts.model_config import read_model_config
 
 LLAMA_CPP = "llama.cpp"

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stageline_api.runtime_config import SpeculativeConfig
-from stageline_bench.runtime.bench_group import GroupShape
-from stageline_bench.runtime.results import Result, this_machine, today
+from stageline_bench.runtime.group.bench_group import GroupShape
+from stageline_bench.runtime.record.results import Result, this_machine, today
 from stageline_bench.runtime.speculation import (
     DRAFTS,
     FULL_REQUESTS,

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.group_picture import draw_group
-from stageline_bench.runtime.results import Result, round_figures, this_machine, today
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.group_picture import draw_group
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.record.results import Result, round_figures, this_machine, today
 
 
 def run_offline(

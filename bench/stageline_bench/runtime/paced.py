@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stageline_bench.runtime.bench_group import BenchGroup, GroupShape, bench_group
-from stageline_bench.runtime.results import Result, Target, median_of, round_figures, this_machine, today
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import BenchGroup, GroupShape, bench_group
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.record.results import Result, Target, median_of, round_figures, this_machine, today
 
 STEADY_BUBBLE_AT_MOST = 0.05
 BURST_BUBBLE_AT_MOST = 0.10
@@ -57,7 +57,12 @@ def _shape(stage_cores: Sequence[int], requests: int, seconds_per_step: float, s
         stage_cores=tuple(stage_cores),
         dtype="bfloat16",
         max_num_seqs=requests,
-        stage_command=("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(seconds_per_token)),
+        stage_command=(
+            "-m",
+            "stageline_bench.runtime.group.paced_stage",
+            str(seconds_per_step),
+            str(seconds_per_token),
+        ),
     )
 
 

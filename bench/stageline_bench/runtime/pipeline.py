@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stageline_bench.runtime.bench_group import BenchGroup, GroupShape, bench_group, run_together
-from stageline_bench.runtime.figures import common_window_tokens_per_second, median_ratio
-from stageline_bench.runtime.results import Result, Target, median_of, round_figures, this_machine, today
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import BenchGroup, GroupShape, bench_group, run_together
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.record.figures import common_window_tokens_per_second, median_ratio
+from stageline_bench.runtime.record.results import Result, Target, median_of, round_figures, this_machine, today
 
 OF_CEILING_AT_LEAST = 0.88
 WEAK_SCALING_AT_LEAST = 1.6

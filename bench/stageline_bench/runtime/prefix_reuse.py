@@ -19,8 +19,8 @@ from typing import Any, Final
 import httpx
 
 from stageline_api.errors import UserError
-from stageline_bench.runtime.results import Result, Target, this_machine, today
-from stageline_bench.runtime.served_engines import ENGINES, MODEL_NAME, Servers
+from stageline_bench.runtime.peers.served_engines import ENGINES, MODEL_NAME, Servers
+from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 
 ANSWER_SECONDS: Final = 300.0
 SHARED, CHATS = "shared system prompt", "multi-turn chat"

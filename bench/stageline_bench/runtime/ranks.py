@@ -14,15 +14,15 @@ from statistics import median
 from typing import Any, Final
 
 from stageline_api.errors import UserError
-from stageline_bench.runtime.bench_group import GroupShape
-from stageline_bench.runtime.engine_host import RoundOrder
-from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.peer_environment import PEER
+from stageline_bench.runtime.group.bench_group import GroupShape
+from stageline_bench.runtime.group.engine_host import RoundOrder
+from stageline_bench.runtime.group.line_process import LineProcess
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.peers.peer_environment import PEER
+from stageline_bench.runtime.peers.vllm_tensor import STAGELINE, VLLM, TensorPeers
 from stageline_bench.runtime.rank_models import DENSE, MIXTURE, Fields, rank_model, trial
-from stageline_bench.runtime.results import Result, Target, this_machine, today
+from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 from stageline_bench.runtime.speculation import Case, measure_cases, targets_of
-from stageline_bench.runtime.vllm_tensor import STAGELINE, VLLM, TensorPeers
-from stageline_bench.runtime.workload import Workload
 from stageline_runtime.model_facts.model_config import read_model_config
 
 TENSOR, EXPERT = "tensor", "expert"

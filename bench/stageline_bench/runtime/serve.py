@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from statistics import mean, median, quantiles
 from typing import Any
 
-from stageline_bench.runtime.arrivals import ArrivalLoad, StreamTimes, play
-from stageline_bench.runtime.results import Result, Target, this_machine, today
-from stageline_bench.runtime.served_engines import ENGINES, MODEL_NAME, Servers
+from stageline_bench.runtime.group.arrivals import ArrivalLoad, StreamTimes, play
+from stageline_bench.runtime.peers.served_engines import ENGINES, MODEL_NAME, Servers
+from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 
 WARM_UP_SHARE = 10
 MEASURES = ("mean_ttft_seconds", "p99_ttft_seconds", "mean_tpot_seconds", "p99_tpot_seconds")

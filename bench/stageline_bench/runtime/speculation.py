@@ -15,10 +15,10 @@ from typing import Any
 
 from stageline_api.engine_http import ChatMessage, ChatPrompt
 from stageline_api.runtime_config import SpeculativeConfig
-from stageline_bench.runtime.bench_group import BenchGroup, GroupShape, bench_group
-from stageline_bench.runtime.engine_host import RoundOrder
+from stageline_bench.runtime.group.bench_group import BenchGroup, GroupShape, bench_group
+from stageline_bench.runtime.group.engine_host import RoundOrder
 from stageline_bench.runtime.paced import write_paced_model
-from stageline_bench.runtime.results import Result, Target, this_machine, today
+from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.speculation.step_cost import StepCost
@@ -111,7 +111,7 @@ def run_paced_speculation(
     measured: list[dict[str, Any]] = []
     targets: list[Target] = []
     for length, token_seconds in product(stages, seconds_per_token):
-        command = ("-m", "stageline_bench.runtime.paced_stage", str(seconds_per_step), str(token_seconds))
+        command = ("-m", "stageline_bench.runtime.group.paced_stage", str(seconds_per_step), str(token_seconds))
         is_first = token_seconds == seconds_per_token[0]
         cases = paced_cases(order, length, seconds_per_step, token_seconds, has_drafts_floor=is_first)
         stage_cores = [cores[stage % len(cores)] for stage in range(length)]

@@ -20,8 +20,8 @@ from stageline_api.engine_http import SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
 from stageline_bench.gpu_check.random_model import RandomModel, write_random_model
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.workload import Workload
 
 MODEL = RandomModel(
     hidden_size=64,

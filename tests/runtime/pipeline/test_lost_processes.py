@@ -17,7 +17,7 @@ STAGES = ("stage-0", "stage-1", "stage-2")
 EVERYTHING = (*STAGES, "engine")
 STEP_SECONDS = 15.0
 """Longer than a busy machine holds up any step that is not stopped."""
-SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.1", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.group.paced_stage", "0.1", "0")
 """500 tokens of three of them take minutes, so that no answer ends before its test has disturbed it."""
 
 

@@ -22,7 +22,7 @@ from stageline_gateway.settings import GatewaySettings
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 PROMPT = [5, 9, 100, 42, 7]
-SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.2", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.group.paced_stage", "0.2", "0")
 """400 tokens of two of them take more than two minutes, so that no answer ends before its client has left."""
 
 

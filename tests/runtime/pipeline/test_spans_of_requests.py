@@ -22,7 +22,7 @@ CLIENT_SPAN = "00f067aa0ba902b7"
 PROMPT = tuple(range(5, 45))
 CHUNK = 16
 TOKENS = 6
-SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.1", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.group.paced_stage", "0.1", "0")
 """300 tokens of two of them take a minute, so that no answer ends before its group is lost."""
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 

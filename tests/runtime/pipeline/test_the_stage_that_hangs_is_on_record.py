@@ -19,7 +19,7 @@ from stageline_operator.planner.observed.container_end import ContainerEnd
 STAGE_COUNT = 4
 STEP_SECONDS = 10.0
 END_SECONDS = 60.0
-SLOW_STAGE = ("-m", "stageline_bench.runtime.paced_stage", "0.1", "0")
+SLOW_STAGE = ("-m", "stageline_bench.runtime.group.paced_stage", "0.1", "0")
 """500 tokens take minutes, so that no answer ends before a stage is stopped."""
 LOADS = {"one request": 1, "all slots": 8}
 CASES = [(stage, load) for load in LOADS for stage in range(STAGE_COUNT)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles.timed_pipeline import TimedPipeline
-from stageline_bench.runtime.scripted_drafts import ScriptedSpeculation
+from stageline_bench.runtime.group.scripted_drafts import ScriptedSpeculation
 from stageline_runtime.plan_bus.messages import StepPlan
 from stageline_runtime.plan_bus.step_plan import padded_size
 from stageline_runtime.speculation.step_cost import StepCost

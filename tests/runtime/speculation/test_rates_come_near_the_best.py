@@ -11,7 +11,7 @@ import pytest
 
 from oracles.best_rows import TimedStages
 from oracles.timed_pipeline import PROMPT, TimedPipeline
-from stageline_bench.runtime.scripted_drafts import ScriptedSpeculation
+from stageline_bench.runtime.group.scripted_drafts import ScriptedSpeculation
 from stageline_runtime.speculation.step_cost import StepCost
 
 STEP_SECONDS = 0.020

@@ -28,7 +28,7 @@ from stageline_bench.runtime.paced import write_paced_model
 from stageline_gateway.settings import GatewaySettings
 
 SERVED_NAME: Final = "tiny"
-PACED_STAGE: Final = ("-m", "stageline_bench.runtime.paced_stage", "0.002", "0")
+PACED_STAGE: Final = ("-m", "stageline_bench.runtime.group.paced_stage", "0.002", "0")
 OPEN_METRICS: Final = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
 SUFFIXES: Final = {MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count"), MetricKind.COUNTER: ("_total",)}
 

@@ -33,7 +33,7 @@ from cluster.under_test import Cluster, cluster_of
 from oracles.tiny_models import write_tiny_llama
 from processes.serving_command import kill
 from stageline_bench.page_section import replace_section
-from stageline_bench.runtime.results import Machine, Result, Target, this_machine, today, write_result
+from stageline_bench.runtime.record.results import Machine, Result, Target, this_machine, today, write_result
 
 ROOT = Path(__file__).parents[3]
 CRD_FILE = ROOT / "operator" / "stageline_api" / "crds" / "stageline.dev_pipelinemodels.yaml"

@@ -1,8 +1,8 @@
 """A paced stage with a pace of its own: `python uneven_stage.py SLEPT_FILES SECONDS_OF_STAGE_0 SECONDS_OF_STAGE_1 …`.
 
-Under the pod contract, like `stageline_bench.runtime.paced_stage`, which gives all stages one pace. How long each plan
-really slept, which a loaded machine makes longer, is written to SLEPT_FILES with the stage's number behind it, a line
-for each plan: so a test knows it from elsewhere than the stage's own clock.
+Under the pod contract, like `stageline_bench.runtime.group.paced_stage`, which gives all stages one pace. How long each
+plan really slept, which a loaded machine makes longer, is written to SLEPT_FILES with the stage's number behind it, a
+line for each plan: so a test knows it from elsewhere than the stage's own clock.
 """
 
 import logging
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from stageline_bench.runtime import paced_stage
+from stageline_bench.runtime.group import paced_stage
 from stageline_runtime.contract import read_contract
 from stageline_runtime.stage.process import StageProcess
 

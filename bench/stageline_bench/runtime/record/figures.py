@@ -8,7 +8,7 @@ from statistics import mean, median
 
 from pydantic import BaseModel, ConfigDict
 
-from stageline_bench.runtime.stage_clock import StageSeconds
+from stageline_bench.runtime.record.stage_clock import StageSeconds
 
 
 class RoundReport(BaseModel):

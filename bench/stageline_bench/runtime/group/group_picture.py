@@ -8,7 +8,7 @@ import httpx
 from stageline_api import ports
 from stageline_api.errors import UserError
 from stageline_api.telemetry.timeline import StageEndpoint
-from stageline_bench.runtime.bench_group import INCARNATION, BenchGroup
+from stageline_bench.runtime.group.bench_group import INCARNATION, BenchGroup
 from stageline_runtime.trace.collect import StageReader
 from stageline_runtime.trace.lanes import common_window
 from stageline_runtime.trace.picture import busiest_window, draw_timeline

@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any
 
 from stageline_api.errors import UserError
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.peer_environment import vllm_variables
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.line_process import LineProcess
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.peers.peer_environment import VLLM_DRIVER, vllm_variables
 from stageline_runtime.model_facts.model_config import read_model_config
 
 STAGELINE, VLLM = "Stageline", "vLLM"
@@ -85,9 +85,8 @@ class TensorPeers:
 
 def vllm_process(python: Path, model_dir: Path, shape: GroupShape, *, log: Path) -> LineProcess:
     """vLLM on the cores of the shape's ranks; answers once it is ready."""
-    driver = Path(__file__).with_name("vllm_offline.py")
     cores = shape.rank_cores
-    command = [str(python), str(driver), "--model", str(model_dir), "--no-tokenizer"]
+    command = [str(python), str(VLLM_DRIVER), "--model", str(model_dir), "--no-tokenizer"]
     command += ["--tensor", str(len(cores)), "--cores", "|".join(map(str, cores)), "--dtype", shape.dtype]
     return LineProcess(
         f"vLLM, tensor {len(cores)}",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stageline_api.errors import UserError
 
-PINNED = (sys.executable, "-m", "stageline_bench.runtime.pinned")
+PINNED = (sys.executable, "-m", "stageline_bench.runtime.group.pinned")
 LOG_TAIL_LINES = 12
 POLL_SECONDS = 0.5
 

@@ -1,5 +1,6 @@
-"""A real stage of several ranks, each on a core of its own: `python -m stageline_bench.runtime.pinned_ranks 0,1`, under
-the pod contract.
+"""A real stage of several ranks, each on a core of its own, under the pod contract.
+
+`python -m stageline_bench.runtime.group.pinned_ranks 0,1`.
 
 The supervisor starts this program again for each rank, which moves to its core before torch counts its threads, and is
 a rank from there on. Nothing else differs from `stageline stage`. Not reachable from it: in a pod, cores are
@@ -25,7 +26,7 @@ def main(cores: str) -> int:
         contract = begin("stage")
     except RuntimeFailure as failure:
         return write_last_words(failure.message(None))
-    return RankSupervisor(contract, command=("-m", "stageline_bench.runtime.pinned_ranks", cores)).run()
+    return RankSupervisor(contract, command=("-m", "stageline_bench.runtime.group.pinned_ranks", cores)).run()
 
 
 if __name__ == "__main__":

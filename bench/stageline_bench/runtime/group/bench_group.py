@@ -14,10 +14,10 @@ from pathlib import Path
 from stageline_api import env, ports
 from stageline_api.errors import UserError
 from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
-from stageline_bench.runtime.engine_host import RoundOrder
-from stageline_bench.runtime.figures import RoundReport, ran_together
-from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.engine_host import RoundOrder
+from stageline_bench.runtime.group.line_process import LineProcess
+from stageline_bench.runtime.group.workload import Workload
+from stageline_bench.runtime.record.figures import RoundReport, ran_together
 from stageline_runtime.model_facts.model_config import read_model_config
 
 PATIENCE_SECONDS = 5.0
@@ -26,7 +26,7 @@ TRIES = 5
 MAX_MODEL_LEN = 640
 INCARNATION = 1
 STAGE_COMMAND = ("-m", "stageline_cli.main", "stage")
-PINNED_RANKS = ("-m", "stageline_bench.runtime.pinned_ranks")
+PINNED_RANKS = ("-m", "stageline_bench.runtime.group.pinned_ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def _start(shape: GroupShape, model_dir: Path, directory: Path, ends: ExitStack)
 
     made_by = shape.command_of_stage()
     stages = [start(f"stage-{i}", i, made_by, shape.cores_of(i)) for i in range(len(shape.stage_cores))]
-    host = ["-m", "stageline_bench.runtime.engine_host", *shape.engine_options, *addresses]
+    host = ["-m", "stageline_bench.runtime.group.engine_host", *shape.engine_options, *addresses]
     engine = start("engine", 0, host, shape.engine_cores)
     return BenchGroup(shape, addresses, engine, stages, model_dir)
 

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stageline_api import ports
 from stageline_api.errors import UserError
-from stageline_bench.runtime.line_process import PINNED
-from stageline_bench.runtime.peer_environment import PEER, vllm_variables
-from stageline_bench.runtime.peers import STAGELINE, VLLM
+from stageline_bench.runtime.group.line_process import PINNED
+from stageline_bench.runtime.peers.peer_bench import STAGELINE, VLLM
+from stageline_bench.runtime.peers.peer_environment import PEER, vllm_variables
 from stageline_local.session.state_file import read_state
 from stageline_runtime.metric_names import STAGE_BUSY, STAGE_STEPS
 from stageline_runtime.model_facts.model_config import read_model_config

@@ -1,8 +1,8 @@
 """An engine without HTTP: the real core, scheduler and plan bus, driven by rounds read from standard input.
 
-`python -m stageline_bench.runtime.engine_host [--acceptance A] [--no-chains] STAGE_ADDRESS…`, under the pod contract.
-Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a `RoundReport`. The end of
-standard input ends it.
+`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--no-chains] STAGE_ADDRESS…`, under the pod
+contract. Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a `RoundReport`. The
+end of standard input ends it.
 """
 
 import argparse
@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from stageline_api.engine_http import ModelInfo
 from stageline_api.health import Phase
-from stageline_bench.runtime.figures import RoundReport
-from stageline_bench.runtime.scrape import StageScraper
-from stageline_bench.runtime.scripted_drafts import ScriptedSpeculation
-from stageline_bench.runtime.stage_clock import StageSeconds
+from stageline_bench.runtime.group.scripted_drafts import ScriptedSpeculation
+from stageline_bench.runtime.record.figures import RoundReport
+from stageline_bench.runtime.record.scrape import StageScraper
+from stageline_bench.runtime.record.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent

@@ -5,7 +5,7 @@ import urllib.request
 from collections.abc import Sequence
 
 from stageline_api import ports
-from stageline_bench.runtime.stage_clock import StageSeconds, parse_stage_seconds
+from stageline_bench.runtime.record.stage_clock import StageSeconds, parse_stage_seconds
 
 TIMEOUT_SECONDS = 10.0
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from stageline_api.errors import UserError
-from stageline_bench.runtime.workload import Workload
+from stageline_bench.runtime.group.workload import Workload
 
 ANSWER_SECONDS = 300.0
 

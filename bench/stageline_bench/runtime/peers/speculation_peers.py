@@ -16,13 +16,13 @@ from typing import Any, Final
 import transformers
 
 from stageline_api.errors import UserError
-from stageline_bench.runtime.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.engine_host import RoundOrder
-from stageline_bench.runtime.line_process import LineProcess
-from stageline_bench.runtime.peer_environment import PEER, vllm_variables
-from stageline_bench.runtime.results import Result, this_machine, today
+from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.group.engine_host import RoundOrder
+from stageline_bench.runtime.group.line_process import LineProcess
+from stageline_bench.runtime.peers.peer_environment import PEER, VLLM_DRIVER, vllm_variables
+from stageline_bench.runtime.peers.vllm_tensor import first_exception
+from stageline_bench.runtime.record.results import Result, this_machine, today
 from stageline_bench.runtime.speculation import DRAFTING, DRAFTS, PLAIN, prompt_orders
-from stageline_bench.runtime.vllm_tensor import first_exception
 
 STAGELINE, HUGGING_FACE, VLLM = "Stageline", "Hugging Face", "vLLM"
 ENGINES = (STAGELINE, HUGGING_FACE, VLLM)
@@ -115,12 +115,11 @@ class SpeculationPeers:
         return [sys.executable, str(driver), *given]
 
     def _vllm(self, drafts: int, *, stages: int) -> list[str]:
-        driver = Path(__file__).with_name("vllm_offline.py")
         cores = "|".join(str(self._core + stage) for stage in range(stages))
         given = ["--model", str(self._model_dir), "--cores", cores, "--stages", str(stages), "--dtype", self._dtype]
         return [
             str(self._vllm_python),
-            str(driver),
+            str(VLLM_DRIVER),
             *given,
             "--max-model-len",
             str(CONTEXT_TOKENS),

@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any, Final
 
 from stageline_bench.costs.vllm_clock_cost import clock_step_seconds
-from stageline_bench.runtime.arrivals import ArrivalLoad, play
-from stageline_bench.runtime.peers import STAGELINE, VLLM
-from stageline_bench.runtime.results import Result, Target, this_machine, today
+from stageline_bench.runtime.group.arrivals import ArrivalLoad, play
+from stageline_bench.runtime.peers.peer_bench import STAGELINE, VLLM
+from stageline_bench.runtime.peers.served_engines import MODEL_NAME, STAGELINE_VLLM, Servers
+from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 from stageline_bench.runtime.serve import WARM_UP_SHARE, stream_figures
-from stageline_bench.runtime.served_engines import MODEL_NAME, STAGELINE_VLLM, Servers
 
 ENGINES: Final = (STAGELINE_VLLM, VLLM, STAGELINE)
 BURSTS: Final = (

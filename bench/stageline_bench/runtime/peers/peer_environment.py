@@ -18,6 +18,8 @@ PEER = VLLM.replace("==", " ")
 """As results name it."""
 LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec")
 DIRECTORY = Path(".vllm-venv")
+VLLM_DRIVER = Path(__file__).with_name("vllm_offline.py")
+"""What runs in that environment, and imports nothing of Stageline."""
 _STAMP = "stageline-peer"
 _NO_SUCH_WHEEL = "no matching distribution found"
 _UNREACHED = ("retrying (", "could not fetch url", "connection error", "timed out")

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from stageline_bench.page_section import cpu_name
-from stageline_bench.runtime.figures import RoundReport
-from stageline_bench.runtime.stage_clock import StageSeconds, pipeline_figures
+from stageline_bench.runtime.record.figures import RoundReport
+from stageline_bench.runtime.record.stage_clock import StageSeconds, pipeline_figures
 
 
 class Target(BaseModel):

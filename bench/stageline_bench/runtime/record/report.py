@@ -6,14 +6,14 @@ from typing import Any
 
 from stageline_bench.laptop.comparison import LLAMA_CPP
 from stageline_bench.page_section import replace_section
-from stageline_bench.runtime.peers import STAGELINE, VLLM, start_medians
+from stageline_bench.runtime.peers.peer_bench import STAGELINE, VLLM, start_medians
+from stageline_bench.runtime.peers.speculation_peers import ENGINES as LOOKUP_ENGINES
+from stageline_bench.runtime.peers.speculation_peers import ratios
+from stageline_bench.runtime.peers.vllm_engine import ENGINES, FLOORS, LATENCIES, burst_medians
 from stageline_bench.runtime.ranks import EXCHANGE_CASE
-from stageline_bench.runtime.results import Result, Target
+from stageline_bench.runtime.record.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
 from stageline_bench.runtime.speculation import DRAFTS, NO_CHAINS, PLAIN, WRONG
-from stageline_bench.runtime.speculation_peers import ENGINES as LOOKUP_ENGINES
-from stageline_bench.runtime.speculation_peers import ratios
-from stageline_bench.runtime.vllm_engine import ENGINES, FLOORS, LATENCIES, burst_medians
 
 _VARIANTS = (PLAIN, NO_CHAINS, DRAFTS, WRONG)
 

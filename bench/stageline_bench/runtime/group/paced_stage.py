@@ -1,7 +1,7 @@
 """A real stage process whose layers take a fixed time instead of computing: what is left is scheduler and transport.
 
-`python -m stageline_bench.runtime.paced_stage SECONDS_PER_STEP SECONDS_PER_TOKEN`, under the pod contract. Only the
-model is replaced: bus, plans, transport, feedback, clock and sampling are the stage's own. The wait sleeps, so that
+`python -m stageline_bench.runtime.group.paced_stage SECONDS_PER_STEP SECONDS_PER_TOKEN`, under the pod contract. Only
+the model is replaced: bus, plans, transport, feedback, clock and sampling are the stage's own. The wait sleeps, so that
 stages and engine need no core each; its lateness counts as compute. Not reachable from `stageline`.
 """
 

@@ -1,0 +1,1 @@
+"""What a round is counted by, kept as, and shown as on a page."""
