@@ -1,6 +1,6 @@
 """How hard the fuzzing tests try: little in every run of the tests, more in a soak, which also takes seeds of its own.
 
-`STAGELINE_FUZZ_FACTOR=50 STAGELINE_FUZZ_SEED=$RANDOM pytest tests/gateway/test_malformed_requests.py …` soaks.
+`STAGELINE_FUZZ_FACTOR=50 STAGELINE_FUZZ_SEED=$RANDOM pytest tests/gateway/openai_api` soaks.
 """
 
 import os

@@ -12,9 +12,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 FUZZING: Final = (
-    "tests/gateway/test_malformed_requests.py",
-    "tests/gateway/test_openapi.py",
-    "tests/gateway/test_many_aborts.py",
+    "tests/gateway/openai_api/test_malformed_requests.py",
+    "tests/gateway/openai_api/test_openapi.py",
+    "tests/gateway/relay/test_many_aborts.py",
 )
 ABORTS: Final = 10_000
 """In every run of the tests."""
