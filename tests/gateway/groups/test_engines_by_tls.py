@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ def test_without_an_authority_no_such_engine_is_asked(tmp_path: Path, authority:
 def test_an_engine_in_clear_is_no_stand_in_for_one_by_tls(
     tmp_path: Path, authority: trustme.CA, engine: ScriptedEngine
 ) -> None:
-    with running_gateway(settings(tmp_path, authority)) as gateway:
+    """It never answers a handshake, so the wait is all of what connecting may take."""
+    hasty = replace(settings(tmp_path, authority), connect_timeout_seconds=1.0)
+    with running_gateway(hasty) as gateway:
         gateway.serve(group(engine.url.replace("http://", "https://"), tls_name=NAME))
         answered = gateway.http.post("/v1/completions", json=BODY, timeout=150.0)
         assert answered.status_code >= 500, answered.text

@@ -42,7 +42,7 @@ def qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("qwen3_moe", 2, marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.parametrize("drafts", ["", "by a model of experts"])
+@pytest.mark.parametrize("drafts", [pytest.param("", marks=pytest.mark.thorough), "by a model of experts"])
 def test_tokens_whoever_has_the_requests(
     family: str, stage_count: int, drafts: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_lost_rank_is_named(stage: int, rank: int, number: signal.Signals, mix
 
 @pytest.mark.parametrize(
     ("write", "ranks", "reason"),
-    [(write_tiny_mixtral, 3, "4 experts"), (write_tiny_llama, 2, "no experts")],
+    [(write_tiny_mixtral, 3, "4 experts"), pytest.param(write_tiny_llama, 2, "no experts", marks=pytest.mark.thorough)],
 )
 def test_what_cannot_be_divided_is_refused(write: Any, ranks: int, reason: str, tmp_path: Path) -> None:
     model_dir = write(tmp_path / "model")

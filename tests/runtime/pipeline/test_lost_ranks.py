@@ -36,7 +36,7 @@ def assert_named(group: RunningGroup, stage: int, rank: int, failure_class: str)
     assert "Traceback" not in "".join(group.log(name) for name in group.processes), group.account()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_killed_while_loading(rank: int, stuck_model: Path, tmp_path: Path) -> None:
     with running_group(tmp_path / "group", stuck_model, 1, start=False, **CONFIG) as group:
         group.wait_until(lambda: group.stage_status(0).get("phase") == "Loading", "loading")
@@ -44,7 +44,10 @@ def test_killed_while_loading(rank: int, stuck_model: Path, tmp_path: Path) -> N
         assert_named(group, 0, rank, "Killed")
 
 
-@pytest.mark.parametrize(("stage", "rank"), [(0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("stage", "rank"),
+    [pytest.param(0, 1, marks=pytest.mark.thorough), (1, 0), pytest.param(1, 1, marks=pytest.mark.thorough)],
+)
 def test_killed_while_it_serves(stage: int, rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2, **CONFIG) as group:
         with open_stream(group, PROMPT, greedy(500)) as stream:

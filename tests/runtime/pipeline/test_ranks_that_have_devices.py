@@ -39,7 +39,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "stage_count"),
     [
-        ("tensor", 2),
+        pytest.param("tensor", 2, marks=pytest.mark.thorough),
         pytest.param("tensor", 1, marks=pytest.mark.thorough),
         ("expert", 2),
         pytest.param("expert", 1, marks=pytest.mark.thorough),
