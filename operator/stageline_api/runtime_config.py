@@ -53,6 +53,8 @@ class SpeculativeConfig(BaseModel):
     """Most drafts of one row."""
     min_match: int = 1
     """Fewest tokens that lookup must have seen before."""
+    recent_answers: int = 0
+    """Ended answers that lookup may copy from, besides the request itself."""
     draft_source: str | None = None
     """Canonical source URL of the model that drafts; None looks drafts up."""
 

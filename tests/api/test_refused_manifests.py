@@ -210,6 +210,14 @@ SPEC_CASES = {
         "engine: {speculative: {method: lookup, minMatch: 0}}",
         "spec.engine.speculative.minMatch: 0 is not allowed: must be at least 1",
     ),
+    "too-many-recent-answers": (
+        "engine: {speculative: {method: lookup, recentAnswers: 65}}",
+        "spec.engine.speculative.recentAnswers: 65 is not allowed: must be at most 64",
+    ),
+    "recent-answers-for-a-draft-model": (
+        "engine: {speculative: {method: draft, draft: {source: 'hf://org/small'}, recentAnswers: 4}}",
+        "spec.engine.speculative.recentAnswers: is only for method lookup",
+    ),
     "speculation-under-vllm": (
         "engine: {name: vllm, speculative: {method: lookup}}",
         "spec.engine.speculative: is refused under vllm: with a pipeline its speculation and continued answers exclude "

@@ -16,6 +16,7 @@ _SOURCE_RULE: Final = (
 )
 _NEEDS_DRAFT: Final = "is required by method draft: it names the model that drafts"
 _ONLY_DRAFT: Final = "is only for method draft"
+_ONLY_LOOKUP: Final = "is only for method lookup"
 ON_DEVICES: Final = "with method draft is not built for devices yet: use lookup, or set engine.device to cpu"
 
 
@@ -82,16 +83,34 @@ class SpeculativeSpec(SpecBase):
         ),
     )
 
+    recent_answers: int = Field(
+        default=SpeculativeConfig.model_fields["recent_answers"].default,
+        ge=0,
+        le=64,
+        description=(
+            "How many answers that have ended are kept to copy from, besides the request's own tokens: answers to "
+            "prompts that begin with the same 16 tokens, under the same `cache_salt`. Only for `lookup`. Default 0, "
+            "none; between 0 and 64."
+        ),
+    )
+
     @model_validator(mode="after")
     def _has_its_model(self) -> "SpeculativeSpec":
         if (self.method == "draft") != (self.draft is not None):
             rule = _NEEDS_DRAFT if self.draft is None else _ONLY_DRAFT
             raise PydanticCustomError("at_field", "{rule}", {"at": ("draft",), "rule": rule})
+        if self.recent_answers and self.method != "lookup":
+            raise PydanticCustomError("at_field", "{rule}", {"at": ("recentAnswers",), "rule": _ONLY_LOOKUP})
         return self
 
     model_config = ConfigDict(
         json_schema_extra=cel_extra(
             cel("self.method != 'draft' || has(self.draft)", _NEEDS_DRAFT, ".draft"),
             cel("self.method == 'draft' || !has(self.draft)", _ONLY_DRAFT, ".draft"),
+            cel(
+                "self.method == 'lookup' || !has(self.recentAnswers) || self.recentAnswers == 0",
+                _ONLY_LOOKUP,
+                ".recentAnswers",
+            ),
         )
     )

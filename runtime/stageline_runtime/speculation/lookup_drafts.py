@@ -1,11 +1,14 @@
 """One request's drafts: its lookup index, its adaptive lengths and what the cost model allows, as one question. Pure.
 
+Where recent answers are kept, one that knows more of the last tokens than the request's own index is copied instead.
+
 Drafts that follow a single token hold far less often than those that follow several. Each kind has a length and an
 acceptance of its own, so that neither is judged by the other: a request alone tries both, many at once only the better.
 """
 
 from stageline_runtime.speculation.draft_length import DraftLength
 from stageline_runtime.speculation.lookup import TOKENS_PER_CALL, Lookup
+from stageline_runtime.speculation.recent_answers import Key, Match, RecentAnswers
 from stageline_runtime.speculation.request_drafts import Tokens
 from stageline_runtime.speculation.settings import DraftSettings
 
@@ -13,8 +16,10 @@ from stageline_runtime.speculation.settings import DraftSettings
 class LookupDrafts:
     """Implements `RequestDrafts`."""
 
-    def __init__(self, settings: DraftSettings) -> None:
+    def __init__(self, settings: DraftSettings, recent: tuple[RecentAnswers, Key] | None = None) -> None:
+        """`recent`: answers that ended lately, and which of them this request may draft from."""
         self._settings = settings
+        self._recent = recent
         self._lookup = Lookup(settings.min_match)
         self._after_one, self._after_several = DraftLength(settings.tokens), DraftLength(settings.tokens)
         self._tried = self._after_several
@@ -23,7 +28,7 @@ class LookupDrafts:
     def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:
         """As `RequestDrafts`."""
         self._take(known, tokens)
-        self._tried = tried = self._length_here()
+        self._tried = tried = self._length_here(known, tokens)
         if not tried.length or len(self._lookup) < known:
             return ()
         depth = depth if self._settings.chains else 1
@@ -34,15 +39,28 @@ class LookupDrafts:
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
         """As `RequestDrafts`."""
         self._take(known, tokens)
-        return self._lookup.drafts(count) if count and len(self._lookup) == known else ()
+        if not count or len(self._lookup) != known:
+            return ()
+        found = self._recently(known, tokens, count)
+        return self._lookup.drafts(count) if found is None else found.following
+
+    def _recently(self, known: int, tokens: Tokens, count: int) -> Match | None:
+        """What followed in a recent answer, where that knows more of the last tokens than the request itself."""
+        if self._recent is None:
+            return None
+        answers, key = self._recent
+        end = tokens(max(0, known - answers.longest), known)
+        return answers.match(key, end, count, longer_than=self._lookup.matched)
 
     def _take(self, known: int, tokens: Tokens) -> None:
         """Index what is known; of a long prompt a part at each call."""
         start = len(self._lookup)
         self._lookup.extend(tokens(start, min(known, start + TOKENS_PER_CALL)))
 
-    def _length_here(self) -> DraftLength:
-        return self._after_one if self._lookup.matched == 1 else self._after_several
+    def _length_here(self, known: int, tokens: Tokens) -> DraftLength:
+        found = self._recently(known, tokens, 1)
+        matched = self._lookup.matched if found is None else found.size
+        return self._after_one if matched == 1 else self._after_several
 
     def chance_of(self, num_tokens: int) -> float:
         """As `RequestDrafts`. What follows a single token is not followed far: the next row may find a longer match."""
@@ -58,7 +76,7 @@ class LookupDrafts:
         """As `RequestDrafts`."""
         guess = self.continuation(known - 1, tokens, 1)
         if guess:
-            self._length_here().note_guess(holds=guess == tokens(known - 1, known))
+            self._length_here(known - 1, tokens).note_guess(holds=guess == tokens(known - 1, known))
             return
         for length in (self._after_one, self._after_several):
             length.note_plain_token()

@@ -248,3 +248,22 @@ def test_an_aborted_chain_is_cancelled_but_for_the_guess_that_is_known() -> None
     scheduler.complete(first.seq, sampled(7, count=4))
     assert scheduler.abort("a")
     assert scheduler.take_cancelled() == [third.seq], second.seq
+
+
+def test_what_one_request_was_answered_the_next_one_drafts_from() -> None:
+    prompt = tuple(range(40, 70))
+    ledger = SlotLedger(1, 2, 128)
+    speculation = Speculation(3, 2, FREE, num_recent_answers=2)
+    scheduler = Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=speculation)
+    scheduler.add(make_request("a", prompt, 6))
+    answer = (3, 9, 4, 8, 5, 7)
+    for token in answer:
+        plan = planned(scheduler)
+        assert not plan.rows[0].num_drafts, "it has never said that"
+        scheduler.complete(plan.seq, [SampledRow(plan.rows[0].slot, plan.rows[0].generation, token)])
+    assert not scheduler.has_requests
+    scheduler.add(make_request("b", prompt, 6))
+    plan = planned(scheduler)
+    scheduler.complete(plan.seq, [SampledRow(plan.rows[0].slot, plan.rows[0].generation, answer[0])])
+    row = planned(scheduler).rows[0]
+    assert (row.token_ids, row.num_drafts) == (answer[:4], 3)

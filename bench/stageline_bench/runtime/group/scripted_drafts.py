@@ -4,6 +4,7 @@ A draft is token 0 with the given probability and token 1 otherwise; which, foll
 layers and probability 0 every draft is wrong, as greedy decoding never says token 1, which is a special one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -26,5 +27,5 @@ class ScriptedDrafts(LookupDrafts):
 class ScriptedSpeculation(Speculation):
     acceptance: float = 0.0
 
-    def of_request(self) -> RequestDrafts:
+    def of_request(self, prompt: Sequence[int] = (), cache_salt: str = "") -> RequestDrafts:  # noqa: ARG002
         return ScriptedDrafts(self)

@@ -82,6 +82,7 @@ def _speculative(given: SpeculativeSpec) -> SpeculativeConfig:
     return SpeculativeConfig(
         tokens=given.tokens,
         min_match=given.min_match,
+        recent_answers=given.recent_answers,
         draft_source=None if given.draft is None else given.draft.parsed_source.canonical,
     )
 

@@ -382,6 +382,7 @@ def _speculation(config: SpeculativeConfig, draft: DraftModel | None) -> Specula
         FREE,
         draft_context_tokens=context_tokens,
         has_draft_model=draft is not None,
+        num_recent_answers=config.recent_answers,
     )
 
 

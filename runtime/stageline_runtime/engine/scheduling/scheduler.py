@@ -126,7 +126,7 @@ class Scheduler:
         request.arrival = self._arrivals
         self._arrivals += 1
         if self.speculation is not None:
-            request.drafts = self.speculation.of_request()
+            request.drafts = self.speculation.of_request(request.prompt, request.cache_salt)
         self._slots.waiting.add(request)
 
     def is_running(self, request_id: str) -> bool:
@@ -256,6 +256,8 @@ class Scheduler:
         # The first one's guess is known to hold: what it writes may be indexed already, so it has to be computed.
         self._cancel(list(request.guesses)[1:])
         self._slots.release(request)
+        if self.speculation is not None:
+            self.speculation.note_answer(request.prompt, request.cache_salt, request.output)
 
     def _cancel(self, guesses: Iterable[Guess]) -> None:
         self._cancelled += [guess.seq for guess in guesses if guess.is_chained]
