@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from oracles.tiny_models import write_tiny_llama
-from stageline_bench.runtime.results import Result, this_machine
+from stageline_bench.runtime.record.results import Result, this_machine
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.startup import Cache, Startup, StartupPhase
 from stageline_operator.controller.telemetry.transitions import Transition

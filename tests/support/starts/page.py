@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any, Final
 
-from stageline_bench.runtime.results import Result
+from stageline_bench.runtime.record.results import Result
 from stageline_operator.controller.telemetry.startup import StartupPhase
 from starts.recorded import STAGE_PHASES
 

@@ -19,7 +19,7 @@ from cluster.control_plane import running_control_plane
 from cluster.control_plane_binary import control_plane_binaries
 from cluster.under_test import cluster_of
 from stageline_bench.page_section import replace_section
-from stageline_bench.runtime.results import Result, this_machine, today, write_result
+from stageline_bench.runtime.record.results import Result, this_machine, today, write_result
 from starts.page import section_of
 from starts.places import Place, in_cluster, laptop
 from starts.recorded import Recorded, read_operator, recovery_of, slowest_stage, start_of
