@@ -223,10 +223,11 @@ SPEC_CASES = {
         "spec.engine.speculative: is refused under vllm: with a pipeline its speculation and continued answers exclude "
         "each other",
     ),
-    "draft-model-on-devices": (
-        "engine: {device: cuda, speculative: {method: draft, draft: {source: file:///m}}}",
-        "spec.engine.speculative: with method draft is not built for devices yet: use lookup, or set engine.device to "
-        "cpu",
+    "draft-model-beside-ranks-on-devices": (
+        "engine: {device: cuda, speculative: {method: draft, draft: {source: file:///m}}}\n"
+        "  parallelism: {tensor: 2}",
+        "spec.engine.speculative: with method draft is not built for ranks on devices yet: use lookup, set "
+        "parallelism.tensor and parallelism.expert to 1, or engine.device to cpu",
     ),
     "stage-count": (
         "parallelism: {pipeline: 3}\n  stages: [{}, {}]",

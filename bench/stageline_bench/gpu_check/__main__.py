@@ -47,7 +47,9 @@ def sections(directory: Path) -> tuple[Section, ...]:
         ),
         ("two ranks of a stage", "two ranks that share each layer give one rank's tokens", ranks.tokens),
         ("a lost rank", "a rank killed amid exchanges is named, and its stage ends", ranks.lost_rank),
+        ("a draft model", "drafts of a model on the last stage give the tokens without drafts", groups.drafts),
         ("throughput", "captured against eager", groups.throughput),
+        ("a draft model's gain", "one request with drafts of a model against without", groups.draft_gain),
     )
     return tuple(Section(name=name, shows=shows, run=run) for name, shows, run in parts)
 

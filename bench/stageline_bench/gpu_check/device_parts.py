@@ -11,7 +11,7 @@ import torch
 from stageline_bench.gpu_check.attention_cases import TOLERANCE, cases, run
 from stageline_bench.gpu_check.expert_cases import TOLERANCE as EXPERT_TOLERANCE
 from stageline_bench.gpu_check.expert_cases import cases as expert_cases
-from stageline_bench.gpu_check.one_stage import Answers, draw_prompts, whole_model
+from stageline_bench.gpu_check.one_stage import MOST_DIFFERENT_SHARE, Answers, agreement, draw_prompts, whole_model
 from stageline_bench.gpu_check.random_model import SMALL, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures
 from stageline_runtime.accelerator.cuda import CudaAccelerator
@@ -29,8 +29,6 @@ from stageline_runtime.stage.memory_use import blocks_to_measure, measure
 
 NUM_PROMPTS = 6
 NUM_TOKENS = 24
-MOST_DIFFERENT_SHARE = 0.02
-"""CPU and GPU round differently; with random weights, two logits are sometimes closer than that."""
 
 
 class DeviceParts:
@@ -94,7 +92,7 @@ class DeviceParts:
         expected = Answers(on_cpu, GraphMode.OFF, None).greedy(prompts, NUM_TOKENS)
         on_device = device_builder(self.accelerator, self._attention)(model_dir, config, shape, _quiet)
         actual = Answers(on_device, GraphMode.OFF, self.accelerator).greedy(prompts, NUM_TOKENS)
-        first = [_agreement(one, other) for one, other in zip(expected, actual, strict=True)]
+        first = [agreement(one, other) for one, other in zip(expected, actual, strict=True)]
         if min(first) < NUM_TOKENS and sum(first) < (1 - MOST_DIFFERENT_SHARE) * NUM_TOKENS * NUM_PROMPTS:
             raise CheckFailedError(f"tokens equal to the CPU's before the first other one, by prompt: {first}")
         return {"tokens equal to the CPU's": f"{sum(first)} of {NUM_TOKENS * NUM_PROMPTS}"}
@@ -127,7 +125,7 @@ class DeviceParts:
             answers = Answers(model, mode, self.accelerator)
             for attempt in ("first", "second"):
                 if (actual := answers.greedy(prompts, NUM_TOKENS)) != expected:
-                    counts = Counter(_agreement(one, other) for one, other in zip(expected, actual, strict=True))
+                    counts = Counter(agreement(one, other) for one, other in zip(expected, actual, strict=True))
                     raise CheckFailedError(f"{mode}, {attempt} run: equal tokens before the first other one {counts}")
             size = report.memory_bytes >> 20
             figures[f"{mode}"] = f"{report.graphs} graphs in {report.seconds:.1f} s, {size} MiB"
@@ -183,11 +181,6 @@ class DeviceParts:
         if not (directory / "model.safetensors").exists():
             write_random_model(directory, SMALL, torch.device("cpu"))
         return directory
-
-
-def _agreement(one: list[int], other: list[int]) -> int:
-    """Tokens before the first that differs."""
-    return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def _quiet(_loaded_bytes: int, _total_bytes: int) -> None:

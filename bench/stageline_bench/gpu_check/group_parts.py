@@ -1,17 +1,24 @@
 """The parts of the check that whole groups do: stages in processes of their own, plans from the real engine core."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import torch
 
-from stageline_bench.gpu_check.random_model import LARGE, SMALL, write_random_model
+from stageline_api.runtime_config import SpeculativeConfig
+from stageline_bench.gpu_check.one_stage import MOST_DIFFERENT_SHARE, agreement
+from stageline_bench.gpu_check.random_model import LARGE, SMALL, write_random_model, write_words
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
-from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
+from stageline_bench.runtime.draft_model import LATE_SHARE, write_pair
+from stageline_bench.runtime.group.bench_group import STAGE_COMMAND, GroupShape, bench_group
 from stageline_bench.runtime.group.workload import Workload
 from stageline_bench.runtime.record.figures import RoundReport
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.stage.telemetry.state_clock import BusyKind
 
 SAME_TOKENS = Workload(name="same tokens", requests=8, input_tokens=40, output_tokens=32)
+LONE = Workload(name="one request", requests=1, input_tokens=32, output_tokens=128)
 THROUGHPUT = Workload(name="throughput", requests=64, input_tokens=32, output_tokens=128)
 ROUNDS = 3
 PR_35162_RATIO = 1.66
@@ -21,8 +28,13 @@ PR_35162_RATIO = 1.66
 class GroupParts:
     """Groups on the first device, or on one device for each stage."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, device: str = "cuda", stage_command: tuple[str, ...] = STAGE_COMMAND
+    ) -> None:
+        """`device` and `stage_command`: for a device that is not there."""
         self._directory = directory
+        self._device = device
+        self._stage_command = stage_command
         self._started = 0
 
     def staged(self) -> Figures:
@@ -35,6 +47,39 @@ class GroupParts:
         if count < 2:
             raise SkipSectionError(f"needs two devices, {count} is there")
         return self._same_tokens(("0", "1"))
+
+    def drafts(self) -> Figures:
+        """A draft model on the last stage, alone and behind another on the same device: the tokens without it."""
+        model_dir, draft = self._pair("small")
+        figures: Figures = {}
+        for stages in (1, 2):
+            plain = self._shape(("0",) * stages, "auto", "float32")
+            expected = self._round(plain, model_dir).outputs
+            # Whatever they cost: with a model as small as this it is more than they win.
+            report = self._round(self._drafting(plain, draft, "--free-drafts"), model_dir)
+            equal = [agreement(one, other) for one, other in zip(expected, report.outputs, strict=True)]
+            total = sum(map(len, expected))
+            if sum(equal) < (1 - MOST_DIFFERENT_SHARE) * total:
+                raise CheckFailedError(f"P = {stages}: tokens as without, before the first other one: {equal}")
+            seconds = report.stages[-1].busy.get(BusyKind.DRAFT.value, 0.0)
+            if not seconds:
+                raise CheckFailedError(f"P = {stages}: the last stage says that it never drafted")
+            figures[f"P = {stages}"] = f"{sum(equal)} of {total} tokens as without, drafting took {seconds:.2g} s"
+        return figures
+
+    def draft_gain(self) -> Figures:
+        """One request with a draft model that mostly agrees, against none: rounds by turns."""
+        model_dir, draft = self._pair("large")
+        figures: Figures = {}
+        for stages in (1, 2):
+            plain = self._shape(("0",) * stages, "auto", "bfloat16")
+            shapes = {"plain": plain, "drafts": self._drafting(plain, draft)}
+            rates = {name: self._rates(shape, model_dir, LONE) for name, shape in shapes.items()}
+            without, drafting = median(rates["plain"]), median(rates["drafts"])
+            figures[f"P = {stages}"] = (
+                f"{without:.0f} tok/s, with drafts {drafting:.0f} tok/s, {drafting / without:.2f} x"
+            )
+        return figures
 
     def throughput(self) -> Figures:
         """Captured against eager, at P = 1 and P = 2 on one device; the median of interleaved rounds' ratios."""
@@ -50,10 +95,10 @@ class GroupParts:
             )
         return figures | {"vLLM's PR 35162 at P = 2": f"{PR_35162_RATIO} x (two B200, another model)"}
 
-    def _rates(self, shape: GroupShape, model_dir: Path) -> list[float]:
+    def _rates(self, shape: GroupShape, model_dir: Path, workload: Workload = THROUGHPUT) -> list[float]:
         with bench_group(shape, model_dir, self._folder()) as group:
-            group.run(THROUGHPUT)
-            return [group.run(THROUGHPUT.with_seed(seed)).tokens_per_second for seed in range(ROUNDS)]
+            group.run(workload)
+            return [group.run(workload.with_seed(seed)).tokens_per_second for seed in range(ROUNDS)]
 
     def _same_tokens(self, devices: tuple[str, ...]) -> Figures:
         model_dir = self._model("small")
@@ -76,9 +121,15 @@ class GroupParts:
             dtype=dtype,
             max_model_len=256,
             graphs=graphs,
-            device="cuda",
+            device=self._device,
             visible_devices=devices,
+            stage_command=self._stage_command,
         )
+
+    @staticmethod
+    def _drafting(shape: GroupShape, draft: Path, *options: str) -> GroupShape:
+        speculative = SpeculativeConfig(draft_source=f"file://{draft}")
+        return replace(shape, name=f"{shape.name}, drafts", speculative=speculative, engine_options=options)
 
     def _model(self, name: str) -> Path:
         directory = self._directory / name
@@ -86,6 +137,14 @@ class GroupParts:
             sizes, device = {"small": (SMALL, "cpu"), "large": (LARGE, "cuda")}[name]
             write_random_model(directory, sizes, torch.device(device))
         return directory
+
+    def _pair(self, name: str) -> tuple[Path, Path]:
+        """A model whose first layers say nearly all, and these as its draft model."""
+        model_dir, pair = self._model(name), self._directory / f"{name}-pair"
+        if pair.exists():
+            return pair / "target", pair / "draft"
+        write_words(model_dir, read_model_config(model_dir).vocab_size)
+        return write_pair(model_dir, pair, LATE_SHARE)
 
     def _folder(self) -> Path:
         self._started += 1

@@ -14,6 +14,8 @@ from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
 MAX_STEP_TOKENS = 64
 CHUNK_TOKENS = 24
 SLOT_TOKENS = 160
+MOST_DIFFERENT_SHARE = 0.02
+"""CPU and GPU, or steps of other sizes, round differently; with random weights, two logits are sometimes closer."""
 
 
 def whole_model(config: ModelConfig, num_slots: int, dtype: torch.dtype) -> StageShape:
@@ -35,6 +37,11 @@ def draw_prompts(count: int, vocab_size: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(11)
     lengths = [3 + (17 * index) % 70 for index in range(count)]
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens before the first that differs."""
+    return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 class Answers:

@@ -1,5 +1,6 @@
 """The sizes of the models of random weights that the check writes and runs."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,3 +61,16 @@ def write_random_model(directory: Path, model: RandomModel, device: torch.device
         "dtype": model.dtype,
     }
     return write_random_weights(directory, fields, device)
+
+
+def write_words(directory: Path, vocab_size: int) -> None:
+    """A tokenizer of as many made-up words: two models are one another's only where their vocabularies are the same."""
+    model = {
+        "type": "WordLevel",
+        "vocab": {f"w{index}": index for index in range(vocab_size)},
+        "unk_token": "w0",
+    }
+    parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    tokenizer = {"version": "1.0", "added_tokens": [], "model": model} | dict.fromkeys(parts)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text("{}", encoding="utf-8")

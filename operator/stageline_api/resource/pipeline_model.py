@@ -21,7 +21,7 @@ from stageline_api.resource.placement import NetworkSpec, PlacementSpec
 from stageline_api.resource.pod import StageSpec
 from stageline_api.resource.policy import RestartSpec, RolloutSpec, TimeoutsSpec
 from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.speculative import ON_DEVICES
+from stageline_api.resource.speculative import ON_DEVICES_OF_RANKS
 from stageline_api.resource.stage_pods import STAGE_POD_RULES, stage_pod_problems
 from stageline_api.resource.status import PipelineModelStatus
 from stageline_api.resource.template import TemplateSpec
@@ -111,8 +111,9 @@ _STAGES_RULES: Final = (
         ".engine.maxNumBatchedTokens",
     ),
     cel(
-        "!has(self.engine.speculative) || self.engine.speculative.method != 'draft' || self.engine.device != 'cuda'",
-        ON_DEVICES,
+        "!has(self.engine.speculative) || self.engine.speculative.method != 'draft' || self.engine.device != 'cuda' || "
+        "(self.parallelism.tensor == 1 && self.parallelism.expert == 1)",
+        ON_DEVICES_OF_RANKS,
         ".engine.speculative",
     ),
     cel(
@@ -269,8 +270,9 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
     problems += tls_problems(spec.network, spec.engine, spec.parallelism)
     problems += transport_problems(spec.network, spec.engine)
     speculative = spec.engine.speculative
-    if speculative is not None and speculative.method == "draft" and spec.engine.device == "cuda":
-        problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES))
+    drafts_on_devices = speculative is not None and speculative.method == "draft" and spec.engine.device == "cuda"
+    if drafts_on_devices and spec.parallelism.devices_per_stage != 1:
+        problems.append(FieldProblem(path="spec.engine.speculative", rule=ON_DEVICES_OF_RANKS))
     grace = spec.template.termination_grace_period_seconds
     if grace is not None and grace < spec.timeouts.drain_seconds:
         rule = f"must be at least timeouts.drainSeconds, which is {spec.timeouts.drain_seconds}"

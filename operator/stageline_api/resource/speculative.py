@@ -17,7 +17,10 @@ _SOURCE_RULE: Final = (
 _NEEDS_DRAFT: Final = "is required by method draft: it names the model that drafts"
 _ONLY_DRAFT: Final = "is only for method draft"
 _ONLY_LOOKUP: Final = "is only for method lookup"
-ON_DEVICES: Final = "with method draft is not built for devices yet: use lookup, or set engine.device to cpu"
+ON_DEVICES_OF_RANKS: Final = (
+    "with method draft is not built for ranks on devices yet: use lookup, set parallelism.tensor and "
+    "parallelism.expert to 1, or engine.device to cpu"
+)
 
 
 def _source(text: str) -> str:

@@ -62,6 +62,10 @@ class DraftHistory:
         one.write(position, ids)
         one.known = position + len(ids)
 
+    def computed(self, slot: int) -> int:
+        """How many positions have keys."""
+        return self._slots[slot].computed
+
     def pending(self, slot: int) -> tuple[int, list[int]]:
         """What has to be computed before the next token can be drafted: its position and ids, at least the newest."""
         one = self._slots[slot]

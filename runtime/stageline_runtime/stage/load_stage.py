@@ -16,7 +16,7 @@ import torch
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_api.runtime_config import LayerRange, RuntimeConfig
+from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.guided.guide import GuideMaker
@@ -25,24 +25,17 @@ from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedM
 from stageline_runtime.model_facts.rank_cut import part_of_layers
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
 from stageline_runtime.models.families import build_any_stage_model, device_builder
-from stageline_runtime.models.protocol import (
-    CapturesGraphs,
-    CaptureSizes,
-    GraphsUnavailableError,
-    ModelBuilder,
-    PagesCache,
-    StageModel,
-    StageShape,
-)
+from stageline_runtime.models.protocol import ModelBuilder, PagesCache, StageModel, StageShape
 from stageline_runtime.plan_bus.messages import CacheSized, GraphMode, Shutdown, Welcome
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, decode_sizes, padded_size
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, padded_size
 from stageline_runtime.planning.memory import report_rows
 from stageline_runtime.planning.this_machine import stage_threads
 from stageline_runtime.ranks.stage_ranks import StageRanks
+from stageline_runtime.stage.capturing import capture, capture_draft
 from stageline_runtime.stage.failures import allocation_failure
+from stageline_runtime.stage.load_draft import LoadedDraft, load_draft
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, measure
 from stageline_runtime.stage.own_shards import ensure_own_shards
-from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.progress import StageProgress
@@ -52,34 +45,6 @@ from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, LoopbackTranspo
 from stageline_runtime.transport.rank_lane import RankLane
 
 logger = logging.getLogger(__name__)
-
-
-def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress: StageProgress) -> str:
-    """Capture what the group's plans will need; returns a sentence that says what runs captured.
-
-    Raises:
-        RuntimeFailure: class BadConfig, when graphs were asked for that this model or machine can't have.
-    """
-    graphs = welcome.graphs
-    if graphs is GraphMode.OFF:
-        account = f"graphs are off (spec.engine.graphs {config.graphs})"
-        logger.info(account)
-        return account
-    sizes = CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
-    try:
-        if not isinstance(model, CapturesGraphs):
-            raise GraphsUnavailableError("this model's layers can't be captured")
-        report = model.capture_graphs(
-            graphs, sizes, Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
-        )
-    except GraphsUnavailableError as error:
-        detail = f"spec.engine.graphs {config.graphs} can't be had: {error}; set it to off or auto"
-        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="capture graphs") from error
-    progress.memory_bytes += report.memory_bytes
-    mebibytes = report.memory_bytes >> 20
-    account = f"{report.graphs} graphs captured ({graphs}) in {report.seconds:.1f} s, {mebibytes} MiB"
-    logger.info(account)
-    return account
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -132,15 +97,17 @@ class StageLoader:
         shape = self._shape(welcome, dtype)
         model = self._load_model(welcome, config, shape)
         drafts = welcome.draft_dir and self._ranks.samples
-        drafter = self._load_drafter(welcome, config, shape) if drafts else None
+        draft = self._load_draft(welcome, config, shape) if drafts else None
         self._describe(welcome, config, dtype)
-        sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs))
+        sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs, draft))
         if isinstance(sized, Shutdown):
             return sized
-        self._make_cache(model, config, shape, sized.num_blocks)
-        if drafter is not None:
-            self._progress.memory_bytes += sized.num_blocks * BLOCK_TOKENS * drafter.token_bytes
+        self._make_cache(model, config, shape, sized.num_blocks, draft)
         captured = capture(model, contract.config, welcome, self._progress)
+        drafter = None
+        if draft is not None:
+            draft_graphs, account = capture_draft(draft, contract.config, welcome, self._progress)
+            captured, drafter = f"{captured}{account}", draft.drafter(draft_graphs)
         self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
         transport = self._join(welcome, config.hidden_size, dtype)
         self._progress.enter(Phase.WARMING, captured)
@@ -163,18 +130,10 @@ class StageLoader:
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 
-    def _load_drafter(self, welcome: Welcome, config: ModelConfig, shape: StageShape) -> Drafter:
+    def _load_draft(self, welcome: Welcome, config: ModelConfig, shape: StageShape) -> LoadedDraft:
         """The draft model, whole, with a slot for each of the group's."""
         draft_dir = Path(welcome.draft_dir)
         draft = self._read_config(draft_dir)
-        context_tokens = min(welcome.slot_tokens, draft.context_length)
-        whole = replace(
-            shape,
-            layers=LayerRange(first=0, last=draft.num_layers - 1),
-            is_first=True,
-            is_last=True,
-            slot_tokens=context_tokens,
-        )
         self._progress.enter(Phase.LOADING, "the draft model")
         target_bytes = self._progress.total_bytes
 
@@ -182,17 +141,25 @@ class StageLoader:
             self._progress.loading(target_bytes + loaded_bytes, target_bytes + total_bytes)
 
         try:
-            model = build_any_stage_model(draft_dir, draft, whole, loading)
+            return load_draft(
+                draft_dir,
+                draft,
+                config,
+                shape,
+                loading,
+                max_step_tokens=welcome.max_step_tokens,
+                most_drafts=self._most_drafts,
+                accelerator=self._accelerator,
+                attention=self._attention,
+            )
         except RuntimeError as error:
             raise allocation_failure(error) from error
-        stage = DraftStage(model=model, vocab_size=draft.vocab_size, context_tokens=context_tokens)
-        return Drafter(
-            stage,
-            num_slots=shape.num_slots,
-            max_step_tokens=welcome.max_step_tokens,
-            vocab_size=config.vocab_size,
-            token_bytes=draft.kv_bytes_per_token(draft.num_layers, shape.dtype.itemsize),
-        )
+
+    @property
+    def _most_drafts(self) -> int:
+        """Of a row."""
+        drafting = self._contract.config.speculative
+        return 0 if drafting is None else drafting.tokens
 
     def _read_config(self, model_dir: Path) -> ModelConfig:
         try:
@@ -244,16 +211,19 @@ class StageLoader:
             raise allocation_failure(error) from error
 
     def _measure(
-        self, model: StageModel, config: ModelConfig, shape: StageShape, graphs: GraphMode
+        self,
+        model: StageModel,
+        config: ModelConfig,
+        shape: StageShape,
+        graphs: GraphMode,
+        draft: LoadedDraft | None,
     ) -> MemoryUse | None:
         if self._accelerator is None:
             return None
         self._progress.enter(Phase.LOADING, "measuring the largest step")
         self._ranks.await_all("measure the largest step")
         try:
-            drafting = self._contract.config.speculative
-            drafts = 0 if drafting is None else drafting.tokens
-            use = measure(model, config, shape, graphs, self._accelerator, drafts=drafts)
+            use = measure(model, config, shape, graphs, self._accelerator, drafts=self._most_drafts, draft=draft)
         except torch.OutOfMemoryError as error:
             raise allocation_failure(error) from error
         finally:
@@ -262,18 +232,21 @@ class StageLoader:
         self._progress.enter(Phase.LOADING, "waiting for the other stages to load")
         return use
 
-    def _make_cache(self, model: StageModel, config: ModelConfig, shape: StageShape, num_blocks: int) -> None:
-        if isinstance(model, PagesCache):
-            try:
+    def _make_cache(
+        self, model: StageModel, config: ModelConfig, shape: StageShape, num_blocks: int, draft: LoadedDraft | None
+    ) -> None:
+        try:
+            if isinstance(model, PagesCache):
                 model.reserve_cache(num_blocks)
-            except RuntimeError as error:
-                raise allocation_failure(error) from error
+            draft_bytes = 0 if draft is None else draft.make_cache(num_blocks)
+        except RuntimeError as error:
+            raise allocation_failure(error) from error
         kv_tokens = num_blocks * BLOCK_TOKENS
         self._progress.kv_capacity_tokens = kv_tokens
         part = part_of_layers(config, self._ranks.tensor.size)
         kv_bytes = kv_tokens * part.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)
         kv_bytes //= self._ranks.experts.size  # what others hold of the cache is theirs to tell
-        self._progress.memory_bytes = self._progress.total_bytes + kv_bytes
+        self._progress.memory_bytes = self._progress.total_bytes + kv_bytes + draft_bytes
         if self._accelerator is not None:
             self._progress.memory_bytes = self._accelerator.allocated_bytes()
 

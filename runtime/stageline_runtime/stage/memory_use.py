@@ -1,14 +1,15 @@
 """What a stage on a device takes of its memory, measured before it has a cache to speak of.
 
 Its largest step is run once, by the runner that all later ones go through, with peers that aren't there, so that
-nothing that computes is left out: layers, logits, every kind of sampling, drafts where there are some. A CPU would take
-minutes for such a step of a large model, so there it is counted from shapes, by the engine
-(`planning.memory.LargestStep`).
+nothing that computes is left out: layers, logits, every kind of sampling, drafts where there are some, and what a draft
+model does after it. A CPU would take minutes for such a step of a large model, so there it is counted from shapes, by
+the engine (`planning.memory.LargestStep`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from stageline_runtime.models.protocol import StageModel, StageShape
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size
 from stageline_runtime.planning.memory import report_rows
+from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import State
 
@@ -31,6 +33,8 @@ _COSTLIEST: Final = RequestSampling(
     frequency_penalty=0.1,
     num_top_logprobs=MAX_TOP_LOGPROBS,
 )
+DRAFT_STEPS: Final = 2
+"""Of a draft model: those after the second take what that takes."""
 _COSTLIEST_AT_ONCE: Final = RequestSampling(temperature=1.0, top_p=0.9, min_p=0.001, num_top_logprobs=20)
 """With drafts: a request whose history changes its logits draws one token after another."""
 
@@ -43,8 +47,20 @@ class MemoryUse:
     """The most that the largest step takes beyond that; with graphs, the pool that they keep is in it."""
 
 
-def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPlan:
-    """The plan with most tokens: divided among as many slots as there are, each `samples` in the costliest way."""
+class MeasuredDraft(Protocol):
+    """A stage's draft model, with a cache that holds at least `blocks_to_measure` blocks."""
+
+    def drafter(self) -> Drafter:
+        """One that knows no slot yet."""
+
+    def run_layers(self) -> None:
+        """Run its layers alone for as many tokens as a step may have; its slots give up what was written."""
+
+
+def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool, draft_steps: int = 0) -> StepPlan:
+    """The plan with most tokens: divided among as many slots as there are, each `samples` in the costliest way. After
+    it, with `draft_steps`, a draft model catches up with all of them.
+    """
     counts = _row_tokens(shape)
     prompts = [tuple(index % vocab_size for index in range(count)) for count in counts]
     rows = tuple(
@@ -57,10 +73,11 @@ def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool) -> StepPl
             need_sample=samples,
             report_targets=ids if samples else (),
             report_top=MAX_TOP_LOGPROBS,
+            wants_drafts=draft_steps > 0,
         )
         for slot, ids in enumerate(prompts)
     )
-    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows))
+    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows), draft_steps)
 
 
 def verifying_plan(shape: StageShape, drafts: int, newest: Sequence[SampledRow]) -> StepPlan:
@@ -73,12 +90,16 @@ def verifying_plan(shape: StageShape, drafts: int, newest: Sequence[SampledRow])
     return _plan_of(1, rows)
 
 
-def _opening_plan(shape: StageShape) -> StepPlan:
-    rows = tuple(PlanRow(slot, 1, 0, 1, (0,), need_sample=True) for slot in range(len(_row_tokens(shape))))
-    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST_AT_ONCE) for row in rows))
+def _opening_plan(shape: StageShape, sampling: RequestSampling = _COSTLIEST_AT_ONCE, draft_steps: int = 0) -> StepPlan:
+    """One token in each slot; after it, with `draft_steps`, a draft model draws for all of them."""
+    rows = tuple(
+        PlanRow(slot, 1, 0, 1, (0,), need_sample=True, wants_drafts=draft_steps > 0)
+        for slot in range(len(_row_tokens(shape)))
+    )
+    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, sampling) for row in rows), draft_steps)
 
 
-def _plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = ()) -> StepPlan:
+def _plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = (), draft_steps: int = 0) -> StepPlan:
     return StepPlan(
         seq=seq,
         cohort=0,
@@ -88,6 +109,7 @@ def _plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = 
         feedback_through=-1,
         feedback_posted=False,
         dummy=False,
+        draft_steps=draft_steps,
     )
 
 
@@ -160,10 +182,11 @@ def measure(
     device: Accelerator,
     *,
     drafts: int = 0,
+    draft: MeasuredDraft | None = None,
 ) -> MemoryUse:
     """What the loaded `model` takes of `device`; its cache holds at least `blocks_to_measure` blocks.
 
-    `drafts`: most of a row.
+    `drafts`: most of a row. `draft`: on a stage with a draft model, which is loaded too.
     """
 
     def run_largest(*, samples: bool) -> None:
@@ -177,16 +200,33 @@ def measure(
         _run(runner, verifying_plan(shape, drafts, newest))
         _end(model, shape, device)
 
+    def draft_after(plan: StepPlan, drafter: Drafter) -> None:
+        runner = _runner(model, config, shape, device, drafter)
+        _run(runner, plan)
+        drafts = runner.draft(plan)
+        assert drafts is not None, "it was asked for some"
+        drafts.drafted()
+        _end(model, shape, device)
+        drafter.forget()
+
     layers = device.peak_bytes(lambda: run_largest(samples=False))
     step = device.peak_bytes(lambda: run_largest(samples=True))
     if drafts and shape.is_last:
         step = max(step, device.peak_bytes(verify))
-    # Graphs keep what the layers take at once in a pool of their own, for the largest that is captured.
-    pool = 0 if graphs is GraphMode.OFF else layers
-    return MemoryUse(held_bytes=device.allocated_bytes(), step_bytes=step + pool)
+    if draft is not None:
+        # Most tokens that it catches up with, and most rows that it draws for: a draw after each of them.
+        catching_up = largest_plan(shape, config.vocab_size, samples=True, draft_steps=DRAFT_STEPS)
+        for plan in (catching_up, _opening_plan(shape, _COSTLIEST, DRAFT_STEPS)):
+            step = max(step, device.peak_bytes(partial(draft_after, plan, draft.drafter())))
+    if graphs is not GraphMode.OFF:
+        # Graphs keep what the layers take at once in a pool of their own, for the largest that is captured.
+        step += layers + (0 if draft is None else device.peak_bytes(draft.run_layers))
+    return MemoryUse(held_bytes=device.allocated_bytes(), step_bytes=step)
 
 
-def _runner(model: StageModel, config: ModelConfig, shape: StageShape, device: Accelerator) -> StageRunner:
+def _runner(
+    model: StageModel, config: ModelConfig, shape: StageShape, device: Accelerator, drafter: Drafter | None = None
+) -> StageRunner:
     return StageRunner(
         model,
         _NoPeers(config.hidden_size, shape.dtype, device.device),
@@ -199,6 +239,7 @@ def _runner(model: StageModel, config: ModelConfig, shape: StageShape, device: A
         hidden_size=config.hidden_size,
         dtype=shape.dtype,
         accelerator=device,
+        drafter=drafter,
         report_rows=report_rows(config.vocab_size),
     )
 

@@ -31,7 +31,6 @@ from stageline_runtime.plan_bus.messages import (
     Pong,
     PrepareGuide,
     Refused,
-    SampledRow,
     Shutdown,
     StepDone,
     StepPlan,
@@ -50,7 +49,7 @@ from stageline_runtime.stage.load_stage import LoadedStage, StageLoader
 from stageline_runtime.stage.memory_use import MemoryUse
 from stageline_runtime.stage.ranks.inherited import InheritedRank
 from stageline_runtime.stage.ranks.joining import JoinedRanks, join_ranks
-from stageline_runtime.stage.step.in_flight import POLL_SECONDS, look_until
+from stageline_runtime.stage.step.in_flight import POLL_SECONDS, FinishedPlan, look_until
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
 from stageline_runtime.stage.telemetry.health import StagePages, health_served
 from stageline_runtime.stage.telemetry.metrics import StageMetrics
@@ -198,13 +197,19 @@ class StageProcess:
         cancelled = self._is_cancelled(plan)
         if stage.in_flight is None:
             self._say_begun(bus, stage.runner, plan)
-        sampled = stage.runner.run(self._parts[plan.seq], cancelled=cancelled)
+        part = self._parts[plan.seq]
+        sampled = stage.runner.run(part, cancelled=cancelled)
         if stage.in_flight is not None:
             stage.in_flight.add(plan, sampled, cancelled=cancelled)
             self._finish_done(bus, stage)
-        else:
-            assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
-            self._finish(bus, stage.runner, plan, sampled, cancelled=cancelled)
+            if (drafts := stage.runner.draft(part)) is not None:
+                stage.in_flight.add_drafts(plan, sampled, drafts, cancelled=cancelled)
+            return
+        assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
+        done = FinishedPlan(plan, sampled, cancelled)
+        self._finish(bus, stage.runner, done)
+        if (drafts := stage.runner.draft(part)) is not None:
+            self._finish(bus, stage.runner, done._replace(drafted=drafts.drafted()))
 
     def _tell_until_it_comes(self, bus: StageBus, stage: LoadedStage, plan: StepPlan) -> None:
         """Tell what the device finishes while the next plan's hidden tensor is on its way: who waits for that tells
@@ -245,11 +250,11 @@ class StageProcess:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
         if self._joined.on_devices is not None and stage.in_flight:
             self._joined.on_devices.check()
-        for plan, rows, cancelled in stage.in_flight.finished():
-            stage.transport.check(plan.seq)
+        for done in stage.in_flight.finished():
+            stage.transport.check(done.plan.seq)
             if self._joined.on_devices is not None:
                 self._joined.on_devices.check()
-            self._finish(bus, stage.runner, plan, rows, cancelled=cancelled)
+            self._finish(bus, stage.runner, done)
         for plan in stage.in_flight.begun():
             self._say_begun(bus, stage.runner, plan)
 
@@ -258,23 +263,18 @@ class StageProcess:
         if runner.tells_begin(plan):
             bus.send(Begun(plan.seq))
 
-    def _finish(
-        self,
-        bus: StageBus,
-        runner: StageRunner,
-        plan: StepPlan,
-        rows: tuple[SampledRow, ...],
-        *,
-        cancelled: bool = False,
-    ) -> None:
-        """A plan is done with: tell the engine and count it."""
-        if runner.tells:
-            bus.send(StepDone(plan.seq, rows, runner.take_reports(plan)))
-        drafted = runner.draft(self._parts.pop(plan.seq))
-        if drafted is not None:
-            bus.send(drafted)
-        dead = bool(rows) and not any(row.num_sampled for row in rows)
-        record = self._progress.count_step(plan, step_kind(plan), cancelled=cancelled, dead=dead)
+    def _finish(self, bus: StageBus, runner: StageRunner, done: FinishedPlan) -> None:
+        """Tell the engine of a plan that is done, then of what was drafted after it; count it once that is all."""
+        plan = done.plan
+        if done.drafted is not None:
+            bus.send(done.drafted)
+        elif runner.tells:
+            bus.send(StepDone(plan.seq, done.rows, runner.take_reports(plan)))
+        if done.drafted is None and runner.drafts_after(self._parts[plan.seq]):
+            return
+        del self._parts[plan.seq]
+        dead = bool(done.rows) and not any(row.num_sampled for row in done.rows)
+        record = self._progress.count_step(plan, step_kind(plan), cancelled=done.cancelled, dead=dead)
         if plan.report_times and self._contract.rank == 0:
             bus.send(record.times())
         if plan.dummy:

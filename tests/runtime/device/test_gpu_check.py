@@ -14,6 +14,7 @@ from stageline_api.errors import UserError
 from stageline_bench.gpu_check import __main__ as program
 from stageline_bench.gpu_check import rank_exchanges
 from stageline_bench.gpu_check.device_parts import DeviceParts
+from stageline_bench.gpu_check.group_parts import GroupParts
 from stageline_bench.gpu_check.rank_parts import CUDA, RankParts
 from stageline_bench.gpu_check.sections import (
     CheckFailedError,
@@ -124,6 +125,17 @@ def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) ->
 
     with pytest.raises(CheckFailedError, match="before the first other one"):
         DeviceParts(tmp_path, ImmediateAccelerator(), Wrong).layers()
+
+
+@pytest.mark.thorough
+def test_the_part_on_a_draft_model_passes_on_a_device_in_disguise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(ROOT / "tests/support"), *filter(None, sys.path)]))
+    command = (str(ROOT / "tests/support/processes/late_device_stage.py"),)
+    figures = GroupParts(tmp_path, device="auto", stage_command=command).drafts()
+    assert figures.keys() == {"P = 1", "P = 2"}
+    assert all(said.startswith("256 of 256 tokens as without") for said in figures.values()), figures
 
 
 def test_parts_on_ranks_are_skipped_where_there_are_too_few_devices(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ events that are done only after a drawn number of looks, feedback stays in tenso
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import pytest
@@ -14,13 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaos.broken_draft_model_rules import BROKEN_DRAFT_MODEL_RULES
 from chaos.drafting_workloads import drafting_workload
 from chaos.interleaving import DeadlockError, Interleaving
 from chaos.local_engine import LocalEngine
-from chaos.local_group import LocalModel, LocalStage, _never, run_group
+from chaos.local_group import LocalModel, LocalStage, _never, drafter_of, run_group
 from chaos.local_transport import LocalNetwork, WireError
 from chaos.local_workloads import draw_workload
-from oracles.scripted_drafts import Drafting
+from oracles.scripted_drafts import MODELS, Drafting
 from oracles.simulated_accelerator import ImmediateAccelerator, LateAccelerator, LateEvent
 from stageline_runtime.plan_bus.messages import (
     Cancel,
@@ -35,7 +36,9 @@ from stageline_runtime.plan_bus.messages import (
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.stage.step.deferred_sampling import DeferredRows, DeferredSampling
+from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
+from stageline_runtime.stage.step.pending_drafts import DraftingRow
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState
 from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, StateClock, WaitReason
@@ -65,6 +68,7 @@ class DeviceStage(LocalStage):
             hidden_size=model.hidden_size,
             dtype=model.dtype,
             accelerator=accelerator,
+            drafter=drafter_of(engine.workload, accelerator) if stage == engine.workload.num_stages - 1 else None,
         )
 
     def live(self) -> None:
@@ -88,11 +92,19 @@ class DeviceStage(LocalStage):
                 plan = self._plans.popleft()
                 is_dead = plan.seq in cancelled
                 self._engine.seen["not computed"] += is_dead
-                self._in_flight.add(plan, self._runner.run(plan, cancelled=is_dead), cancelled=is_dead)
+                sampled = self._runner.run(plan, cancelled=is_dead)
+                self._in_flight.add(plan, sampled, cancelled=is_dead)
+                self._finish()
+                if (drafts := self._runner.draft(plan)) is not None:
+                    self._in_flight.add_drafts(plan, sampled, drafts, cancelled=is_dead)
             self._finish()
 
     def _finish(self) -> None:
-        for plan, rows, _ in self._in_flight.finished():
+        for plan, rows, _, drafted in self._in_flight.finished():
+            if drafted is not None:
+                assert self.ran[-1] == plan.seq, f"drafts of plan {plan.seq} come after plan {self.ran[-1]}"
+                self._engine.done.append(drafted)
+                continue
             self.ran.append(plan.seq)
             if self._runner.is_last:
                 self._engine.done.append(StepDone(plan.seq, rows, self._runner.take_reports(plan)))
@@ -108,7 +120,7 @@ def test_every_order_gives_the_same_tokens(seed: int) -> None:
         run_group(draw_workload(random.Random(seed)), seed)
 
 
-@pytest.mark.parametrize("drafting", [Drafting.RIGHT, Drafting.WRONG, Drafting.RANDOM, Drafting.LOOKUP])
+@pytest.mark.parametrize("drafting", Drafting)
 @pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_drafts_are_verified_in_any_order(num_stages: int, drafting: Drafting) -> None:
     seen: Counter[str] = Counter()
@@ -124,6 +136,8 @@ def test_drafts_are_verified_in_any_order(num_stages: int, drafting: Drafting) -
     expected = {"verifying row", "preemption"}
     if num_stages > 1 and drafting is Drafting.RANDOM:
         expected |= {"chain", "cancelled", "not computed"}
+    if drafting in MODELS:
+        expected |= {"drafted by the model"}
     assert expected <= {what for what, times in seen.items() if times >= 2}, seen
 
 
@@ -189,6 +203,43 @@ def test_a_broken_rule_of_drafts_on_a_device_is_found(
     for seed in range(66, 226):
         try:
             run_group(drafting_workload(seed, 2 + seed % 3, Drafting.RANDOM), seed)
+        except (AssertionError, WireError, DeadlockError):
+            return
+    raise AssertionError("not found")
+
+
+def learn_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The history of a draft model leaves out what the device has yet to say."""
+    learn = Drafter._learn_sampled
+
+    def only_what_is_known(self: Drafter, *, waits: bool) -> None:
+        while self._sampled and not isinstance(self._sampled[0][1], tuple):
+            self._sampled.popleft()
+        learn(self, waits=waits)
+
+    patch.setattr(Drafter, "_learn_sampled", only_what_is_known)
+
+
+def keep_drafts_of_a_lost_slot(patch: pytest.MonkeyPatch) -> None:
+    """Drafts that are read late count as computed, whoever has the slot by then."""
+
+    def keep(self: Drafter, row: DraftingRow, drafts: Sequence[int]) -> None:
+        slot = row.planned.slot
+        self._history._slots[slot].computed = max(self._history.computed(slot), row.next_position - 1)
+        self._history.compute(slot, row.next_position - len(drafts), drafts[:-1])
+
+    patch.setattr(Drafter, "_keep", keep)
+
+
+@pytest.mark.parametrize("break_rule", [*BROKEN_DRAFT_MODEL_RULES, learn_at_once, keep_drafts_of_a_lost_slot])
+def test_a_broken_rule_of_a_draft_model_on_a_device_is_found(
+    break_rule: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_rule(monkeypatch)
+    monkeypatch.setattr("chaos.local_group.LocalStage", DeviceStage)
+    for seed in range(80):
+        try:
+            run_group(drafting_workload(seed, 1 + seed % 3, MODELS[seed % 2]), seed)
         except (AssertionError, WireError, DeadlockError):
             return
     raise AssertionError("not found")
@@ -273,7 +324,7 @@ def test_marks_of_the_device_tile_the_hosts_time() -> None:
     done: list[int] = []
     while in_flight:
         now[0] += 100
-        done += [plan.seq for plan, _, _ in in_flight.finished()]
+        done += [plan.seq for plan, *_ in in_flight.finished()]
     assert done == [0, 1, 2]
     assert [state for state, _ in heard] == [BusyKind.DECODE, WaitReason.HOST] * 3
     moments = [at for _, at in heard]

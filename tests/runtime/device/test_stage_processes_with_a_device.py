@@ -6,6 +6,7 @@ Engine core, plan bus, handshake, plans in flight and the staged transport are r
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 import torch
 
 from oracles.pipeline_checks import draw_prompts, greedy, samples, stage_samples
-from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama
+from oracles.tiny_models import VOCAB_SIZE, write_early_exit_pair, write_tiny_llama
 from processes import eager_drafts_engine
-from processes.running_group import running_group
+from processes.running_group import RunningGroup, running_group
 from stageline_api.engine_http import SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
@@ -133,6 +134,41 @@ def test_a_float16_checkpoint_stays_float16_on_devices(tmp_path: Path) -> None:
             assert len(group.generate(prompt, greedy(8))) == 8
             held[asked] = sum(stage_samples(group, 1)["stageline_stage_memory_bytes"].values())
     assert held["auto"] == held["float32"] / 2, held
+
+
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_a_draft_model_drafts_on_a_device(stages: int, tmp_path: Path) -> None:
+    """Two requests at a time, captured plans beside its eager steps; what it says is what the CPU's group verifies."""
+    model_dir, draft = write_early_exit_pair(tmp_path / "models", num_layers=6)
+    prompts = draw_prompts(len(OPTIONS), VOCAB_SIZE, 12)
+    asked = [
+        SamplingParams(max_tokens=40, ignore_eos=True, seed=3, **{"temperature": 0.0} | options) for options in OPTIONS
+    ]
+    settings: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_model_len": 128}
+
+    def answers(group: RunningGroup) -> list[list[int]]:
+        with ThreadPoolExecutor(2) as clients:
+            return list(clients.map(group.generate, prompts, asked))
+
+    with running_group(tmp_path / "plain", model_dir, 1, **settings) as group:
+        expected = answers(group)
+    with running_group(
+        tmp_path / "drafting",
+        model_dir,
+        stages,
+        stage_command=DEVICE_STAGE,
+        engine_command=eager_drafts_engine.COMMAND,
+        speculative={"tokens": 15, "draft_source": f"file://{draft}"},
+        **settings,
+    ) as group:
+        assert answers(group) == expected
+        figures = samples(f"{group.url}/metrics")
+        assert figures["stageline_engine_accepted_tokens_total"][()] > 40, figures
+        last = stage_samples(group, stages - 1)
+        assert last["stageline_stage_steps_total"]["draft",] > 20, last
+        assert last["stageline_stage_busy_seconds_total"]["draft",] > 0, last
+        told = [figures["stageline_engine_draft_tokens_total"], figures["stageline_engine_drafted_rows_total"]]
+        assert all(each[()] > 0 for each in told), told
 
 
 @pytest.mark.thorough

@@ -169,18 +169,21 @@ def test_planning_never_loads_torch() -> None:
     assert done.returncode == 0, done
 
 
-def test_a_draft_model_takes_its_memory_from_the_last_stage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_draft_model_takes_its_memory_from_the_last_stage(tmp_path: Path, device: str) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
     speculative = {"method": "draft", "draft": {"source": f"file://{draft}"}}
-    given = {"engine": {"speculative": speculative, "device": "cpu"}, "parallelism": {"pipeline": 2}}
+    given = {"engine": {"speculative": speculative, "device": device}, "parallelism": {"pipeline": 2}}
+    hardware = () if device == "cpu" else ("--devices", "l4-24gb")
     file = write_small(tmp_path, **given)
-    missing = plan(str(file))
+    missing = plan(str(file), *hardware)
     assert (missing.returncode, missing.stdout) == (2, "")
     assert f"spec.engine.speculative.draft.source: there is no config.json of file://{draft}" in missing.stderr
     (draft / "config.json").write_text(json.dumps(SMALL_CONFIG | {"num_hidden_layers": 2}))
-    with_draft = json.loads(plan(str(file), "--json").stdout)["stages"]
-    plain = json.loads(plan(str(write_small(tmp_path, parallelism={"pipeline": 2})), "--json").stdout)["stages"]
+    with_draft = json.loads(plan(str(file), "--json", *hardware).stdout)["stages"]
+    without = write_small(tmp_path, parallelism={"pipeline": 2}, engine={"device": device})
+    plain = json.loads(plan(str(without), "--json", *hardware).stdout)["stages"]
     first, last = (
         stage["weight_bytes"] - other["weight_bytes"] for stage, other in zip(with_draft, plain, strict=True)
     )

@@ -38,7 +38,7 @@ def plan(seq: int, row: PlanRow, draft_steps: int, *, fills: tuple[SlotFill, ...
 def drafted(drafting: Drafter, given: StepPlan, *sampled: SampledRow) -> DraftedRow:
     drafting.accept(given)
     drafting.take(given, sampled)
-    (row,) = drafting.draft(given, lambda _row: None).rows
+    (row,) = drafting.draft(given, lambda _row: None).drafted().rows
     return row
 
 

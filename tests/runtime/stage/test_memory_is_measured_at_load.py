@@ -1,8 +1,10 @@
 """What a stage on a device says that it takes: its largest step is run, without sampling and with it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.plan_bus.messages import GraphMode
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
+from stageline_runtime.stage.load_draft import load_draft
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, largest_plan, measure
 
 
@@ -124,6 +128,69 @@ def test_stages_that_draw_nothing_measure_no_drafts(tmp_path: Path) -> None:
         tmp_path, config, shape, lambda *_: None, device, PlainAttention(attention_heads(config, shape))
     )
     assert measure(stage, config, shape, GraphMode.OFF, device, drafts=15).step_bytes == 300
+
+
+@pytest.mark.parametrize(("peaks", "most"), [((700, 600), 700), ((600, 700), 700), ((200, 200), 500)])
+def test_a_draft_model_is_measured_where_it_drafts(tmp_path: Path, peaks: tuple[int, int], most: int) -> None:
+    """First it catches up with a step's tokens, so that the last slot draws nothing; then all four slots draw."""
+    config = read_model_config(write_tiny_llama(tmp_path))
+    shape = shape_of()
+    shape = shape_of(num_blocks=blocks_to_measure(shape))
+    device = ScriptedMemory(100, 300, 500, *peaks)
+    attention = PlainAttention(attention_heads(config, shape))
+    stage = build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention)
+    draft = load_draft(
+        tmp_path,
+        config,
+        config,
+        shape,
+        lambda *_: None,
+        max_step_tokens=64,
+        most_drafts=15,
+        accelerator=device,
+        attention=PlainAttention,
+    )
+    spy = Spy(cast(DeviceStage, draft.stage.model))
+    draft = replace(draft, stage=replace(draft.stage, model=cast(Any, spy)))
+    use = measure(stage, config, shape, GraphMode.OFF, device, drafts=15, draft=draft)
+    assert use == MemoryUse(held_bytes=1000, step_bytes=most)
+    assert (spy.layers_tokens, spy.head_rows) == ([64, 4, 8, 4], [3, 3, 4, 4])
+    again = measure(stage, config, shape, GraphMode.OFF, ScriptedMemory(1, 2, 3, 4, 5), drafts=15, draft=draft)
+    assert again.step_bytes == 5, "the slots gave up their blocks, so that it can be run again"
+    captured = measure(stage, config, shape, GraphMode.FULL, ScriptedMemory(10, 2, 3, 4, 5, 20), drafts=15, draft=draft)
+    assert captured.step_bytes == 10 + 5 + 20, "graphs keep what the layers of both take"
+    assert spy.layers_tokens[-1] == 64
+
+
+def test_a_draft_models_cache_has_room_for_what_is_drafted_ahead(tmp_path: Path) -> None:
+    """From the first on, so that what is measured has it in it; and no more than its slots can fill."""
+    config = read_model_config(write_tiny_llama(tmp_path))
+    shape = shape_of(slot_tokens=400)
+    made: list[int] = []
+
+    class Noted(DeviceStage):
+        def _make_cache(self, num_blocks: int) -> None:
+            made.append(num_blocks)
+            super()._make_cache(num_blocks)
+
+    with mock.patch("stageline_runtime.models.device.stage.DeviceStage", Noted):
+        draft = load_draft(
+            tmp_path,
+            config,
+            config,
+            shape,
+            lambda *_: None,
+            max_step_tokens=64,
+            most_drafts=15,
+            accelerator=ImmediateAccelerator(),
+            attention=PlainAttention,
+        )
+    assert made == [blocks_to_measure(shape) + 4]
+    token_bytes = config.kv_bytes_per_token(config.num_layers, 4)
+    assert draft.make_cache(50) == 54 * BLOCK_TOKENS * token_bytes
+    full = 4 * blocks_of(draft.stage.context_tokens)
+    assert draft.make_cache(10 * full) == full * BLOCK_TOKENS * token_bytes
+    assert made[1:] == [54, full]
 
 
 @given(

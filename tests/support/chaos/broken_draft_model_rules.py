@@ -5,10 +5,12 @@ aren't what the model says of what was said, or that somebody waits for ever.
 from collections.abc import Callable, Sequence
 
 import pytest
+from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import Drafted, SampledRow, StepPlan
 from stageline_runtime.speculation.draft_history import DraftHistory, _Slot
-from stageline_runtime.stage.step.drafter import Drafter, SamplingOf, _Input, _Row
+from stageline_runtime.stage.step.drafter import Drafter, _Input
+from stageline_runtime.stage.step.pending_drafts import DraftingRow, PendingDrafts
 
 Patch = pytest.MonkeyPatch
 
@@ -34,20 +36,21 @@ def keep_all_keys_of_a_reused_slot(patch: Patch) -> None:
 def draft_by_another_noise(patch: Patch) -> None:
     draw = Drafter._draw
 
-    def one_place_on(rows: Sequence[_Row], logits: object) -> None:
+    def one_place_on(self: Drafter, rows: Sequence[DraftingRow], logits: Tensor) -> Tensor:
         for row in rows:
             row.next_position += 1
-        draw(rows, logits)  # type: ignore[arg-type]
+        drawn = draw(self, rows, logits)
         for row in rows:
             row.next_position -= 1
+        return drawn
 
-    patch.setattr(Drafter, "_draw", staticmethod(one_place_on))
+    patch.setattr(Drafter, "_draw", one_place_on)
 
 
 def draw_before_it_has_caught_up(patch: Patch) -> None:
     missed = Drafter._missed
 
-    def draw(self: Drafter, rows: Sequence[_Row]) -> list[_Input]:
+    def draw(self: Drafter, rows: Sequence[DraftingRow]) -> list[_Input]:
         return [_Input(each.row, each.position, each.ids) for each in missed(self, rows)]
 
     patch.setattr(Drafter, "_missed", draw)
@@ -60,17 +63,17 @@ def leave_out_what_was_sampled(patch: Patch) -> None:
             if row.num_sampled and tokens.is_current(row.slot, row.generation):
                 tokens.take(row.slot, planned.position + planned.num_tokens - planned.num_drafts, (0,))
 
-    patch.setattr(Drafter, "take", take)
+    patch.setattr(Drafter, "_take", take)
 
 
 def say_nothing_of_a_request_that_has_left(patch: Patch) -> None:
-    draft = Drafter.draft
+    drafted = PendingDrafts.drafted
 
-    def only_some(self: Drafter, plan: StepPlan, sampling_of: SamplingOf) -> Drafted:
-        said = draft(self, plan, sampling_of)
+    def only_some(self: PendingDrafts) -> Drafted:
+        said = drafted(self)
         return Drafted(said.seq, tuple(row for row in said.rows if row.token_ids), said.step_seconds)
 
-    patch.setattr(Drafter, "draft", only_some)
+    patch.setattr(PendingDrafts, "drafted", only_some)
 
 
 BROKEN_DRAFT_MODEL_RULES: tuple[Callable[[Patch], None], ...] = (

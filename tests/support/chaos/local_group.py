@@ -20,9 +20,11 @@ from chaos.local_workloads import Ask, Workload, expected_output
 from chaos.watched_slot_tokens import WatchedSlotTokens
 from oracles.hash_draft_model import HashDraftModel
 from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
-from oracles.scripted_drafts import MODELS
+from oracles.scripted_drafts import MODELS, MOST
+from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import Begun, Cancel, Shutdown, StepDone, StepPlan
+from stageline_runtime.stage.load_draft import blocks_ahead
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import StateClock
@@ -82,7 +84,7 @@ class LocalStage:
                 num_slots=workload.num_stages * workload.slots_per_cohort,
                 hidden_size=model.hidden_size,
                 dtype=model.dtype,
-                drafter=_drafter(workload) if stage == workload.num_stages - 1 else None,
+                drafter=drafter_of(workload) if stage == workload.num_stages - 1 else None,
             )
 
     def live(self) -> None:
@@ -111,9 +113,9 @@ class LocalStage:
             assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
             if self._runner.is_last:
                 self._engine.done.append(StepDone(plan.seq, sampled, self._runner.take_reports(plan)))
-            drafted = self._runner.draft(plan)
-            if drafted is not None:
-                self._engine.done.append(drafted)
+            drafts = self._runner.draft(plan)
+            if drafts is not None:
+                self._engine.done.append(drafts.drafted())
 
     def _begin(self, plan: StepPlan) -> None:
         if self._runner.is_first:
@@ -122,16 +124,24 @@ class LocalStage:
             self._engine.begun.append(Begun(plan.seq))
 
 
-def _drafter(workload: Workload) -> Drafter | None:
+def drafter_of(workload: Workload, accelerator: Accelerator | None = None) -> Drafter | None:
+    """The last stage's, where the workload has a draft model."""
     if workload.drafting not in MODELS:
         return None
     num_slots = workload.num_stages * workload.slots_per_cohort
+    num_blocks = None if workload.num_blocks is None else workload.num_blocks + blocks_ahead(num_slots, MOST)
     stage = DraftStage(
-        model=HashDraftModel(stages_of_draft_model(workload), num_slots),
+        model=HashDraftModel(stages_of_draft_model(workload), num_slots, num_blocks),
         vocab_size=VOCAB_SIZE,
         context_tokens=workload.draft_context_tokens,
     )
-    return Drafter(stage, num_slots=num_slots, max_step_tokens=workload.max_step_tokens, vocab_size=VOCAB_SIZE)
+    return Drafter(
+        stage,
+        num_slots=num_slots,
+        max_step_tokens=workload.max_step_tokens,
+        vocab_size=VOCAB_SIZE,
+        accelerator=accelerator,
+    )
 
 
 def _never(failure: RuntimeFailure) -> NoReturn:

@@ -1,8 +1,8 @@
 """An engine without HTTP: the real core, scheduler and plan bus, driven by rounds read from standard input.
 
-`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--no-chains] STAGE_ADDRESS…`, under the pod
-contract. Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a `RoundReport`. The
-end of standard input ends it.
+`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--no-chains] [--free-drafts] STAGE_ADDRESS…`,
+under the pod contract. Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a
+`RoundReport`. The end of standard input ends it.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from stageline_runtime.engine.warm_up import warm_up
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.plan_bus.messages import RequestSampling, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
+from stageline_runtime.speculation.step_cost import FREE
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
 MAX_WAITING = 4096
@@ -154,6 +155,8 @@ class EngineHost:
         self._script_drafts(scheduler)
         self._core.attach(scheduler, group.broadcast)
         await warm_up(self._core, self._contract.config, self._model, scheduler.speculation)
+        if self._options.free_drafts and scheduler.speculation is not None:
+            scheduler.speculation.cost = FREE
         self._core.set_phase(Phase.READY)
         orders = await _standard_input()
         print('{"ready": true}', flush=True)  # noqa: T201 - standard output is this program's answer
@@ -219,6 +222,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("addresses", nargs="+")
     parser.add_argument("--acceptance", type=float, help="Drafts of this acceptance in place of the lookup.")
     parser.add_argument("--no-chains", action="store_true")
+    parser.add_argument("--free-drafts", action="store_true", help="Drafts are made whatever they cost.")
     return parser.parse_args()
 
 

@@ -72,7 +72,7 @@ def welcome_stages(
     check_weights(hellos, config.source)
     on_devices = all(hello.device for hello in hellos.values())
     dtype = chosen_dtype(config.dtype, model.dtype, on_devices=on_devices)
-    _check_speculation(config, hellos)
+    _check_speculation(config, hellos, draft)
     _check_ranks(config, model)
     memory = _cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft)
     layers = _cut(contract, model, memory=memory, on_devices=on_devices)
@@ -185,13 +185,27 @@ def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
             raise RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="compare weights", peer=stage)
 
 
-def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello]) -> None:
+def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello], draft: DraftModel | None) -> None:
+    """What a draft model can't run on: a device of a stage of several ranks, and, where only Hugging Face's layers run
+    it, a device at all."""
+    if draft is None:
+        return
+    last = max(hellos)
+    detail = None
     on_devices = [stage for stage, hello in sorted(hellos.items()) if hello.device]
-    if config.speculative is not None and config.speculative.draft_source and on_devices:
+    if on_devices and config.stage_ranks > 1:
         detail = (
-            "spec.engine.speculative.method draft is not built for devices yet, and "
-            f"stage {on_devices[0]} has one: use method lookup, or set engine.device to cpu"
+            "spec.engine.speculative.method draft is not built for ranks on devices yet, and "
+            f"stage {on_devices[0]} has {config.stage_ranks}: use method lookup, give stages one rank, or set "
+            "engine.device to cpu"
         )
+    elif last in on_devices and draft.config.is_covered:
+        detail = (
+            f"spec.engine.speculative.draft.source: model_type {draft.config.architecture} runs through Hugging Face's "
+            f"layers, and these on the CPU only, but stage {last} drafts on a device: draft with a model of the own "
+            "decoder's families, or set engine.device to cpu"
+        )
+    if detail is not None:
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check speculative")
 
 

@@ -4,7 +4,8 @@ Only a request whose next token depends on what it has said (penalties, a gramma
 before its next draw. That token was sampled at least one plan of its cohort earlier, so its copy is mostly long done.
 
 A plan that verifies drafts is waited for: how many hold is the host's to say, before the next guess of a chain is
-judged by it. Drafts are sent where stages would have nothing to do, so the wait keeps little work from the device.
+judged by it. So is one that is to be drafted after: a draft model goes on from ids. Drafts are sent where stages would
+have nothing to do, so the wait keeps little work from the device.
 """
 
 from functools import partial
@@ -21,11 +22,21 @@ from stageline_runtime.stage.step.in_flight import Sampled
 from stageline_runtime.stage.step.sampling_state import Draws, SamplingState, SlotSampling, draws_of, top_counts
 
 
+def draws_on(accelerator: Accelerator) -> Draws:
+    """How tokens are drawn there."""
+    return Draws(partial(sample_on_device, place=accelerator.place), accelerator.place)
+
+
+def is_waited_for(plan: StepPlan) -> bool:
+    """Whether the host has to know what was sampled before it goes on."""
+    return plan.draft_steps > 0 or any(row.num_drafts for row in plan.rows)
+
+
 class DeferredSampling(SamplingState):
-    """As `SamplingState`, but nothing waits for the device unless drafts are verified."""
+    """As `SamplingState`, but nothing waits for the device unless there are drafts."""
 
     def __init__(self, accelerator: Accelerator, guides: GuideMaker | None = None) -> None:
-        super().__init__(guides, Draws(partial(sample_on_device, place=accelerator.place), accelerator.place))
+        super().__init__(guides, draws_on(accelerator))
         self._accelerator = accelerator
         self._newest: dict[int, DeferredRows] = {}
         """By slot: the newest sample of a request that needs its history."""
@@ -33,7 +44,7 @@ class DeferredSampling(SamplingState):
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[Sampled, Tensor]:  # type: ignore[override]
         """Sample the plan's rows from logits `[num_draws, vocab_size]` float32, which are overwritten.
 
-        Returns the rows, those to come where there are no drafts, and the feedback tensor `[num_sampled_rows, 4]` on
+        Returns the rows, those to come where nothing is waited for, and the feedback tensor `[num_sampled_rows, 4]` on
         the device.
         """
         rows = plan.sampled_rows
@@ -41,7 +52,7 @@ class DeferredSampling(SamplingState):
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history and (earlier := self._newest.pop(row.slot, None)):
                 earlier.rows()
-        if any(row.num_drafts for row in rows):
+        if is_waited_for(plan):
             return super().sample(plan, logits)
         place = self._accelerator.place
         logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
@@ -85,6 +96,10 @@ class DeferredRows:
                 self._accelerator.copy(target, tensor)
                 self._on_host.append(target)
             self._copied = self._accelerator.main.record()
+
+    @property
+    def is_known(self) -> bool:
+        return self._rows is not None
 
     @torch.inference_mode()
     def rows(self) -> tuple[SampledRow, ...]:

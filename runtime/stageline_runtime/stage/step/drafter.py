@@ -5,22 +5,29 @@ computes nothing until a plan wants drafts. Then it first catches up with what i
 at a time, and draws one token after another, each with the noise, bias and exclusions that the request's own draw at
 that position will have. So where both models think alike they draw alike, greedy or not. Penalties count what is known;
 a grammar masks the first draft. Whatever it says, only the verifying row decides.
+
+On a device its steps are queued right behind the plan that wants them, whose own tokens the host has waited for. Which
+slots, positions and sizes a step has follows from the plan; the ids that a step draws are the next one's input where
+they lie. Its layers run captured where the group's do.
 """
 
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.plan_bus.messages import Drafted, DraftedRow, PlanRow, RequestSampling, SampledRow, StepPlan
-from stageline_runtime.plan_bus.step_plan import padded_size
-from stageline_runtime.sampling.sampler import sample
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, StepPlan
+from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
 from stageline_runtime.speculation.draft_history import DraftHistory
-from stageline_runtime.stage.step.sampling_state import SlotSampling
+from stageline_runtime.stage.step.deferred_sampling import draws_on
+from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.pending_drafts import DraftingRow, PendingDrafts
+from stageline_runtime.stage.step.sampling_state import ON_CPU, SlotSampling
 
 MOST_TIMED_TOKENS = 16
 """Of a first step that counts as one like the others; more is catching up."""
@@ -40,26 +47,11 @@ class DraftStage:
     """Positions of a slot that it was made for, and has room for."""
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row while it is drafted for."""
-
-    planned: PlanRow
-    sampling: SlotSampling | None
-    next_position: int = 0
-    """Of the token that is drafted next."""
-    tokens: list[int] = field(default_factory=list)
-
-    def said(self) -> DraftedRow:
-        first = self.next_position - len(self.tokens)
-        return DraftedRow(self.planned.slot, self.planned.generation, first, tuple(self.tokens))
-
-
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What the draft model computes of one row in one step."""
+    """What the draft model computes of one row before it drafts."""
 
-    row: _Row
+    row: DraftingRow
     position: int
     ids: Sequence[int]
     draws: bool = True
@@ -70,20 +62,36 @@ class Drafter:
     """Drafts for one group's plans, in plan order."""
 
     def __init__(
-        self, stage: DraftStage, *, num_slots: int, max_step_tokens: int, vocab_size: int, token_bytes: int = 0
+        self,
+        stage: DraftStage,
+        *,
+        num_slots: int,
+        max_step_tokens: int,
+        vocab_size: int,
+        accelerator: Accelerator | None = None,
+        graphs: GraphMode = GraphMode.OFF,
     ) -> None:
         """`max_step_tokens`: most that it catches up with at once. `vocab_size` is that of the model it drafts for,
-        `token_bytes` what one token's keys and values take here.
+        `graphs` what is captured of the draft model.
         """
-        self.token_bytes = token_bytes
         self._model = stage.model
         self._stage = stage
+        self._num_slots = num_slots
         self._history = DraftHistory(num_slots)
         self._max_step_tokens = max_step_tokens
         self._vocab_size = vocab_size
+        self._accelerator = accelerator
+        self._graphs = graphs
+        self._draws = ON_CPU if accelerator is None else draws_on(accelerator)
+        self._sampled: deque[tuple[StepPlan, Sampled]] = deque()
+        """Plans in order, whose tokens the history doesn't have yet."""
 
     def accept(self, plan: StepPlan) -> None:
-        """Take a plan's trims, fills and inputs; called for each plan, in order, before `take`."""
+        """Take a plan's trims, fills and inputs; called for each plan, in order, before `take`.
+
+        What they rest on was told to the engine, so the history has it, though later tokens are still to come.
+        """
+        self._learn_sampled(waits=False)
         for trim in plan.trims:
             self._history.trim(trim.slot, trim.num_tokens)
             self._model.trim_slot(trim.slot, trim.num_tokens)
@@ -98,36 +106,49 @@ class Drafter:
             if row.is_chunk and self._history.is_current(row.slot, row.generation):
                 self._history.take(row.slot, row.position, row.token_ids)
 
-    def take(self, plan: StepPlan, sampled: Sequence[SampledRow]) -> None:
-        """Take what was sampled for a plan's rows."""
-        for planned, row in zip(plan.sampled_rows, sampled, strict=True):
-            if row.num_sampled and row.failure is None and self._history.is_current(row.slot, row.generation):
-                tokens = (*planned.token_ids[1 : row.num_sampled], row.token) if planned.num_drafts else (row.token,)
-                self._history.take(row.slot, planned.position + planned.num_tokens - planned.num_drafts, tokens)
+    def take(self, plan: StepPlan, sampled: Sampled) -> None:
+        """Take what was sampled for a plan's rows, or will have been."""
+        self._sampled.append((plan, sampled))
 
     @torch.inference_mode()
-    def draft(self, plan: StepPlan, sampling_of: SamplingOf) -> Drafted:
-        """Run the plan's draft steps; an entry for each of its rows that wants drafts."""
+    def draft(self, plan: StepPlan, sampling_of: SamplingOf) -> PendingDrafts:
+        """Run the plan's draft steps, on a device queue them; the drafts have an entry for each row that wants some."""
+        self._learn_sampled(waits=True)
         if plan.dummy:
-            return Drafted(plan.seq, (), self._time_steps(plan))
-        rows = [_Row(planned, sampling_of(planned)) for planned in plan.drafted_rows]
+            return self._time_steps(plan)
+        rows = [DraftingRow(planned, sampling_of(planned)) for planned in plan.drafted_rows]
+        drafts = PendingDrafts(plan.seq, rows, self._accelerator, self._keep)
         here = [row for row in rows if self._history.is_current(row.planned.slot, row.planned.generation)]
         inputs = self._missed(here)
-        began, steps = time.perf_counter(), 1
-        self._step(plan.seq, inputs)
-        if sum(len(each.ids) for each in inputs) > MOST_TIMED_TOKENS:
-            began, steps = time.perf_counter(), 0
-        drafting = [each.row for each in inputs if each.draws]
-        for _ in range(plan.draft_steps - 1):
-            drafting = [row for row in drafting if row.next_position <= self._stage.context_tokens]
-            if not drafting:
-                break
-            self._step(plan.seq, [_Input(row, row.next_position - 1, row.tokens[-1:]) for row in drafting])
-            steps += 1
-        seconds = (time.perf_counter() - began) / steps if steps and inputs else 0.0
-        return Drafted(plan.seq, tuple(row.said() for row in rows), seconds)
+        if inputs:
+            self._run_steps(plan, inputs, drafts)
+        drafts.end()
+        return drafts
 
-    def _missed(self, rows: Sequence[_Row]) -> list[_Input]:
+    def forget(self) -> None:
+        """Give up every slot; before plans of a group are run."""
+        for slot in range(self._num_slots):
+            self._model.trim_slot(slot, 0)
+        self._history, self._sampled = DraftHistory(self._num_slots), deque()
+
+    def _run_steps(self, plan: StepPlan, inputs: Sequence[_Input], drafts: PendingDrafts) -> None:
+        rows = [each.row for each in inputs if each.draws]
+        drafts.begin_timing()
+        newest = self._catch_up(plan.seq, inputs)
+        drafts.add(rows, newest)
+        if sum(len(each.ids) for each in inputs) > MOST_TIMED_TOKENS:
+            drafts.begin_timing()
+        for _ in range(plan.draft_steps - 1):
+            going = [index for index, row in enumerate(rows) if row.next_position <= self._stage.context_tokens]
+            if not going:
+                return
+            if len(going) < len(rows):
+                rows = [rows[index] for index in going]
+                newest = newest[self._draws.place(torch.tensor(going))]
+            newest = self._go_on(plan.seq, rows, newest)
+            drafts.add(rows, newest)
+
+    def _missed(self, rows: Sequence[DraftingRow]) -> list[_Input]:
         """What has to be computed before the rows' next tokens can be drafted, as much as one step has room for."""
         room = self._max_step_tokens
         inputs: list[_Input] = []
@@ -139,10 +160,8 @@ class Drafter:
                 room -= min(len(ids), room)
         return inputs
 
-    def _step(self, seq: int, inputs: Sequence[_Input]) -> None:
-        """Compute the inputs, and draft the next token of those that are at their end."""
-        if not inputs:
-            return
+    def _catch_up(self, seq: int, inputs: Sequence[_Input]) -> Tensor:
+        """Compute what was missed; the next tokens `[num_draws]` of the rows that are at their end."""
         rows, ids, ends = list[PlanRow](), list[int](), list[int]()
         for each in inputs:
             planned = each.row.planned
@@ -151,51 +170,88 @@ class Drafter:
             rows.append(PlanRow(planned.slot, planned.generation, each.position, count, tuple(each.ids), each.draws))
             ids += each.ids
             ends += [len(ids) - 1] if each.draws else []
-        hidden = self._forward(_plan_of(seq, tuple(rows)), ids)
-        if ends:
-            self._draw([each.row for each in inputs if each.draws], self._logits(hidden[torch.tensor(ends)]))
+        place = self._draws.place
+        hidden = self._forward(self._plan_of(seq, tuple(rows)), place(torch.tensor(ids, dtype=torch.int64)))
+        if not ends:
+            return torch.empty(0, dtype=torch.int64, device=hidden.device)
+        return self._draw([each.row for each in inputs if each.draws], self._logits(hidden[place(torch.tensor(ends))]))
 
-    def _forward(self, plan: StepPlan, ids: list[int]) -> Tensor:
-        """Hidden `[padded_tokens, hidden_size]` of all of a step's ids."""
-        padded = torch.tensor(ids + [0] * (plan.padded_tokens - len(ids)), dtype=torch.int64)
+    def _go_on(self, seq: int, rows: Sequence[DraftingRow], newest: Tensor) -> Tensor:
+        """The tokens `[num_rows]` after the `newest` drafts, which are computed."""
+        planned = tuple(
+            PlanRow(row.planned.slot, row.planned.generation, row.next_position - 1, 1, (), need_sample=True)
+            for row in rows
+        )
+        hidden = self._forward(self._plan_of(seq, planned), newest)
+        return self._draw(rows, self._logits(hidden[: len(rows)]))
+
+    def _forward(self, plan: StepPlan, ids: Tensor) -> Tensor:
+        """Hidden `[padded_tokens, hidden_size]` of a step's `ids` `[num_tokens]`."""
         # Where the model's vocabulary is padded further than this one's, an id may have no place here.
-        known = padded.clamp_(max=self._stage.vocab_size - 1)
+        known = F.pad(ids, (0, plan.padded_tokens - len(ids))).clamp(max=self._stage.vocab_size - 1)
         return self._model.layers(self._model.embed(known), self._model.attention_batch(plan))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits `[num_rows, vocab_size]` of as many ids as the model has; those that only one of them has are out."""
         logits = self._model.head(hidden)[:, : self._vocab_size]
-        return F.pad(logits, (0, self._vocab_size - logits.shape[1]), value=float("-inf"))
+        missing = self._vocab_size - logits.shape[1]
+        return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
-    @staticmethod
-    def _draw(rows: Sequence[_Row], logits: Tensor) -> None:
+    def _draw(self, rows: Sequence[DraftingRow], logits: Tensor) -> Tensor:
         for row, own in zip(rows, logits, strict=True):
             if row.sampling is not None:
-                row.sampling.change(own, row.next_position, masks=not row.tokens)
+                row.sampling.change(own, row.next_position, self._draws.place, masks=row.num_drafted == 0)
         asked = [_GREEDY if row.sampling is None else row.sampling.sampling for row in rows]
-        drawn = sample(logits, asked, [row.next_position for row in rows]).tolist()
-        for row, token in zip(rows, drawn, strict=True):
-            row.tokens.append(token)
+        drawn = self._draws.sample(logits, asked, [row.next_position for row in rows])
+        for row in rows:
+            row.num_drafted += 1
             row.next_position += 1
+        return drawn
 
-    def _time_steps(self, plan: StepPlan) -> float:
-        """What a step of one row takes, on the average: of nothing, through all layers and the head."""
-        began = time.perf_counter()
+    def _keep(self, row: DraftingRow, drafts: Sequence[int]) -> None:
+        """The keys of a row's drafts are there, but for the last one's, unless its slot was given up meanwhile."""
+        slot, first = row.planned.slot, row.next_position - len(drafts)
+        if self._history.is_current(slot, row.planned.generation) and self._history.computed(slot) >= first:
+            self._history.compute(slot, first, drafts[:-1])
+
+    def _learn_sampled(self, *, waits: bool) -> None:
+        """Take what was sampled, in plan order: all that the host knows, or with `waits` all."""
+        while self._sampled:
+            plan, sampled = self._sampled[0]
+            if not isinstance(sampled, tuple):
+                if not (waits or sampled.is_known):
+                    return
+                sampled = sampled.rows()
+            self._sampled.popleft()
+            self._take(plan, sampled)
+
+    def _take(self, plan: StepPlan, sampled: Sequence[SampledRow]) -> None:
+        for planned, row in zip(plan.sampled_rows, sampled, strict=True):
+            if row.num_sampled and row.failure is None and self._history.is_current(row.slot, row.generation):
+                tokens = (*planned.token_ids[1 : row.num_sampled], row.token) if planned.num_drafts else (row.token,)
+                self._history.take(row.slot, planned.position + planned.num_tokens - planned.num_drafts, tokens)
+
+    def _time_steps(self, plan: StepPlan) -> PendingDrafts:
+        """Steps of no row, through all layers and the head."""
+        drafts = PendingDrafts(plan.seq, (), self._accelerator)
+        newest = self._draws.place(torch.zeros(1, dtype=torch.int64))
         for _ in range(plan.draft_steps):
-            hidden = self._forward(_plan_of(plan.seq, ()), [0])
-            sample(self._logits(hidden[:1]), [_GREEDY], [1])
-        return (time.perf_counter() - began) / plan.draft_steps
+            hidden = self._forward(self._plan_of(plan.seq, ()), newest)
+            newest = self._draws.sample(self._logits(hidden[:1]), [_GREEDY], [1])
+            drafts.add((), newest)
+        drafts.end()
+        return drafts
 
-
-def _plan_of(seq: int, rows: tuple[PlanRow, ...]) -> StepPlan:
-    """One step of the draft model, as models take them; without rows, of padding alone."""
-    return StepPlan(
-        seq=seq,
-        cohort=0,
-        fills=(),
-        rows=rows,
-        padded_tokens=padded_size(max(1, sum(row.num_tokens for row in rows))),
-        feedback_through=-1,
-        feedback_posted=False,
-        dummy=not rows,
-    )
+    def _plan_of(self, seq: int, rows: tuple[PlanRow, ...]) -> StepPlan:
+        """One step of the draft model, as models take them; without rows, of padding alone."""
+        return StepPlan(
+            seq=seq,
+            cohort=0,
+            fills=(),
+            rows=rows,
+            padded_tokens=padded_size(max(1, sum(row.num_tokens for row in rows))),
+            feedback_through=-1,
+            feedback_posted=False,
+            dummy=not rows,
+            graph_mode=plan_graph_mode(self._graphs, rows, dummy=not rows),
+        )

@@ -4,7 +4,7 @@ The runner queues work faster than the device does it, so the host's moments say
 change of state the runner records an event instead; once a plan is done, the device's clock tells how far apart its
 events lie. The host saw the plan's end between the last poll that found it pending and now, and that interval holds the
 two clocks together however far they drift. The watchdog is always told of the oldest plan, with the operation that the
-device has not come past.
+device has not come past. What a draft model does after a plan is in flight by itself, right behind it.
 """
 
 import time
@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from stageline_runtime.accelerator.protocol import Accelerator, Event, Stream
-from stageline_runtime.plan_bus.messages import SampledRow, StepPlan
+from stageline_runtime.plan_bus.messages import Drafted, SampledRow, StepPlan
+from stageline_runtime.stage.step.pending_drafts import PendingDrafts
 from stageline_runtime.stage.telemetry.state_clock import State, StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 
 
 class PendingRows(Protocol):
+    @property
+    def is_known(self) -> bool:
+        """Whether they have been read."""
+
     def copy_out(self) -> None:
         """Queue their copy to the host; after everything that other stages wait for."""
 
@@ -101,6 +106,8 @@ class FinishedPlan(NamedTuple):
     rows: tuple[SampledRow, ...]
     cancelled: bool
     """Nothing of it was computed."""
+    drafted: Drafted | None = None
+    """What was drafted after the plan, which was given out by itself before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,11 @@ class _Plan:
     sampled: Sampled
     cancelled: bool
     marks: list[DeviceMark]
+    drafts: PendingDrafts | None = None
+
+    def finished(self) -> FinishedPlan:
+        rows = self.sampled if isinstance(self.sampled, tuple) else self.sampled.rows()
+        return FinishedPlan(self.plan, rows, self.cancelled, None if self.drafts is None else self.drafts.drafted())
 
 
 class InFlight:
@@ -131,13 +143,26 @@ class InFlight:
         """All of a plan's work is queued; what it sampled begins its way to the host."""
         if not isinstance(sampled, tuple):
             sampled.copy_out()
+        self._append(_Plan(plan, sampled, cancelled, self._marks.take()))
+
+    def add_drafts(self, plan: StepPlan, sampled: Sampled, drafts: PendingDrafts, *, cancelled: bool = False) -> None:
+        """All draft steps of the plan that was added last are queued; what they drew begins its way to the host."""
+        drafts.copy_out()
+        self._append(_Plan(plan, sampled, cancelled, self._marks.take(), drafts))
+
+    def _append(self, added: _Plan) -> None:
         if not self._plans:
             self._times.pending_nanoseconds = self._clock.now_nanoseconds()
-        self._plans.append(_Plan(plan, sampled, cancelled, self._marks.take()))
+        self._plans.append(added)
         self._watched = None
         if len(self._plans) == 1:
-            self._begun.append(plan)
+            self._note_begun()
         self._watch()
+
+    def _note_begun(self) -> None:
+        oldest = self._plans[0]
+        if oldest.drafts is None:
+            self._begun.append(oldest.plan)
 
     def begun(self) -> list[StepPlan]:
         """The plans that the device has come to since the last call: all before them are done."""
@@ -145,16 +170,17 @@ class InFlight:
         return begun
 
     def finished(self) -> Iterator[FinishedPlan]:
-        """The plans done since the last call, oldest first; their marks are in the clock when they are given out."""
+        """What is done since the last call, plans and what was drafted after them, oldest first. The marks of each are
+        in the clock when it is given out.
+        """
         while self._plans and self._plans[0].marks[-1].event.is_done():
             done = self._plans.popleft()
             if self._plans:
-                self._begun.append(self._plans[0].plan)
+                self._note_begun()
             now = self._clock.now_nanoseconds()
             for mark, at in self._times.moments(done.marks, now):
                 self._clock.enter_at(mark.state, mark.operation, at)
-            rows = done.sampled if isinstance(done.sampled, tuple) else done.sampled.rows()
-            yield FinishedPlan(done.plan, rows, done.cancelled)
+            yield done.finished()
         self._times.pending_nanoseconds = self._clock.now_nanoseconds()
         self._watch()
 

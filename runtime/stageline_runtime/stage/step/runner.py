@@ -28,11 +28,12 @@ from stageline_api.telemetry.timeline import (
 from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.models.protocol import CPU, StageModel
-from stageline_runtime.plan_bus.messages import Drafted, PromptReport, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PromptReport, SlotFill, StepPlan
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
-from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
+from stageline_runtime.stage.step.deferred_sampling import DeferredSampling, is_waited_for
 from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.pending_drafts import PendingDrafts
 from stageline_runtime.stage.step.prompt_reports import PromptReports
 from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, share_sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
@@ -184,7 +185,7 @@ class StageRunner:
         self._device = CPU if accelerator is None else accelerator.device
         self._tokens = SlotTokens(num_slots) if accelerator is None else DeviceSlotTokens(num_slots, accelerator)
         self._arrived: Event | None = None
-        """On a device: the hidden tensor of a plan with drafts is here."""
+        """On a device: the hidden tensor of a plan that the host waits for is here."""
         self._guides = guides
         self._ranks = ranks if ranks is not None else LoneRank()
         self._sampling: SamplingState | OtherRankSampling
@@ -288,7 +289,7 @@ class StageRunner:
     def _receive(self, plan: StepPlan) -> Tensor:
         self._enter(WaitReason.RECV, plan, RECEIVE_HIDDEN, self._stage - 1)
         hidden = self._transport.wait_hidden(plan.seq)
-        is_awaited = self.is_last and any(row.num_drafts for row in plan.rows)
+        is_awaited = self.is_last and is_waited_for(plan)
         self._arrived = self._accelerator.main.record() if self._accelerator is not None and is_awaited else None
         return hidden
 
@@ -304,12 +305,11 @@ class StageRunner:
         sampled, feedback = self._sampling.sample(plan, logits)
         self._send_feedback(plan, feedback)
         if self._drafter is not None:
-            assert isinstance(sampled, tuple), "drafts follow what the host knows"
             self._drafter.take(plan, sampled)
         return sampled
 
     def _await_arrival(self, plan: StepPlan, arrived: Event) -> None:
-        """Drafts are judged on the host, which waits for the device: first for what a peer sends it, and says so."""
+        """Where there are drafts the host waits for the device: first for what a peer sends it, and says so."""
         self._watchdog.watch(plan.seq, RECEIVE_HIDDEN, self._stage - 1)
         arrived.wait()
         self._watchdog.watch(plan.seq, FORWARD, None)
@@ -322,17 +322,23 @@ class StageRunner:
         chosen = torch.tensor(indices, dtype=torch.int64)
         return hidden[chosen if self._accelerator is None else self._accelerator.place(chosen)]
 
-    def draft(self, plan: StepPlan) -> Drafted | None:
-        """Run the draft steps of a plan that has been run and told; None where it has none."""
-        if not plan.draft_steps or not self.tells:
+    def drafts_after(self, plan: StepPlan) -> bool:
+        """Whether tokens are drafted here once the plan has been run."""
+        return plan.draft_steps > 0 and self.tells
+
+    def draft(self, plan: StepPlan) -> PendingDrafts | None:
+        """Run the draft steps of a plan that has been run and told; on a device, queue them behind it, before another
+        plan is run. None where it has none.
+        """
+        if not self.drafts_after(plan):
             return None
         assert self._drafter is not None, f"plan {plan.seq} asks for drafts, and there is no draft model"
         self._clock.enter(BusyKind.DRAFT, DRAFT)
         self._watchdog.watch(plan.seq, DRAFT, None)
         assert isinstance(self._sampling, SamplingState), "drafts are the first rank's"
-        drafted = self._drafter.draft(plan, self._sampling.holder)
+        drafts = self._drafter.draft(plan, self._sampling.holder)
         self._enter(WaitReason.HOST, plan, "")
-        return drafted
+        return drafts
 
     def _leave_out(self, plan: StepPlan) -> Sampled:
         sampled, feedback = self._sampling.leave_out(plan)

@@ -1,0 +1,70 @@
+"""What of a loaded stage is captured as graphs, and the sentence that says so: its layers, and its draft model's.
+
+The group's plans name the mode that each runs in, so a stage that can't have what they will name must not go on. A
+draft model's steps are the stage's own: where they can't be captured they run eagerly, and that is said.
+"""
+
+import logging
+from pathlib import Path
+
+from stageline_api.failures import FailureClass
+from stageline_api.health import Phase
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.models.protocol import CapturesGraphs, CaptureSizes, GraphsUnavailableError, StageModel
+from stageline_runtime.plan_bus.messages import GraphMode, Welcome
+from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size
+from stageline_runtime.stage.load_draft import LoadedDraft
+from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.termination import RuntimeFailure
+
+logger = logging.getLogger(__name__)
+
+
+def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress: StageProgress) -> str:
+    """Capture what the group's plans will need; returns a sentence that says what runs captured.
+
+    Raises:
+        RuntimeFailure: class BadConfig, when graphs were asked for that this model or machine can't have.
+    """
+    graphs = welcome.graphs
+    if graphs is GraphMode.OFF:
+        account = f"graphs are off (spec.engine.graphs {config.graphs})"
+        logger.info(account)
+        return account
+    sizes = CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
+    try:
+        if not isinstance(model, CapturesGraphs):
+            raise GraphsUnavailableError("this model's layers can't be captured")
+        report = model.capture_graphs(
+            graphs, sizes, Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
+        )
+    except GraphsUnavailableError as error:
+        detail = f"spec.engine.graphs {config.graphs} can't be had: {error}; set it to off or auto"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="capture graphs") from error
+    progress.memory_bytes += report.memory_bytes
+    mebibytes = report.memory_bytes >> 20
+    account = f"{report.graphs} graphs captured ({graphs}) in {report.seconds:.1f} s, {mebibytes} MiB"
+    logger.info(account)
+    return account
+
+
+def capture_draft(
+    draft: LoadedDraft, config: RuntimeConfig, welcome: Welcome, progress: StageProgress
+) -> tuple[GraphMode, str]:
+    """Capture the draft model's layers where the stage's are; what its steps may ask for, and what to say of it."""
+    try:
+        graphs, report = draft.capture(
+            welcome.graphs,
+            Path(config.cache_dir),
+            lambda message: progress.enter(Phase.LOADING, f"the draft model: {message}"),
+        )
+    except GraphsUnavailableError as error:
+        account = f"the draft model runs eagerly: {error}"
+        logger.warning(account)
+        return GraphMode.OFF, f"; {account}"
+    if not report.graphs:
+        return graphs, ""
+    progress.memory_bytes += report.memory_bytes
+    account = f"{report.graphs} graphs of the draft model in {report.seconds:.1f} s, {report.memory_bytes >> 20} MiB"
+    logger.info(account)
+    return graphs, f"; {account}"
