@@ -289,7 +289,7 @@ RANK_BUSY: Final = MetricSpec(
 RANK_EXCHANGE: Final = MetricSpec(
     "stageline_rank_exchange_seconds_total",
     "Seconds that this rank of a stage spent in exchanges with its other ranks, most of it waiting: the rank that "
-    "waits least is the slow one. Of ranks on CPUs: on a device nobody waits on the host.",
+    "waits least is the slow one. On devices it is estimated from every seventh exchange.",
     _RANK,
 )
 RANK_MEMORY: Final = MetricSpec(

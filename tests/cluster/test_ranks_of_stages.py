@@ -118,15 +118,17 @@ def test_ranks_answer_and_a_killed_one_is_named_and_its_group_comes_back(
     tiny_llama_dir: Path,
     tmp_path: Path,
 ) -> None:
-    """Two stages of two real ranks each; no answer is lost on the way."""
+    """Two stages of two real ranks each, in pods of two devices, though they compute on CPUs: no answer is lost."""
     assert operator.pid
     model = small_model(cluster, namespace, tiny_llama_dir, nodes)
     model.apply(
         parallelism={"pipeline": 2, "tensor": 2},
+        template={"resources": {"limits": {GPU: "2"}}},
         restart={"backoffSeconds": 1},
         timeouts={"resumeWindowSeconds": round(READY_SECONDS)},  # as long as a busy machine may need
     )
     model.until_ready()
+    assert [stage_container(pod)["resources"]["limits"] for pod in model.pods()] == [{GPU: "2"}] * 2
     before = model.incarnation()
     with running_gateway(cluster, namespace, tmp_path) as gateway:
         wait_until("the gateway serves", gateway.serves, SOON_SECONDS, gateway.log_end)

@@ -21,6 +21,7 @@ TORCH_FREE = (
     "stageline_operator",
     "stageline_runtime.engine",
     "stageline_runtime.speculation",
+    "stageline_runtime.stage.ranks.supervisor",
     "stageline_runtime.trace",
     "stageline_vllm.engine",
     "stageline_vllm.supervisor",
@@ -28,7 +29,8 @@ TORCH_FREE = (
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
-names = [module.name for module in pkgutil.walk_packages(package.__path__, sys.argv[1] + ".")]
+paths = getattr(package, "__path__", ())
+names = [package.__name__, *(module.name for module in pkgutil.walk_packages(paths, sys.argv[1] + "."))]
 names = [name for name in names if not name.endswith("__main__")]
 for name in names:
     importlib.import_module(name)

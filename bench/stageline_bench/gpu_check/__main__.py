@@ -46,6 +46,7 @@ def sections(directory: Path) -> tuple[Section, ...]:
             ranks.exchanges,
         ),
         ("two ranks of a stage", "two ranks that share each layer give one rank's tokens", ranks.tokens),
+        ("two ranks of experts", "two ranks that divide experts give one rank's tokens", ranks.expert_tokens),
         ("a lost rank", "a rank killed amid exchanges is named, and its stage ends", ranks.lost_rank),
         ("a draft model", "drafts of a model on the last stage give the tokens without drafts", groups.drafts),
         ("throughput", "captured against eager", groups.throughput),

@@ -1,8 +1,9 @@
 """The sizes of the models of random weights that the check writes and runs."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from stageline_bench.random_weights import write_random_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomModel:
-    """The sizes of a Llama."""
+    """The sizes of a Llama, or with experts of a Mixtral."""
 
     hidden_size: int
     intermediate_size: int
@@ -21,6 +22,8 @@ class RandomModel:
     vocab_size: int
     dtype: str
     context_length: int = 2048
+    num_experts: int = 0
+    """In each layer, of which each token picks two."""
 
 
 SMALL = RandomModel(
@@ -32,6 +35,7 @@ SMALL = RandomModel(
     vocab_size=4096,
     dtype="float32",
 )
+SMALL_MIXTURE = replace(SMALL, num_experts=8, intermediate_size=128)
 LARGE = RandomModel(
     hidden_size=2048,
     intermediate_size=5632,
@@ -46,7 +50,8 @@ LARGE = RandomModel(
 
 def write_random_model(directory: Path, model: RandomModel, device: torch.device) -> Path:
     """`config.json` and `model.safetensors`, drawn from a fixed seed on `device`."""
-    fields = {
+    mixture = {"model_type": "mixtral", "num_local_experts": model.num_experts, "num_experts_per_tok": 2}
+    fields: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
@@ -59,7 +64,7 @@ def write_random_model(directory: Path, model: RandomModel, device: torch.device
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "dtype": model.dtype,
-    }
+    } | (mixture if model.num_experts else {})
     return write_random_weights(directory, fields, device)
 
 

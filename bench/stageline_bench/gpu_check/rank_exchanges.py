@@ -80,7 +80,10 @@ def main() -> None:
     ranks = join_device_ranks(
         meeting, NcclRanks(), accelerator, timeout_seconds=JOIN_SECONDS, step_timeout_seconds=JOIN_SECONDS
     )
-    json.dump(report(ranks, accelerator), sys.stdout)
+    figures = report(ranks, accelerator)
+    if ranks.times.seconds <= 0.0:
+        raise ValueError(f"rank {rank}: the device has timed no exchange")
+    json.dump(figures, sys.stdout)
     sys.stdout.flush()
     accelerator.synchronize()
     ranks.close()

@@ -14,7 +14,7 @@ from stageline_api import env
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_bench.gpu_check.group_parts import SAME_TOKENS
-from stageline_bench.gpu_check.random_model import SMALL, write_random_model
+from stageline_bench.gpu_check.random_model import SMALL, SMALL_MIXTURE, RandomModel, write_random_model
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
 from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
 from stageline_bench.runtime.group.workload import Workload
@@ -27,7 +27,7 @@ LONG = Workload(name="until a rank is gone", requests=4, input_tokens=16, output
 
 
 CUDA = GroupShape(
-    name="T = 1",
+    name="one rank",
     stage_cores=(0,),
     dtype="float32",
     max_model_len=256,
@@ -66,12 +66,19 @@ class RankParts:
         return {f"sum of {shape}": f"{took} µs" for shape, took in json.loads(answers[0][0]).items()}
 
     def tokens(self) -> Figures:
-        """Two ranks of one stage give the answers of one rank, in float32."""
+        """Two ranks that share each layer give the answers of one rank, in float32."""
+        return self._same_answers("ranked", SMALL, replace(self._two_devices(), tensor=RANKS))
+
+    def expert_tokens(self) -> Figures:
+        """Two ranks that divide a mixture's experts do, each from a cache of its own."""
+        return self._same_answers("mixture", SMALL_MIXTURE, replace(self._two_devices(), expert=RANKS))
+
+    def _same_answers(self, name: str, model: RandomModel, two_ranks: GroupShape) -> Figures:
         self._need_devices()
-        model_dir = self._model()
-        with bench_group(self._one_rank, model_dir, self._directory / "one-rank") as group:
+        model_dir = self._model(name, model)
+        with bench_group(self._one_rank, model_dir, self._directory / f"{name}-one-rank") as group:
             expected = group.run(SAME_TOKENS).outputs
-        with bench_group(self._two_ranks(), model_dir, self._directory / "two-ranks") as group:
+        with bench_group(two_ranks, model_dir, self._directory / f"{name}-two-ranks") as group:
             outputs = group.run(SAME_TOKENS).outputs
         equal = sum(a == b for a, b in zip(expected, outputs, strict=True))
         if equal < len(expected):
@@ -83,7 +90,8 @@ class RankParts:
         self._need_devices()
         folder = self._directory / "lost-rank"
         try:
-            with bench_group(self._two_ranks(), self._model(), folder) as group:
+            two_ranks = replace(self._two_devices(), tensor=RANKS)
+            with bench_group(two_ranks, self._model("ranked", SMALL), folder) as group:
                 group.begin(LONG)
                 os.kill(_last_rank(group.stages[0].process.pid), signal.SIGKILL)
                 group.stages[0].process.wait(timeout=LONGEST_SECONDS)
@@ -97,19 +105,19 @@ class RankParts:
             raise CheckFailedError(f"the stage said {words.failure_class}, rank {words.rank}: {words.detail}")
         return {"named": f"stage 0, rank {words.rank}"}
 
-    def _two_ranks(self) -> GroupShape:
+    def _two_devices(self) -> GroupShape:
         visible = (",".join(map(str, range(RANKS))),)
-        return replace(self._one_rank, name=f"T = {RANKS}", tensor=RANKS, visible_devices=visible)
+        return replace(self._one_rank, name="two ranks", visible_devices=visible)
 
     def _need_devices(self) -> None:
         there = torch.cuda.device_count() if self._num_devices is None else self._num_devices
         if there < RANKS:
             raise SkipSectionError(f"needs {RANKS} devices, of which NCCL takes one rank each; {there} is there")
 
-    def _model(self) -> Path:
-        directory = self._directory / "ranked"
+    def _model(self, name: str, model: RandomModel) -> Path:
+        directory = self._directory / name
         if not (directory / "model.safetensors").exists():
-            write_random_model(directory, SMALL, torch.device("cpu"))
+            write_random_model(directory, model, torch.device("cpu"))
         return directory
 
 

@@ -117,6 +117,21 @@ class PagesCache(Protocol):
 
 
 @runtime_checkable
+class CutsHead(Protocol):
+    """A stage's model whose head's logits can be had in parts, where its ranks have one each. Last stage only."""
+
+    @property
+    def first_token(self) -> int:
+        """The lowest token id of this rank's part."""
+
+    def head_part(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """Map `[num_rows, hidden_size]` to logits `[num_rows, tokens of the part]` in the weights' dtype."""
+
+    def whole_head(self, part: torch.Tensor) -> torch.Tensor:
+        """What `head` gives, from each rank's part of it."""
+
+
+@runtime_checkable
 class CapturesGraphs(Protocol):
     """A stage's model whose `layers` can run captured, in the mode that a plan names."""
 

@@ -7,6 +7,9 @@ code for another node's CPU, and code that nobody here made. Compiling and linki
 compiler that links with `-ffast-math` adds start-up code that changes how the whole process treats denormal numbers.
 OpenMP is compiled in but not linked, so that its calls bind to the runtime torch has loaded already and both share one
 pool of threads.
+
+A compiler has a limit of its own processor time, which a busy machine doesn't shorten. That it doesn't end for other
+reasons, as on a disk that has gone, is told apart (`CompilerTooLateError`): it is nobody's configuration.
 """
 
 import ctypes
@@ -14,6 +17,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -23,7 +27,10 @@ from types import MappingProxyType
 
 from stageline_api import env
 
-COMPILE_SECONDS = 60.0
+COMPILER_CPU_SECONDS = 60
+"""Of each of its processes, thirty times what they take."""
+LONGEST_COMPILE_SECONDS = 900.0
+"""By the clock, however busy the machine is."""
 PREBUILT = Path(__file__).parent / "prebuilt"
 _SOURCE = Path(__file__).parent / "kernels.c"
 _COMPILERS = ("cc", "gcc", "clang")
@@ -39,6 +46,10 @@ LEVELS: Mapping[str, frozenset[str]] = MappingProxyType({"x86-64-v4": _AVX2 | _A
 
 class NativeUnavailableError(Exception):
     """The kernels can't be had on this machine; the message says why."""
+
+
+class CompilerTooLateError(NativeUnavailableError):
+    """They may be had another time: the compiler has not come to its end, though it didn't use up its time."""
 
 
 def find_compiler() -> str | None:
@@ -131,10 +142,18 @@ def _loaded(library: Path) -> ctypes.CDLL:
 
 
 def _run(command: list[str]) -> None:
+    limited = ["/bin/sh", "-c", f'ulimit -S -t {COMPILER_CPU_SECONDS} 2>/dev/null; exec "$@"', "sh", *command]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        result = subprocess.run(limited, capture_output=True, text=True, timeout=LONGEST_COMPILE_SECONDS, check=False)
+    except OSError as error:
         raise NativeUnavailableError(f"{command[0]} can't be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CompilerTooLateError(
+            f"{command[0]} has not ended within {LONGEST_COMPILE_SECONDS:g} s, in which it has not used "
+            f"{COMPILER_CPU_SECONDS} s of a processor"
+        ) from error
+    if result.returncode == -signal.SIGXCPU:
+        raise NativeUnavailableError(f"{command[0]} took more than {COMPILER_CPU_SECONDS} s of a processor")
     if result.returncode != 0:
         words = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise NativeUnavailableError(f"{command[0]} failed with status {result.returncode}: {words}")

@@ -19,7 +19,7 @@ from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
 from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
 from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 
 class TransportKind(enum.StrEnum):
@@ -231,12 +231,13 @@ class Welcome(Message, frozen=True):
 
 
 class CacheSized(Message, frozen=True):
-    """Engine to stage: make the KV cache. All slots together never need to hold more than `num_blocks` blocks
+    """Engine to stage: make the KV cache. All slots of a pool together never need to hold more than `num_blocks` blocks
     (`BLOCK_TOKENS`) of the stage's layers, because plans say what is given up (`SlotTrim`, `SlotFill`) before they
-    write more.
+    write more. Of several pools each rank on a device has one (`rank_of_slot`), and ranks on a host share all of them.
     """
 
     num_blocks: int
+    num_pools: int = 1
 
 
 class Refused(Message, frozen=True):

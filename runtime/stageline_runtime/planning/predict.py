@@ -52,6 +52,11 @@ class Workload:
         return self.ranks * self.experts
 
     @property
+    def cache_pools(self) -> int:
+        """Caches of a stage, each of which holds sequences of its own."""
+        return self.experts if self.on_devices else 1
+
+    @property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
 
@@ -67,7 +72,7 @@ class StagePrediction:
     missing_bytes: int
     """What its host lacks for weights, largest step and smallest cache of all its stages; 0 when they fit."""
     kv_capacity_tokens: int
-    """Tokens whose keys and values its host holds beside weights and largest step."""
+    """Tokens whose keys and values its host, or the devices of all its ranks, hold beside weights and largest step."""
     step_seconds: float
     bubble: float
     """Share of the time in which this stage does nothing."""
@@ -141,7 +146,7 @@ def predict(config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware
     round_seconds = max(busy_cohorts * slowest, total + loop)
     bubbles = [1.0 - busy_cohorts * time / round_seconds for time in times]
     return Prediction(
-        stages=_stages(memory, cut, hardware, capacities, times, bubbles),
+        stages=_stages(memory, cut, hardware, [workload.cache_pools * each for each in capacities], times, bubbles),
         admitted_sequences=admitted,
         rows_per_step=rows,
         loop_seconds=loop,
@@ -266,6 +271,7 @@ def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int,
 
 
 def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
+    """Tokens that a pool of the cache holds, by stage."""
     capacities = [0] * len(cut)
     for stages in memory.stages_of_hosts().values():
         per_token = sum(memory.token_bytes_in_room(stage, cut[stage].count) for stage in stages)
@@ -278,7 +284,7 @@ def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
 
 def _admitted(capacities: list[int], workload: Workload) -> int:
     """Sequences at once, as the engine sizes its cache, where one of `max_model_len` has room."""
-    return min(workload.num_sequences, min(capacities) // workload.context_tokens)
+    return min(workload.num_sequences, workload.cache_pools * (min(capacities) // workload.context_tokens))
 
 
 def _stages(

@@ -3,7 +3,8 @@
 A call queues its exchange on the stream that computes, and returns; the host waits for nobody. So what is under way is
 known by events, one behind each exchange: the oldest that the device has not come past is what the stage waits in. Each
 rank says in the stage's `RankArea` how many exchanges it has queued, so that the others can name the one that is late.
-Nothing travels through that area here.
+Nothing travels through that area here. What exchanges take is the device's to tell as well: every seventh has an event
+before it too, and stands for seven, so that a step of many layers costs the host few events more.
 
 A lost rank is the supervisor's to see, as ever: it ends the area, and `check` says so. NCCL's own errors are found by
 `check` too, which comes before anything of a finished plan is told, since an aborted exchange ends without a result.
@@ -12,9 +13,10 @@ Nothing is exchanged of what is empty, which it is on all ranks. Sums are the co
 ones, in NCCL's order and in the tensor's own type.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,11 +24,14 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, Reduc
 
 from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.ranks.errors import RanksEndedError
-from stageline_runtime.ranks.exchange_times import UnfinishedExchange
+from stageline_runtime.ranks.exchange_times import ExchangeTimes, UnfinishedExchange
 from stageline_runtime.ranks.rank_area import RankArea
 
 MOST_KEPT: Final = 512
 """Exchanges that are remembered before the older half is looked at, and forgotten where the device is past it."""
+
+TIMED_EVERY: Final = 7
+"""Which exchanges are timed. Odd, since layers have two each: so both take their turns."""
 
 
 class RankBackend(Protocol):
@@ -55,6 +60,13 @@ class _Queued:
     """None: the host has not come past the call."""
 
 
+class _Timed(NamedTuple):
+    """The ends of an exchange, the wait for the others included."""
+
+    before: Event
+    behind: Event
+
+
 class DeviceRanks:
     """One rank's end of a communicator; a `RankGroup`."""
 
@@ -75,8 +87,10 @@ class DeviceRanks:
         self._area = area
         self.observe: Callable[[str], None] | None = None
         """Is told the name of each exchange as it is queued."""
+        self.times = ExchangeTimes()
         self._count = 0
         self._queued: list[_Queued] = []
+        self._timed: deque[_Timed] = deque()
         # On the stream that is active, in place of one of the communicator's own.
         self._reduce, self._gather, self._scatter = AllreduceOptions(), AllgatherOptions(), ReduceScatterOptions()
         for options in (self._reduce, self._gather, self._scatter):
@@ -108,7 +122,7 @@ class DeviceRanks:
         return part
 
     def check(self) -> None:
-        """Whether all is well so far; never waits.
+        """Whether all is well so far; never waits. What has been timed meanwhile is added up.
 
         Raises:
             RanksEndedError: another rank has ended, or the communicator has failed.
@@ -118,6 +132,10 @@ class DeviceRanks:
         error = self._backend.error(self._group)
         if error is not None:
             raise RanksEndedError(self._present_operation(), f"rank {self.rank}: {error}")
+        while self._timed and self._timed[0].behind.is_done():
+            timed = self._timed.popleft()
+            self.times.seconds += TIMED_EVERY * timed.behind.seconds_since(timed.before)
+            self.times.count += TIMED_EVERY
 
     def unfinished(self) -> UnfinishedExchange | None:
         """The oldest exchange that the device has not come past, and who has not queued it; for any thread."""
@@ -137,12 +155,16 @@ class DeviceRanks:
         self._count += 1
         queued = _Queued(self._count, operation)
         self._queued.append(queued)
+        is_timed = self._count % TIMED_EVERY == 0
+        before = self._accelerator.main.record(timed=True) if is_timed else None
         try:
             call().wait()  # the stream does; where the host is the device, it waits for the result
         except RuntimeError as error:
             raise RanksEndedError(operation, f"rank {self.rank}: {str(error).splitlines()[0]}") from error
         self._area.tell(self.rank, self._count)
-        queued.behind = self._accelerator.main.record()
+        queued.behind = self._accelerator.main.record(timed=is_timed)
+        if before is not None:
+            self._timed.append(_Timed(before, queued.behind))
         self._forget_finished()
 
     def _forget_finished(self) -> None:

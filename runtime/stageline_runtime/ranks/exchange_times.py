@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ExchangeTimes:
-    """Written by the rank's own thread, read by any."""
+    """Written by the rank's own thread, read by any. On a device both are estimated from some exchanges of many."""
 
     count: int = 0
     seconds: float = 0.0

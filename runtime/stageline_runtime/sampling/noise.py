@@ -44,9 +44,9 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     return -torch.log(torch.where(token_ids % BLOCK_SIZE == place, least, least + own))
 
 
-def block_noise_bound(keys: Tensor, num_blocks: int) -> Tensor:
-    """The largest Gumbel value of any token of each block `[num_rows, num_blocks]` float64."""
-    blocks = torch.arange(num_blocks).expand(len(keys), -1)
+def block_noise_bound(keys: Tensor, num_blocks: int, first: int = 0) -> Tensor:
+    """The largest Gumbel value of any token of each block from `first` on, `[num_rows, num_blocks]` float64."""
+    blocks = torch.arange(first, first + num_blocks).expand(len(keys), -1)
     return -torch.log(_block_minimum(keys, blocks)[0])
 
 

@@ -38,10 +38,10 @@ def _sample_rows(logits: Tensor, rows: list[RequestSampling], positions: list[in
     keys = mixed_keys(noise_keys(rows, positions))
     truncation = truncation_of(rows, vocab_size)
     tokens = torch.empty(len(rows), dtype=torch.int64)
-    is_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
-    free, restricted = is_free.nonzero().squeeze(1), (~is_free).nonzero().squeeze(1)
+    are_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
+    free, restricted = are_free.nonzero().squeeze(1), (~are_free).nonzero().squeeze(1)
     if len(free):
-        tokens[free] = _draw_free(logits[free], truncation.temperature[free], keys[free])
+        tokens[free] = best_free(logits[free], truncation.temperature[free], keys[free])[0]
     for attempt in (_draw_prefiltered, _draw_by_elimination, draw_sorted):
         if not len(restricted):
             break
@@ -71,7 +71,7 @@ def _draw_by_elimination(logits: Tensor, keys: Tensor, truncation: Truncation) -
     for _ in range(MAX_ELIMINATIONS):
         if not len(pending):
             break
-        drawn = _draw_free(candidates[pending], truncation.temperature[pending], keys[pending])
+        drawn = best_free(candidates[pending], truncation.temperature[pending], keys[pending])[0]
         keeps, drops = judge_tokens(logits[pending], drawn, truncation.rows(pending))
         tokens[pending], settled[pending] = drawn, keeps
         pending, drawn = pending[drops], drawn[drops]
@@ -112,42 +112,51 @@ def truncation_of(rows: list[RequestSampling], vocab_size: int) -> Truncation:
     )
 
 
-def _draw_free(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-    """Tokens `[num_rows]` of the whole vocabulary: argmax of logit / temperature + noise, without computing it for all.
+def best_free(logits: Tensor, temperatures: Tensor, keys: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens `[num_rows]` of all from `first` on: argmax of logit / temperature + noise, without computing it for all;
+    and these sums.
 
     A block of 32 tokens can't beat its largest scaled logit plus its largest noise, and both are cheap to know. The
     blocks of the highest bounds are evaluated; when the best score found is not below the next bound, no other token
     can win. Otherwise four times as many blocks are looked at, in the end all: the result is always that of the full
-    argmax. `logits` is `[num_rows, vocab_size]`; `temperatures` `[num_rows]` float64, above 0.
+    argmax. `logits` is `[num_rows, num_tokens]`; `temperatures` `[num_rows]` float64, above 0.
     """
-    logits = _padded(logits)
+    before = first % BLOCK_SIZE
+    first -= before
+    logits = _padded(logits, before)
     highest = logits.view(len(logits), -1, BLOCK_SIZE).amax(dim=-1)
-    bounds = highest.to(torch.float64) / temperatures[:, None] + block_noise_bound(keys, highest.shape[1])
+    noise = block_noise_bound(keys, highest.shape[1], first // BLOCK_SIZE)
+    bounds = highest.to(torch.float64) / temperatures[:, None] + noise
     tokens = torch.empty(len(logits), dtype=torch.int64)
+    best = torch.empty(len(logits), dtype=torch.float64)
     pending = torch.arange(len(logits))
     num_blocks = FIRST_BLOCKS
     while len(pending):
         num_blocks = min(num_blocks, bounds.shape[1])
-        drawn, scores = _best_of(logits[pending], temperatures[pending], keys[pending], bounds[pending], num_blocks)
-        tokens[pending] = drawn
+        drawn, scores = _best_of(
+            logits[pending], temperatures[pending], keys[pending], bounds[pending], num_blocks, first
+        )
+        tokens[pending], best[pending] = drawn, scores
         open_blocks = (bounds[pending] >= scores[:, None]).sum(dim=-1)
         pending = pending[open_blocks > num_blocks]
         num_blocks *= 4
-    return tokens
+    return tokens, best
 
 
 def _best_of(
-    logits: Tensor, temperatures: Tensor, keys: Tensor, bounds: Tensor, num_blocks: int
+    logits: Tensor, temperatures: Tensor, keys: Tensor, bounds: Tensor, num_blocks: int, first: int
 ) -> tuple[Tensor, Tensor]:
     """Best token of the `num_blocks` blocks with the highest bounds, and its score: both `[num_rows]`."""
     blocks = bounds.topk(num_blocks, dim=-1).indices.sort(dim=-1).values
     ids = (blocks[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
-    scores = logits.gather(1, ids).to(torch.float64) / temperatures[:, None] + gumbel_noise(keys, ids)
+    scores = logits.gather(1, ids).to(torch.float64) / temperatures[:, None] + gumbel_noise(keys, ids + first)
     best, place = scores.max(dim=-1)
-    return ids.gather(1, place[:, None]).squeeze(1), best
+    return ids.gather(1, place[:, None]).squeeze(1) + first, best
 
 
-def _padded(logits: Tensor) -> Tensor:
-    """Whole blocks: what is added can't be drawn."""
-    missing = -logits.shape[1] % BLOCK_SIZE
-    return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+def _padded(logits: Tensor, before: int) -> Tensor:
+    """Whole blocks, with so many tokens `before`: what is added can't be drawn."""
+    missing = -(before + logits.shape[1]) % BLOCK_SIZE
+    if not before and not missing:
+        return logits
+    return torch.nn.functional.pad(logits, (before, missing), value=float("-inf"))

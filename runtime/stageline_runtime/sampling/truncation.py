@@ -6,6 +6,7 @@ top-p keeps a candidate while the mass before it, within what top-k kept, is bel
 wrong by, float64 decides.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,19 @@ def ordered_candidates(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def kept_candidates(logits: Tensor, values: Tensor, truncation: Truncation) -> Tensor:
     """Mask `[num_rows, num_candidates]` of what is left of the ordered candidates with logits `values`."""
+
+    def total_of(rows: Tensor, before: Tensor) -> Tensor:
+        return _total_mass(logits[rows], values[rows, 0], truncation.rows(rows), before)
+
+    return kept_among(values, truncation, logits.shape[1], total_of)
+
+
+def kept_among(
+    values: Tensor, truncation: Truncation, vocab_size: int, total_of: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The same of candidates out of `vocab_size` tokens. `total_of` says the mass of the whole vocabulary, relative to
+    the best token, for some rows, by the masses before each of their candidates.
+    """
     num_candidates = values.shape[1]
     weights = _weights(values, values[:, 0], truncation.temperature)
     in_top_k = torch.arange(num_candidates, device=values.device)[None, :] < truncation.top_k[:, None]
@@ -47,10 +61,10 @@ def kept_candidates(logits: Tensor, values: Tensor, truncation: Truncation) -> T
     before = torch.nn.functional.pad(inside.cumsum(dim=-1)[:, :-1], (1, 0))
     total = inside.sum(dim=-1)
     # Top-k cut inside the candidates: they hold the whole mass. Otherwise the rest of the vocabulary counts too.
-    if num_candidates < logits.shape[1]:
+    if num_candidates < vocab_size:
         wide = ((truncation.top_k > num_candidates) & (truncation.top_p < 1.0)).nonzero().squeeze(1)
         if len(wide):
-            total[wide] = _total_mass(logits[wide], values[wide, 0], truncation.rows(wide), before[wide])
+            total[wide] = total_of(wide, before[wide])
     in_top_p = (before < truncation.top_p[:, None] * total[:, None]) | (truncation.top_p >= 1.0)[:, None]
     in_top_p[:, 0] = True
     in_min_p = (weights >= truncation.min_p[:, None]) & (values > float("-inf"))
@@ -78,13 +92,23 @@ def judge_tokens(logits: Tensor, tokens: Tensor, truncation: Truncation) -> tupl
 
 def _total_mass(logits: Tensor, highest: Tensor, truncation: Truncation, before: Tensor) -> Tensor:
     """Mass of the whole vocabulary relative to the best token, exact enough for every decision about `before`."""
-    scaled = (logits - highest[:, None]) * truncation.temperature[:, None].reciprocal().float()
-    total = scaled.exp_().sum(dim=-1, dtype=torch.float64)
-    margin = (before - (truncation.top_p * total)[:, None]).abs().amin(dim=-1)
-    unsure = (margin <= MASS_TOLERANCE * total).nonzero().squeeze(1)
+    total = rough_mass(logits, highest, truncation.temperature)
+    unsure = is_unsure(total, before, truncation.top_p).nonzero().squeeze(1)
     if len(unsure):
         total[unsure] = _weights(logits[unsure], highest[unsure], truncation.temperature[unsure]).sum(dim=-1)
     return total
+
+
+def rough_mass(logits: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:
+    """Mass `[num_rows]` float64 of all tokens relative to one with logit `highest`, summed from float32."""
+    scaled = (logits - highest[:, None]) * temperature[:, None].reciprocal().float()
+    return scaled.exp_().sum(dim=-1, dtype=torch.float64)
+
+
+def is_unsure(total: Tensor, before: Tensor, top_p: Tensor) -> Tensor:
+    """Rows `[num_rows]` for which a top-p over a rough `total` may decide wrongly about a candidate."""
+    margin = (before - (top_p * total)[:, None]).abs().amin(dim=-1)
+    return margin <= MASS_TOLERANCE * total
 
 
 def _weights(logits: Tensor, highest: Tensor, temperature: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class StageLoader:
         sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs, draft))
         if isinstance(sized, Shutdown):
             return sized
-        self._make_cache(model, config, shape, sized.num_blocks, draft)
+        self._make_cache(model, config, shape, sized, draft)
         captured = capture(model, contract.config, welcome, self._progress)
         drafter = None
         if draft is not None:
@@ -127,6 +127,7 @@ class StageLoader:
             drafter=drafter,
             ranks=self._ranks.tensor,
             report_rows=report_rows(config.vocab_size),
+            vocab_size=config.vocab_size,
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 
@@ -233,15 +234,15 @@ class StageLoader:
         return use
 
     def _make_cache(
-        self, model: StageModel, config: ModelConfig, shape: StageShape, num_blocks: int, draft: LoadedDraft | None
+        self, model: StageModel, config: ModelConfig, shape: StageShape, sized: CacheSized, draft: LoadedDraft | None
     ) -> None:
         try:
             if isinstance(model, PagesCache):
-                model.reserve_cache(num_blocks)
-            draft_bytes = 0 if draft is None else draft.make_cache(num_blocks)
+                model.reserve_cache(sized.num_blocks)
+            draft_bytes = 0 if draft is None else draft.make_cache(sized.num_blocks)
         except RuntimeError as error:
             raise allocation_failure(error) from error
-        kv_tokens = num_blocks * BLOCK_TOKENS
+        kv_tokens = sized.num_pools * sized.num_blocks * BLOCK_TOKENS
         self._progress.kv_capacity_tokens = kv_tokens
         part = part_of_layers(config, self._ranks.tensor.size)
         kv_bytes = kv_tokens * part.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)

@@ -140,7 +140,7 @@ def test_the_part_on_a_draft_model_passes_on_a_device_in_disguise(
 
 def test_parts_on_ranks_are_skipped_where_there_are_too_few_devices(tmp_path: Path) -> None:
     parts = RankParts(tmp_path, num_devices=1)
-    for part in (parts.exchanges, parts.tokens, parts.lost_rank):
+    for part in (parts.exchanges, parts.tokens, parts.expert_tokens, parts.lost_rank):
         with pytest.raises(SkipSectionError, match="needs 2 devices, of which NCCL takes one rank each; 1 is there"):
             part()
 
@@ -151,7 +151,8 @@ def test_the_parts_on_ranks_pass_on_devices_in_disguise(tmp_path: Path, monkeypa
     monkeypatch.setenv("PYTHONPATH", ":".join([str(ROOT / "tests/support"), *filter(None, sys.path)]))
     command = (str(ROOT / "tests/support/processes/device_ranks_stage.py"),)
     parts = RankParts(tmp_path, replace(CUDA, device="auto", stage_command=command), num_devices=2)
-    assert parts.tokens() == {"answers equal to one rank's": "8 of 8"}
+    for part in (parts.tokens, parts.expert_tokens):
+        assert part() == {"answers equal to one rank's": "8 of 8"}
     assert parts.lost_rank() == {"named": "stage 0, rank 1"}
 
 

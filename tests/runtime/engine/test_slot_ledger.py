@@ -22,7 +22,7 @@ def hold(ledger: SlotLedger, slot: int, content: tuple[int, ...], salt: str = ""
 def test_the_lowest_empty_slot_of_the_cohort_goes_first_then_any_other() -> None:
     ledger = SlotLedger(num_cohorts=2, slots_per_cohort=2, slot_tokens=10)
     assert [ledger.take(cohort, tokens(4)) for cohort in (0, 1, 1, 1)] == [(0, 1, 0), (2, 1, 0), (3, 1, 0), (1, 1, 0)]
-    assert not ledger.has_free_slot
+    assert not ledger.has_free_slot(0)
     ledger.give_back(2)
     assert ledger.take(0, tokens(4)) == (2, 2, 0)
     assert ledger.take_trims() == (), "there is memory for all slots, so nothing has to be given up"
@@ -32,7 +32,7 @@ def test_blocks_run_out_before_slots_do() -> None:
     ledger = SlotLedger(1, 4, 64, num_blocks=6)
     assert ledger.take(0, tokens(40)) == (0, 1, 0)
     assert ledger.take(0, tokens(33)) == (1, 1, 0)
-    assert (ledger.held_blocks, ledger.available_blocks) == (6, 0)
+    assert (ledger.held_blocks, ledger.available_blocks(0)) == (6, 0)
     assert ledger.grow(0, 48)
     assert not ledger.grow(0, 49)
     ledger.give_back(1)
@@ -88,21 +88,22 @@ def test_the_longest_unused_content_is_given_up_first_and_from_its_end() -> None
     num_cohorts=st.integers(1, 3),
     slots=st.integers(1, 3),
     blocks=st.integers(3, 30),
+    pools=st.integers(1, 3),
     caching=st.booleans(),
     steps=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 48), st.booleans()), max_size=60),
 )
 def test_a_slot_is_free_or_held_and_blocks_never_exceed_their_number(
-    num_cohorts: int, slots: int, blocks: int, caching: bool, steps: list[tuple[int, int, bool]]
+    num_cohorts: int, slots: int, blocks: int, pools: int, caching: bool, steps: list[tuple[int, int, bool]]
 ) -> None:
-    """Each step gives a held slot back, lets it grow, or takes another one."""
-    ledger = SlotLedger(num_cohorts, slots, 48, num_blocks=blocks, prefix_cache=caching)
+    """Each step gives a held slot back, lets it grow, or takes another one. Each pool's slots take its own blocks."""
+    ledger = SlotLedger(num_cohorts, slots, 48, num_blocks=blocks, prefix_cache=caching, num_pools=pools)
     held: dict[int, int] = {}
     newest: dict[int, int] = {}
     for choice, count, grow in steps:
         if choice < len(held):
             slot = sorted(held)[choice]
             if grow:
-                before, room = blocks_of(held[slot]), ledger.available_blocks
+                before, room = blocks_of(held[slot]), ledger.available_blocks(slot % pools)
                 assert ledger.grow(slot, count) == (blocks_of(count) - before <= room)
                 held[slot] = max(held[slot], count) if blocks_of(count) - before <= room else held[slot]
             else:
@@ -110,14 +111,23 @@ def test_a_slot_is_free_or_held_and_blocks_never_exceed_their_number(
                     hold(ledger, slot, tokens(held[slot])[ledger.prefixes.num_blocks(slot) * 16 :])  # type: ignore[union-attr]
                 del held[slot]
                 ledger.give_back(slot)
-        elif ledger.has_free_slot and blocks_of(count) <= ledger.available_blocks:
-            slot, generation, kept = ledger.take(choice % num_cohorts, tokens(count))
+        elif fitting := [
+            pool
+            for pool in range(pools)
+            if ledger.has_free_slot(pool) and blocks_of(count) <= ledger.available_blocks(pool)
+        ]:
+            slot, generation, kept = ledger.take(choice % num_cohorts, tokens(count), pools=fitting)
             assert slot not in held
+            assert slot % pools in fitting
             assert generation == newest.get(slot, 0) + 1
             assert kept < count
             held[slot], newest[slot] = count, generation
         assert ledger.held_slots == len(held)
         assert ledger.held_blocks == sum(map(blocks_of, held.values()))
+        for pool in range(pools):
+            of_pool = sum(blocks_of(held[slot]) for slot in held if slot % pools == pool)
+            assert of_pool <= blocks
+            assert ledger.available_blocks(pool) <= blocks - of_pool
         assert ledger.held_blocks + ledger.cached_blocks <= ledger.num_blocks
         assert caching or ledger.cached_blocks == 0
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from oracles.pipeline_checks import greedy, open_stream
 from processes.rank_processes import rank_pids
-from processes.running_group import RunningGroup, running_group
+from processes.running_group import RunningGroup, running_group, start_process
 
 CONFIG: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "tensor": 2}
 PROMPT = (5, 6, 7)
@@ -63,6 +65,65 @@ def test_killed_at_rest(phase: str, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2, start=phase == "idle", **CONFIG) as group:
         os.kill(pid_of(group, 1, 1), signal.SIGKILL)
         assert_named(group, 1, 1, "Killed")
+
+
+def let_go_of(pids: dict[int, int]) -> None:
+    for pid in pids.values():
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def meeting_group(directory: Path, model: Path, *, held_back: frozenset[str]) -> Iterator[RunningGroup]:
+    """The second stage's ranks wait at the rendezvous for the first one's, which stand still since their handshakes."""
+    timeouts = {"step_seconds": 60.0}
+    with running_group(directory, model, 2, start=False, held_back=held_back, timeouts=timeouts, **CONFIG) as group:
+        if "engine" in held_back:
+            start_process(group, "engine")
+        group.wait_until(lambda: group.engine_status().get("stages_connected") == 1, "the first stage's handshakes")
+        for pid in rank_pids(group, 0).values():
+            os.kill(pid, signal.SIGSTOP)
+        start_process(group, "stage-1")
+        group.wait_until(lambda: group.stage_status(1).get("phase") == "Rendezvous", "the second stage's load")
+        yield group
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.thorough), 1])
+def test_killed_at_the_rendezvous(rank: int, tiny_llama: Path, tmp_path: Path) -> None:
+    with meeting_group(tmp_path, tiny_llama, held_back=frozenset({"stage-1"})) as group:
+        os.kill(pid_of(group, 1, rank), signal.SIGKILL)
+        group.wait_ended("stage-1")
+        let_go_of(rank_pids(group, 0))
+        assert_named(group, 1, rank, "Killed")
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_killed_while_warming_up(rank: int, tiny_llama: Path, tmp_path: Path) -> None:
+    """The engine stands still until one rank of the second stage does, so that the warm-up can't get past it."""
+    with meeting_group(tmp_path, tiny_llama, held_back=frozenset({"stage-1", "engine"})) as group:
+        with group.standing_still("engine"):
+            let_go_of(rank_pids(group, 0))
+            stages = ("stage-0", "stage-1")
+            group.wait_until(lambda: all(group.log(name).count("loaded layers") == 2 for name in stages), "all loaded")
+            os.kill(pid_of(group, 1, rank), signal.SIGSTOP)
+        group.wait_until(lambda: group.stage_status(0).get("steps") == 1, "the warm-up plan on the first stage")
+        assert group.engine_status()["phase"] == "Warming", group.account()
+        os.kill(pid_of(group, 1, rank), signal.SIGKILL)
+        assert_named(group, 1, rank, "Killed")
+
+
+@pytest.mark.thorough
+def test_killed_while_the_group_drains(tiny_llama: Path, tmp_path: Path) -> None:
+    """The stage that lost it says so; for the others the group was about to end."""
+    with running_group(tmp_path, tiny_llama, 2, **CONFIG) as group, open_stream(group, PROMPT, greedy(500)) as stream:
+        stream.next_event()
+        group.processes["stage-1"].send_signal(signal.SIGTERM)
+        group.wait_until(lambda: group.engine_status().get("phase") == "Draining", "the drain")
+        os.kill(pid_of(group, 0, 1), signal.SIGKILL)
+        assert stream.rest()[-1]["type"] == "failed", group.account()
+        for name in group.processes:
+            group.wait_ended(name)
+        words = group.last_words("stage-0")
+        assert (words["failure_class"], words["stage"], words["rank"]) == ("Killed", 0, 1), group.account()
 
 
 @pytest.mark.parametrize(

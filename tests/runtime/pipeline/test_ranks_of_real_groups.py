@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oracles.pipeline_checks import draw_prompts, greedy, hugging_face_tokens, open_stream, samples
-from oracles.tiny_models import VOCAB_SIZE
+from oracles.tiny_models import VOCAB_SIZE, write_tiny_qwen3
 from processes.rank_processes import rank_pids
 from processes.running_group import RunningGroup, page, running_group
 from stageline_api import ports
@@ -26,17 +26,24 @@ def check_tokens(group: RunningGroup, model_dir: Path) -> None:
     assert actual == hugging_face_tokens(model_dir, prompts, lengths)
 
 
+@pytest.fixture
+def eight_heads(tmp_path: Path) -> Path:
+    """Eight query and four KV heads, and a head by itself; `tiny_llama` has four and two."""
+    return write_tiny_qwen3(tmp_path / "model", num_heads=8, num_kv_heads=4, tie_word_embeddings=False)
+
+
 @pytest.mark.parametrize(
     ("family", "stage_count"),
     [
         ("tiny_llama", 2),
         pytest.param("tiny_llama", 1, marks=pytest.mark.thorough),
         pytest.param("tiny_qwen3", 2, marks=pytest.mark.thorough),
+        *(pytest.param("eight_heads", count, marks=pytest.mark.thorough) for count in (1, 2)),
     ],
 )
 def test_two_ranks_a_stage(family: str, stage_count: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     model_dir: Path = request.getfixturevalue(family)
-    with running_group(tmp_path, model_dir, stage_count, **CONFIG) as group:
+    with running_group(tmp_path / "group", model_dir, stage_count, **CONFIG) as group:
         check_tokens(group, model_dir)
         check_pages(group, stage_count)
         check_options(group)
@@ -73,6 +80,11 @@ def check_options(group: RunningGroup) -> None:
     assert json.loads(text) in ("abab", "ba"), text
     sampled = SamplingParams(temperature=0.9, top_p=0.7, seed=5, frequency_penalty=0.4, max_tokens=20, ignore_eos=True)
     assert group.generate(prompt, sampled) == group.generate(prompt, sampled)
+    # Beside a greedy one: what each rank finds in its part of the vocabulary is settled by two exchanges.
+    restricted = SamplingParams(temperature=0.9, top_p=0.7, seed=5, max_tokens=20, ignore_eos=True)
+    alone = group.generate(prompt, restricted)
+    assert len(alone) == 20
+    assert group.generate_all([prompt, (9, 8)], [restricted, greedy(20)])[0] == alone
 
 
 def check_drain(group: RunningGroup) -> None:
@@ -91,12 +103,13 @@ def check_drain(group: RunningGroup) -> None:
 
 
 @pytest.mark.thorough
-def test_three_ranks_of_a_real_model(smollm2_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage_count", [1, 2])
+def test_three_ranks_of_a_real_model(stage_count: int, smollm2_dir: Path, tmp_path: Path) -> None:
     """Nine query heads and three of keys and values go by three."""
     prompts = draw_prompts(8, 49_000, 60)
     expected = hugging_face_tokens(smollm2_dir, prompts, [12] * len(prompts))
     config = CONFIG | {"tensor": 3, "max_model_len": 128}
-    with running_group(tmp_path, smollm2_dir, 2, **config) as group:
+    with running_group(tmp_path, smollm2_dir, stage_count, **config) as group:
         assert group.generate_all(prompts, [greedy(12)] * len(prompts)) == expected
 
 

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from oracles.pipeline_checks import draw_prompts, greedy, hugging_face_tokens, open_stream, stage_samples
+from oracles.pipeline_checks import draw_prompts, greedy, hugging_face_tokens, open_stream, samples, stage_samples
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_mixtral
 from processes import device_ranks_stage
 from processes.rank_processes import rank_pids
 from processes.running_group import RunningGroup, running_group
 from stageline_api.engine_http import SamplingParams
+from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 SUPPORT = Path(__file__).parents[2] / "support"
 COMMAND = (str(SUPPORT / "processes" / "device_ranks_stage.py"),)
@@ -58,7 +61,27 @@ def test_tokens_are_hugging_faces(kind: str, stage_count: int, tiny_llama: Path,
             found = stage_samples(group, stage)
             assert found["stageline_rank_memory_bytes"].keys() == {("0",), ("1",)}, found
             assert min(found["stageline_rank_busy_seconds_total"].values()) > 0, found
-            assert "stageline_rank_exchange_seconds_total" not in found, "no host waits for an exchange"
+            exchanged = found["stageline_rank_exchange_seconds_total"]
+            assert exchanged.keys() == {("0",), ("1",)}, found
+            assert min(exchanged.values()) > 0, "each rank's device has timed its own"
+
+
+def test_devices_of_experts_hold_together_what_each_has_room_for(
+    mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each for a bit more than two whole sequences, of eight that are asked for: some wait, or are computed again."""
+    config = read_model_config(mixtral)
+    room = 14
+    per_block = BLOCK_TOKENS * config.kv_bytes_per_token(config.num_layers, torch.float32.itemsize)
+    monkeypatch.setenv(device_ranks_stage.CACHE_BYTES, str(room * per_block + per_block // 2))
+    prompts = draw_prompts(14, VOCAB_SIZE, 60)
+    expected = hugging_face_tokens(mixtral, prompts, [30] * len(prompts))
+    settings = CONFIG | {"expert": 2, "max_model_len": 96, "max_num_seqs": 8}
+    with running_group(tmp_path, mixtral, 1, stage_command=COMMAND, **settings) as group:
+        assert group.generate_all(prompts, [greedy(30)] * len(prompts)) == expected
+        assert sum(samples(f"{group.url}/metrics")["stageline_kv_blocks"].values()) == 2 * room
+        (capacity,) = stage_samples(group, 0)["stageline_stage_kv_capacity_tokens"].values()
+        assert capacity == 2 * room * BLOCK_TOKENS
 
 
 def test_drafts_hold_where_ranks_have_devices(tiny_llama: Path, tmp_path: Path) -> None:

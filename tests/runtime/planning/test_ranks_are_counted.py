@@ -165,16 +165,21 @@ def test_operations_of_own_rows_and_of_all_rows_for_own_experts() -> None:
     assert found == pytest.approx(expected / 1e9, rel=1e-9)
 
 
-def test_ranks_of_experts_on_devices_hold_fewer_weights_and_as_many_tokens_as_the_cache_of_one() -> None:
+def test_ranks_of_experts_on_devices_hold_fewer_weights_and_tokens_of_their_own() -> None:
+    """Two devices have room for twice what one has beside the weights, of which each has fewer."""
     config, cut = small_mixture(2), (LayerRange(first=0, last=1),)
     device = replace(DEVICE, memory_bytes=20 * 10**9)
     hardware = replace(HARDWARE, devices=(device,))
     alone = Workload(dtype="bfloat16", max_model_len=64, num_sequences=8, context_tokens=10, on_devices=True)
     (one,) = predict(config, cut, hardware, alone).stages
     (each,) = predict(config, cut, hardware, replace(alone, experts=2)).stages
-    freed = one.weight_bytes - each.weight_bytes
-    assert one.kv_capacity_tokens < each.kv_capacity_tokens
-    assert each.kv_capacity_tokens - one.kv_capacity_tokens <= freed // config.kv_bytes_per_token(2, 2)
+    freed = (one.weight_bytes - each.weight_bytes) // config.kv_bytes_per_token(2, 2)
+    assert freed > 0
+    # The largest step takes more of each, whose experts see the rows of both.
+    assert 2 * one.kv_capacity_tokens < each.kv_capacity_tokens <= 2 * (one.kv_capacity_tokens + freed)
+    waiting = replace(alone, num_sequences=10**6)
+    alone_at_once = predict(config, cut, hardware, waiting).admitted_sequences
+    assert predict(config, cut, hardware, replace(waiting, experts=2)).admitted_sequences >= 2 * alone_at_once
     too_small = replace(hardware, devices=(replace(device, memory_bytes=10**9),))
     refused = predict(config, cut, too_small, replace(alone, experts=2))
     assert (refused.admitted_sequences, refused.tokens_per_second) == (0, None)

@@ -18,10 +18,10 @@ from oracles.simulated_accelerator import ImmediateAccelerator, SimulatedAcceler
 from processes.gloo_ranks import GlooRanks
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.nccl import NcclRanks
-from stageline_runtime.ranks.device_ranks import MOST_KEPT, DeviceRanks
+from stageline_runtime.ranks.device_ranks import MOST_KEPT, TIMED_EVERY, DeviceRanks
 from stageline_runtime.ranks.device_rendezvous import RankMeeting, join_device_ranks
 from stageline_runtime.ranks.errors import RanksEndedError
-from stageline_runtime.ranks.exchange_times import UnfinishedExchange
+from stageline_runtime.ranks.exchange_times import ExchangeTimes, UnfinishedExchange
 from stageline_runtime.ranks.rank_area import RankArea
 from stageline_runtime.termination import RuntimeFailure
 
@@ -264,6 +264,28 @@ def test_the_host_goes_on_and_the_oldest_exchange_that_the_device_is_not_past_ha
     group.device.synchronize()
     assert ranks.unfinished() is None
     assert [each.tolist() for each in rows] == [[2.0, 2.0]] * 3
+
+
+def test_one_exchange_of_seven_is_timed_by_the_device_wait_included_and_stands_for_all() -> None:
+    ranks, group, _ = queued_ranks(3)
+    for number in range(TIMED_EVERY - 1):
+        ranks.all_reduce(torch.ones(1), str(number))
+    group.device.synchronize()
+    ranks.check()
+    assert ranks.times == ExchangeTimes(), "none of these"
+    group.waits_for_others = True
+    ranks.all_reduce(torch.ones(1), "the seventh")
+    before = group.device.now()
+    for _ in range(200):
+        group.device.run_one()
+    ranks.check()
+    assert ranks.times == ExchangeTimes(), "it is under way"
+    group.waits_for_others = False
+    group.device.synchronize()
+    ranks.check()
+    assert ranks.times.count == TIMED_EVERY
+    waited = group.device.now() - before
+    assert 0.9 * waited * TIMED_EVERY <= ranks.times.seconds <= waited * TIMED_EVERY
 
 
 def test_an_end_of_another_rank_and_an_error_of_the_communicator_are_found_without_waiting() -> None:

@@ -15,6 +15,7 @@ from oracles.hash_model import HashModel
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
+from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.sampling.adjustments import SeenTokens
 from stageline_runtime.stage.step.runner import SlotTokens, StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
@@ -194,8 +195,8 @@ def take_tensors_as_they_arrive(patch: Patch) -> None:
 def run_plans_as_they_come(patch: Patch) -> None:
     """The bus lets a plan overtake the one before it."""
 
-    def deliver_newest(self: LocalEngine, stage: int) -> None:
-        self.mailboxes[stage].append(self._on_the_bus[stage].pop())
+    def deliver_newest(self: LocalEngine, place: Place) -> None:
+        self.mailboxes[place].append(self._on_the_bus[place].pop())
 
     patch.setattr(LocalEngine, "_deliver_to", deliver_newest)
 

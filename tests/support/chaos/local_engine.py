@@ -15,6 +15,7 @@ from chaos.interleaving import Interleaving
 from chaos.local_workloads import SLOT_TOKENS, Abort, Act, Add, Ask, Dummy, Heartbeat, Workload
 from oracles.hash_model import VOCAB_SIZE, reference_logits
 from oracles.scripted_drafts import MODELS, UNSCRIPTED, Drafting, MoodyModelDrafts, ScriptedDrafts, speculation
+from stageline_runtime.engine.group.rank_results import RankResults
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import (
@@ -28,7 +29,9 @@ from stageline_runtime.plan_bus.messages import (
     StepDone,
     StepPlan,
 )
+from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.plan_bus.prompt_report import unpacked
+from stageline_runtime.plan_bus.step_plan import plan_of_rank
 from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.speculation.speculation import Speculation
 
@@ -52,7 +55,10 @@ class LocalEngine:
             SLOT_TOKENS,
             workload.num_blocks,
             prefix_cache=workload.prefix_cache,
+            num_ranks=workload.num_ranks,
+            num_pools=workload.num_pools,
         )
+        self._results = RankResults(workload.num_ranks)
         self.scheduler = Scheduler(
             ledger,
             max_step_tokens=workload.max_step_tokens,
@@ -75,9 +81,10 @@ class LocalEngine:
         """On the way from the first stage."""
         self.began_through = -1
         """The newest plan that the first stage has really begun."""
-        self.mailboxes: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
-        """Delivered to a stage, and not yet looked at by it."""
-        self._on_the_bus: list[deque[Message]] = [deque() for _ in range(workload.num_stages)]
+        places = [Place(stage, rank) for stage in range(workload.num_stages) for rank in range(workload.num_ranks)]
+        self.mailboxes: dict[Place, deque[Message]] = {place: deque() for place in places}
+        """Delivered to a rank of a stage, and not yet looked at by it."""
+        self._on_the_bus: dict[Place, deque[Message]] = {place: deque() for place in places}
         self._script = deque(workload.script)
         self._pump_wanted = False
         self._shut_down = False
@@ -86,8 +93,9 @@ class LocalEngine:
         """Plans after which the last stage has yet to draft."""
         self._guess_end: dict[tuple[int, int], tuple[int, int]] = {}
         self._samples_in_flight: Counter[tuple[int, int]] = Counter()
-        for stage, bus in enumerate(self._on_the_bus):
-            interleaving.add_event(f"bus to stage {stage}", partial(bool, bus), partial(self._deliver_to, stage))
+        for place, bus in self._on_the_bus.items():
+            name = f"bus to {place.words(workload.num_ranks)}"
+            interleaving.add_event(name, partial(bool, bus), partial(self._deliver_to, place))
         interleaving.add_event("client", self._script_may_go_on, self._go_on)
         interleaving.add_event("pump", lambda: self._pump_wanted, self._pump)
         interleaving.add_event("bus to the engine", lambda: bool(self.done), self._hear)
@@ -97,12 +105,17 @@ class LocalEngine:
     def close(self) -> None:
         """The run has ended, well or not."""
 
-    def _deliver_to(self, stage: int) -> None:
-        self.mailboxes[stage].append(self._on_the_bus[stage].popleft())
+    def _deliver_to(self, place: Place) -> None:
+        self.mailboxes[place].append(self._on_the_bus[place].popleft())
 
     def _send(self, message: Message) -> None:
-        for bus in self._on_the_bus:
+        for bus in self._on_the_bus.values():
             bus.append(message)
+
+    def parts(self, plan: StepPlan) -> list[StepPlan]:
+        """What each rank runs of a plan."""
+        ranks = self.workload.num_ranks
+        return [plan_of_rank(plan, rank, ranks) for rank in range(ranks)]
 
     def _idle(self) -> bool:
         return not (
@@ -190,8 +203,7 @@ class LocalEngine:
         assert plan.seq == len(self.plans), f"plan {plan.seq} is the {len(self.plans)}th"
         self.plans.append(plan)
         self._see_plan(plan)
-        if plan.draft_steps:
-            self._drafts_due.append(plan.seq)
+        self._drafts_due += [plan.seq for part in self.parts(plan) if part.draft_steps]
         for row in plan.sampled_rows:
             if row.num_drafts:
                 continue  # guesses may be in flight in any number
@@ -209,6 +221,11 @@ class LocalEngine:
         self._see_chain(plan)
         self.seen["verifying row"] += sum(row.num_drafts > 0 for row in plan.rows)
         self.seen["heartbeat between plans"] += plan.is_heartbeat and bool(self.live)
+        parts = self.parts(plan)
+        self.seen["idle rank"] += sum(part.dummy and not plan.dummy for part in parts)
+        self.seen["rank drafts nothing"] += sum(bool(plan.draft_steps) and not part.draft_steps for part in parts)
+        is_more = self.scheduler.ledger.held_blocks > (self.workload.num_blocks or self.workload.most_blocks)
+        self.seen["more than a pool holds"] += is_more
 
     def _see_chain(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -231,15 +248,20 @@ class LocalEngine:
 
     def _hear(self) -> None:
         match self.done.popleft():
-            case StepDone() as done:
-                self._step_done(done)
+            case StepDone() as answer:
+                if (done := self._results.take(answer)) is not None:
+                    self._step_done(done)
             case Drafted() as drafted:
                 self._see_drafted(drafted)
                 self._take_drafts(drafted)
 
     def _see_drafted(self, drafted: Drafted) -> None:
-        wanting = [(row.slot, row.generation) for row in self.plans[drafted.seq].drafted_rows]
-        assert [(row.slot, row.generation) for row in drafted.rows] == wanting, drafted
+        by_rank = [
+            [(row.slot, row.generation) for row in part.drafted_rows]
+            for part in self.parts(self.plans[drafted.seq])
+            if part.draft_steps
+        ]
+        assert [(row.slot, row.generation) for row in drafted.rows] in by_rank, drafted
         self._drafts_due.remove(drafted.seq)
         for row in drafted.rows:
             self._check_drafted(row)
@@ -253,6 +275,11 @@ class LocalEngine:
             return
         ask = self.asks[name]
         context = [*ask.prompt, *self.expected(ask)][: row.position]
+        if len(context) < row.position:
+            # It has ended; the engine hears so once all ranks of the last stage have answered.
+            assert self.workload.num_ranks > 1, f"{name} has ended, and the engine has heard so"
+            self.seen["drafts before all have answered"] += 1
+            return
         for token in row.token_ids:
             logits = torch.tensor([reference_logits(context, stages_of_draft_model(self.workload))])
             said = int(sample(logits, [ask.sampling], [len(context)]))
@@ -271,7 +298,10 @@ class LocalEngine:
         self._complete(done)
 
     def _see_verified(self, done: StepDone) -> None:
-        for planned, row in zip(self.plans[done.seq].sampled_rows, done.rows, strict=True):
+        told = {(row.slot, row.generation): row for row in done.rows}
+        assert len(told) == len(done.rows) == len(self.plans[done.seq].sampled_rows), done
+        for planned in self.plans[done.seq].sampled_rows:
+            row = told[planned.slot, planned.generation]
             if planned.num_drafts and row.num_sampled:
                 self.seen["all drafts hold"] += not row.num_rejected
                 self.seen["no draft holds"] += row.num_sampled == 1

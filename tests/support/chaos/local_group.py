@@ -15,15 +15,20 @@ import torch
 
 from chaos.interleaving import Interleaving
 from chaos.local_engine import LocalEngine, stages_of_draft_model
+from chaos.local_ranks import RankedHashModel, local_ranks
 from chaos.local_transport import LocalNetwork, Posting
 from chaos.local_workloads import Ask, Workload, expected_output
 from chaos.watched_slot_tokens import WatchedSlotTokens
 from oracles.hash_draft_model import HashDraftModel
-from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
+from oracles.hash_model import VOCAB_SIZE, reference_logits
 from oracles.scripted_drafts import MODELS, MOST
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import Begun, Cancel, Shutdown, StepDone, StepPlan
+from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.step_plan import plan_of_rank
+from stageline_runtime.ranks.agreement import have_all_heard
+from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.stage.load_draft import blocks_ahead
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.runner import StageRunner
@@ -38,17 +43,22 @@ class LocalModel:
     """A model cut into stages, and what it must answer."""
 
     stages: Sequence[StageModel]
+    """Of each stage all ranks, one after the other."""
     hidden_size: int
     dtype: torch.dtype
     expected: Callable[[Ask], tuple[int, ...]]
     logits_after: Callable[[list[int]], torch.Tensor] | None = None
 
 
-def hash_model(workload: Workload) -> LocalModel:
-    """The model of plain integers, cheap enough for thousands of runs."""
+def hash_model(workload: Workload, ends: Sequence[Sequence[RankGroup]]) -> LocalModel:
+    """The model of plain integers, cheap enough for thousands of runs; `ends[stage]` are its ranks'."""
     num_slots = workload.num_stages * workload.slots_per_cohort
     return LocalModel(
-        stages=[HashModel(stage, num_slots, workload.num_blocks) for stage in range(workload.num_stages)],
+        stages=[
+            RankedHashModel(stage, num_slots, workload.num_blocks, end)
+            for stage, of_stage in enumerate(ends)
+            for end in of_stage
+        ],
         hidden_size=1,
         dtype=torch.int64,
         expected=lambda ask: _expected_hashes(ask, workload.num_stages),
@@ -62,20 +72,29 @@ def _expected_hashes(ask: Ask, num_stages: int) -> tuple[int, ...]:
 
 
 class LocalStage:
-    """One stage's process without a process: takes what has come, runs one plan, and so on."""
+    """The process of a stage or of a rank of it, without a process: takes what has come, runs one plan, and so on."""
 
     def __init__(
-        self, stage: int, model: LocalModel, engine: LocalEngine, network: LocalNetwork, interleaving: Interleaving
+        self,
+        place: Place,
+        ranks: RankGroup,
+        model: LocalModel,
+        engine: LocalEngine,
+        network: LocalNetwork,
+        interleaving: Interleaving,
     ) -> None:
+        """`ranks`: what it exchanges with the others of its stage; `network` is that of the ranks of its number."""
         workload = engine.workload
+        stage = place.stage
         self.ran: list[int] = []
-        self._stage = stage
+        self.place = place
+        self._ranks = ranks
         self._engine = engine
         self._interleaving = interleaving
         self._plans: deque[StepPlan] = deque()
         with mock.patch("stageline_runtime.stage.step.runner.SlotTokens", partial(WatchedSlotTokens, seen=engine.seen)):
             self._runner = StageRunner(
-                model.stages[stage],
+                model.stages[stage * workload.num_ranks + place.rank],
                 network.transport(stage, workload.num_stages, hidden_size=model.hidden_size, dtype=model.dtype),
                 StateClock(lambda: interleaving.turns),
                 Watchdog(float("inf"), lambda: False, _never),  # never started: what hangs is a deadlock here
@@ -89,37 +108,49 @@ class LocalStage:
 
     def live(self) -> None:
         """Serve until told to shut down."""
-        mailbox = self._engine.mailboxes[self._stage]
+        mailbox = self._engine.mailboxes[self.place]
         cancelled: set[int] = set()
         while True:
             self._interleaving.wait_until(lambda: bool(mailbox or self._plans), "a plan")
             while mailbox:
                 message = mailbox.popleft()
                 if isinstance(message, Shutdown):
-                    assert not self._plans, f"stage {self._stage} was shut down with plans to run"
+                    assert not self._plans, f"{self.place} was shut down with plans to run"
                     return
                 if isinstance(message, Cancel):
                     cancelled.add(message.seq)
                     continue
-                self._runner.accept(message)
+                self._runner.accept(self._part(message))
                 self._plans.append(message)
             if not self._plans:
                 continue
             plan = self._plans.popleft()
-            self._engine.seen["not computed"] += plan.seq in cancelled
             self._begin(plan)
-            sampled = self._runner.run(plan, cancelled=plan.seq in cancelled)
-            self.ran.append(plan.seq)
-            assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
-            if self._runner.is_last:
-                self._engine.done.append(StepDone(plan.seq, sampled, self._runner.take_reports(plan)))
-            drafts = self._runner.draft(plan)
-            if drafts is not None:
-                self._engine.done.append(drafts.drafted())
+            self._run(self._part(plan), is_cancelled=self._is_cancelled(plan, cancelled))
+
+    def _run(self, part: StepPlan, *, is_cancelled: bool) -> None:
+        self._engine.seen["not computed"] += is_cancelled
+        sampled = self._runner.run(part, cancelled=is_cancelled)
+        self.ran.append(part.seq)
+        assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
+        if self._runner.is_last:
+            self._engine.done.append(StepDone(part.seq, sampled, self._runner.take_reports(part)))
+        drafts = self._runner.draft(part)
+        if drafts is not None:
+            self._engine.done.append(drafts.drafted())
+
+    def _part(self, plan: StepPlan) -> StepPlan:
+        return plan_of_rank(plan, self.place.rank, self._ranks.size)
+
+    def _is_cancelled(self, plan: StepPlan, heard: set[int]) -> bool:
+        """As the stage's process has it: alone it heeds what it has heard, with others what all have."""
+        if self._ranks.size == 1:
+            return plan.seq in heard
+        return plan.may_be_cancelled and have_all_heard(self._ranks, plan.seq in heard, "all-gather, cancelled")
 
     def _begin(self, plan: StepPlan) -> None:
         if self._runner.is_first:
-            self._engine.began_through = plan.seq
+            self._engine.began_through = max(self._engine.began_through, plan.seq)
         if self._runner.tells_begin(plan):
             self._engine.begun.append(Begun(plan.seq))
 
@@ -152,33 +183,44 @@ def run_group(
     workload: Workload, seed: int, model: LocalModel | None = None, engine_type: type[LocalEngine] = LocalEngine
 ) -> LocalEngine:
     """Run `workload` to its end and check it; returns the engine for what it has seen."""
-    model = model or hash_model(workload)
     interleaving = Interleaving(seed)
+    exchanges, ends = zip(
+        *(local_ranks(interleaving, workload.num_ranks) for _ in range(workload.num_stages)), strict=True
+    )
+    model = model or hash_model(workload, ends)
     engine = engine_type(workload, model.expected, interleaving)
     engine.logits_after = model.logits_after
-    network = LocalNetwork(interleaving)
-    stages = [LocalStage(stage, model, engine, network, interleaving) for stage in range(workload.num_stages)]
-    for index, stage in enumerate(stages):
-        interleaving.add_task(f"stage {index}", stage.live)
+    networks = [LocalNetwork(interleaving) for _ in range(workload.num_ranks)]
+    stages = [
+        LocalStage(place, ends[place.stage][place.rank], model, engine, networks[place.rank], interleaving)
+        for place in engine.mailboxes
+    ]
+    for stage in stages:
+        interleaving.add_task(stage.place.words(workload.num_ranks), stage.live)
     try:
         interleaving.run()
     finally:
         engine.close()
-    check_end(engine, network, stages, model.hidden_size)
+    check_end(engine, networks, stages, model.hidden_size)
+    assert all(len(set(each.counts)) == 1 for each in exchanges), [each.counts for each in exchanges]
     return engine
 
 
-def check_end(engine: LocalEngine, network: LocalNetwork, stages: Sequence[LocalStage], hidden_size: int) -> None:
+def check_end(
+    engine: LocalEngine, networks: Sequence[LocalNetwork], stages: Sequence[LocalStage], hidden_size: int
+) -> None:
     """Nothing is left over: no request, token, slot, plan or receive."""
     assert not engine.live, f"unfinished: {engine.live}"
     assert engine.scheduler.ledger.held_slots == engine.scheduler.ledger.held_blocks == 0
     assert engine.scheduler.num_plans_in_flight == 0
-    assert not network.outstanding(), network.outstanding()
     for stage in stages:
         assert stage.ran == list(range(len(engine.plans))), stage.ran
-    expected = named_receives(engine.plans, len(stages), hidden_size)
-    actual = sorted(network.postings, key=_posting_key)
-    assert actual == sorted(expected, key=_posting_key), (actual, expected)
+    parts = [engine.parts(plan) for plan in engine.plans]
+    for rank, network in enumerate(networks):
+        assert not network.outstanding(), network.outstanding()
+        expected = named_receives([each[rank] for each in parts], engine.workload.num_stages, hidden_size)
+        actual = sorted(network.postings, key=_posting_key)
+        assert actual == sorted(expected, key=_posting_key), (actual, expected)
 
 
 def named_receives(plans: Sequence[StepPlan], num_stages: int, hidden_size: int) -> list[Posting]:

@@ -4,7 +4,7 @@ Decode inputs come from the real `SlotTokens`, so a token that feedback brought 
 shows as a wrong input.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
-from stageline_runtime.plan_bus.step_plan import blocks_of
+from stageline_runtime.plan_bus.step_plan import blocks_of, rank_of_slot
 from stageline_runtime.stage.step.runner import SlotTokens
 
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
@@ -65,7 +65,9 @@ class SimulatedPipeline:
 
     num_slots: int
     num_blocks: int | None = None
-    """Most blocks that may ever lie in the slots together; None: not looked at."""
+    """Most blocks that may ever lie in the slots of a pool together; None: not looked at."""
+    num_pools: int = 1
+    """Among which the slots are divided, each a rank's memory: nothing is copied between them."""
     sent: deque[StepPlan] = field(default_factory=deque)
     results: deque[tuple[int, tuple[SampledRow, ...]]] = field(default_factory=deque)
     _cache: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class SimulatedPipeline:
             self._fill(fill)
         self.tokens.apply_through(plan.feedback_through, self._feedback.pop)
         ids = self.tokens.inputs(plan).tolist()
-        assert len(ids) == plan.padded_tokens
+        assert len(ids) == plan.padded_tokens or self.num_pools > 1, "each rank pads its own part"
         sampled = []
         for row in plan.rows:
             inputs, ids = ids[: row.num_tokens], ids[row.num_tokens :]
@@ -100,8 +102,10 @@ class SimulatedPipeline:
                 [[row.generation, row.num_sampled, row.num_rejected, row.token] for row in sampled]
             )
         self.results.append((plan.seq, tuple(sampled)))
-        blocks = sum(blocks_of(len(history)) for _, history in self._cache.values())
-        assert self.num_blocks is None or blocks <= self.num_blocks, f"{plan}: {blocks} blocks"
+        held = Counter[int]()
+        for slot, (_, history) in self._cache.items():
+            held[rank_of_slot(slot, self.num_pools)] += blocks_of(len(history))
+        assert self.num_blocks is None or all(blocks <= self.num_blocks for blocks in held.values()), f"{plan}: {held}"
 
     def _run_row(self, seq: int, row: PlanRow, inputs: list[int]) -> list[SampledRow]:
         generation, history = self._cache[row.slot]
@@ -128,7 +132,11 @@ class SimulatedPipeline:
         return self._cache.setdefault(slot, (0, []))[1]
 
     def _fill(self, fill: SlotFill) -> None:
-        source = self._content(fill.slot if fill.copy_from is None else fill.copy_from)
+        copied = fill.slot if fill.copy_from is None else fill.copy_from
+        assert rank_of_slot(copied, self.num_pools) == rank_of_slot(fill.slot, self.num_pools), (
+            f"{fill}: another rank's"
+        )
+        source = self._content(copied)
         assert len(source) >= fill.cached_tokens, f"{fill} of {len(source)} tokens"
         self._cache[fill.slot] = (fill.generation, source[: fill.cached_tokens])
         self._verified.discard(fill.slot)

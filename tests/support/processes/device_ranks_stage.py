@@ -12,6 +12,7 @@ from processes.gloo_ranks import GlooRanks
 from stageline_api import env
 from stageline_runtime.contract import PodContract, begin
 from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.planning.memory import USABLE_DEVICE_SHARE
 from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.process import StageProcess
 from stageline_runtime.stage.ranks.inherited import InheritedRank
@@ -21,6 +22,19 @@ STOPPED_RANK = "SIMULATED_STOPPED_RANK"
 """Stands still as it joins the others."""
 SHARED_DEVICE = "SIMULATED_SHARED_DEVICE"
 """Set: all ranks have the same."""
+CACHE_BYTES = "SIMULATED_CACHE_BYTES"
+"""What each device has left for the cache, by what is measured."""
+
+
+class FullAccelerator(LateAccelerator):
+    """Says that it is full but for `CACHE_BYTES` and the largest step."""
+
+    def allocated_bytes(self) -> int:
+        left = os.environ.get(CACHE_BYTES)
+        if left is None:
+            return super().allocated_bytes()
+        step = self.peak_bytes(lambda: None)
+        return int(self.available_bytes() * USABLE_DEVICE_SHARE) - step - int(left)
 
 
 def main() -> None:
@@ -33,7 +47,7 @@ def main() -> None:
 def _rank(contract: PodContract) -> StageProcess:
     # Ranks of one number share a device over all stages, so that tensors between stages are staged.
     name = os.environ.get(SHARED_DEVICE) or f"simulated {contract.rank}"
-    accelerator = LateAccelerator(2 * contract.stage + contract.rank, name)
+    accelerator = FullAccelerator(2 * contract.stage + contract.rank, name)
     stopped = os.environ.get(STOPPED_RANK)
     backend = GlooRanks(None if stopped is None else int(stopped))
     devices = Devices(choose=lambda _asked: accelerator, attention=PlainAttention, rank_backend=backend)

@@ -58,7 +58,6 @@ from stageline_runtime.plan_bus.messages import (
     Welcome,
 )
 from stageline_runtime.plan_bus.place import Place
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
 from stageline_runtime.termination import RuntimeFailure
@@ -251,9 +250,11 @@ class StageGroup:
         size = size_loaded_cache(self._stage_hellos, welcomes, measured, config, self.model, self.draft)
         self._on_cache_sized(size)
         if not size.holds_all:
-            tokens, asked = size.num_blocks * BLOCK_TOKENS, config.max_num_seqs
-            logger.warning("memory holds %d tokens of %d sequences at once; long ones may have to wait", tokens, asked)
-        self.broadcast(CacheSized(size.num_blocks))
+            asked = config.max_num_seqs
+            logger.warning(
+                "memory holds %d tokens of %d sequences at once; long ones may have to wait", size.num_tokens, asked
+            )
+        self.broadcast(CacheSized(size.num_blocks, size.num_pools))
         return size
 
     def _send_welcomes(self, welcomes: Mapping[int, Welcome]) -> None:

@@ -228,6 +228,7 @@ def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: M
             max_num_seqs=config.max_num_seqs,
             max_model_len=_max_model_len(config, model),
             element_bytes=ELEMENT_BYTES[dtype],
+            num_pools=config.expert if any(stage.room.is_device for stage in stages) else 1,
         )
     except MemoryShortageError as error:
         raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="size the cache") from error

@@ -10,10 +10,12 @@ senior means a lower priority number, then an earlier arrival:
 - A running request that needs one block more may take the slot of the least senior one, if that is less senior than
   itself; otherwise it stays where it is until blocks are free.
 
-So the most senior running request always gets on, whatever the load: there is always room for one of any length.
+So the most senior running request always gets on, whatever the load: there is always room for one of any length. Where
+the cache has pools, a request that waits may begin in any of them, and all of this is so within each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from stageline_runtime.engine.scheduling.request import Request, WaitingQueue
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
@@ -73,6 +75,14 @@ class Cohorts:
         self._next = (cohort + 1) % len(self._members)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a waiting request may begin: in one of `pools`, once `victims` have lost their slots."""
+
+    pools: Collection[int]
+    victims: Collection[Request]
+
+
 class SlotAssignment:
     """Requests that hold a slot, those that wait for one, and what each slot is known to contain."""
 
@@ -91,18 +101,18 @@ class SlotAssignment:
     def admit(self) -> None:
         """Give slots to waiting requests, the most senior first, as long as the next one fits."""
         while (request := self.waiting.first) is not None:
-            victims = self._victims_for(request)
-            if victims is None:
+            place = self._place_for(request)
+            if place is None:
                 return
-            for victim in victims:
+            for victim in place.victims:
                 self._preempt(victim)
-            self._admit(self.waiting.take_first())
+            self._admit(self.waiting.take_first(), place.pools)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Let a running request come to `num_tokens` tokens, at a less senior one's cost where it must be."""
         if self.ledger.grow(request.slot, num_tokens):
             return True
-        victim = max(self.running.values(), key=lambda each: each.seniority)
+        victim = max(self._running_in(self.ledger.pool_of(request.slot)), key=lambda each: each.seniority)
         if victim is request:
             return False
         self._preempt(victim)
@@ -125,10 +135,13 @@ class SlotAssignment:
             index.extend(request.slot, request.tokens(start, start + BLOCK_TOKENS), request.cache_salt)
             start += BLOCK_TOKENS
 
-    def _admit(self, request: Request) -> None:
+    def _running_in(self, pool: int) -> Iterator[Request]:
+        return (each for each in self.running.values() if self.ledger.pool_of(each.slot) == pool)
+
+    def _admit(self, request: Request, pools: Collection[int]) -> None:
         cohort = self.cohorts.lightest()
         request.slot, request.generation, request.scheduled_inputs = self.ledger.take(
-            cohort, request.inputs, request.cache_salt, request.prefixes, reusable=request.reusable_inputs
+            cohort, request.inputs, request.cache_salt, request.prefixes, reusable=request.reusable_inputs, pools=pools
         )
         self.running[request.request_id] = request
         self._by_row[request.slot, request.generation] = request
@@ -140,14 +153,25 @@ class SlotAssignment:
         self.waiting.add(request)
         self.num_preemptions += 1
 
-    def _victims_for(self, request: Request) -> list[Request] | None:
-        """Whom to preempt for `request` to fit: the least senior of lower priorities; None when it can't fit."""
-        lower = [each for each in self.running.values() if each.priority > request.priority]
-        has_slot = self.ledger.has_free_slot
+    def _place_for(self, request: Request) -> "_Place | None":
+        """All pools that `request` fits into as they are, else the one that costs the fewest others their slots; None
+        when it can't fit."""
+        found = {pool: self._victims_for(request, pool) for pool in range(self.ledger.num_pools)}
+        fitting = {pool: victims for pool, victims in found.items() if victims is not None}
+        if as_they_are := [pool for pool, victims in fitting.items() if not victims]:
+            return _Place(as_they_are, [])
+        pool = min(fitting, key=lambda each: len(fitting[each]), default=None)
+        return None if pool is None else _Place([pool], fitting[pool])
+
+    def _victims_for(self, request: Request, pool: int) -> list[Request] | None:
+        """Whom to preempt for `request` to fit there: the least senior of lower priorities; None when it can't fit."""
+        running = list(self._running_in(pool))
+        lower = [each for each in running if each.priority > request.priority]
+        has_slot = self.ledger.has_free_slot(pool)
         if not has_slot and not lower:
             return None
-        missing = blocks_of(len(request.inputs)) - self.ledger.available_blocks
-        missing += sum(map(self._headroom, self.running.values()))
+        missing = blocks_of(len(request.inputs)) - self.ledger.available_blocks(pool)
+        missing += sum(map(self._headroom, running))
         lower.sort(key=lambda each: each.seniority)
         victims: list[Request] = []
         while missing > 0 or not has_slot:

@@ -2,8 +2,9 @@
 
 A slot is one request's contiguous region of address space; `global slot = cohort * slots_per_cohort + index`. A slot
 that is given out again gets a new generation, and that is how a late row of its former holder is told apart. Memory is
-counted in blocks, and there may be fewer of them than the slots could take. Invariant: held and cached blocks together
-never exceed them. A free slot keeps known content, until its slot or its blocks are needed: the longest unused first.
+counted in blocks, and there may be fewer of them than the slots could take. Where ranks that divide experts have a
+device each, each has a pool of blocks of its own, for its own slots. Invariant: held and cached blocks of a pool never
+exceed it. A free slot keeps known content, until its slot or its blocks are needed: the longest unused first.
 
 Where blocks are short, every loss of a slot's content is told to the stages by a trim in the next plan, before anything
 is written in its place. Slots without content go first, of them the lowest of the asked-for cohort, so that the rows of
@@ -11,7 +12,7 @@ a cohort lie close together and stages can read them as one view.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
@@ -33,25 +34,29 @@ class SlotLedger:
         *,
         prefix_cache: bool = False,
         num_ranks: int = 1,
+        num_pools: int = 1,
     ) -> None:
-        """`num_blocks` None: enough for all slots; with fewer than one slot may take, nothing could be promised.
-        `num_ranks`: among which the slots are divided (`rank_of_slot`).
+        """`num_blocks`, of each pool; None: enough for all slots; with fewer than one slot may take, nothing could be
+        promised. `num_ranks`: among which the slots are divided (`rank_of_slot`); `num_pools`: one, or one for each.
         """
-        most = num_cohorts * slots_per_cohort * blocks_of(slot_tokens)
+        num_slots = num_cohorts * slots_per_cohort
+        most = [len(range(pool, num_slots, num_pools)) * blocks_of(slot_tokens) for pool in range(num_pools)]
         self.num_cohorts = num_cohorts
         self.num_ranks = num_ranks
+        self.num_pools = num_pools
         self.slots_per_cohort = slots_per_cohort
         self.slot_tokens = slot_tokens
-        self.num_blocks = most if num_blocks is None else min(num_blocks, most)
-        assert self.num_blocks >= blocks_of(slot_tokens), f"{num_blocks} blocks don't hold {slot_tokens} tokens"
+        self._pool_blocks = most if num_blocks is None else [min(num_blocks, each) for each in most]
+        assert self._pool_blocks[0] >= blocks_of(slot_tokens), f"{num_blocks} blocks don't hold {slot_tokens} tokens"
+        self.num_blocks = sum(self._pool_blocks)
         self.prefixes = PrefixIndex() if prefix_cache else None
-        self._is_short = self.num_blocks < most
-        self._generation = [0] * (num_cohorts * slots_per_cohort)
-        self._free: dict[int, None] = dict.fromkeys(range(num_cohorts * slots_per_cohort))
+        self._is_short = self.num_blocks < sum(most)
+        self._generation = [0] * num_slots
+        self._free: dict[int, None] = dict.fromkeys(range(num_slots))
         """Longest unused first."""
         self._held: dict[int, int] = {}
-        self._cached_blocks = 0
-        self._held_blocks = 0
+        self._cached_blocks = [0] * num_pools
+        self._held_blocks = [0] * num_pools
         self._trims: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[str, int], ...]] = {}
         """By slot: names of beginnings of its last holder's prompt, and their tokens."""
@@ -65,6 +70,7 @@ class SlotLedger:
             size.num_blocks,
             prefix_cache=prefix_cache,
             num_ranks=num_ranks,
+            num_pools=size.num_pools,
         )
 
     @property
@@ -73,21 +79,24 @@ class SlotLedger:
 
     @property
     def held_blocks(self) -> int:
-        return self._held_blocks
+        """Of all pools."""
+        return sum(self._held_blocks)
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks of free slots that may still be of use."""
-        return self._cached_blocks
+        """Blocks of free slots that may still be of use, of all pools."""
+        return sum(self._cached_blocks)
 
-    @property
-    def available_blocks(self) -> int:
-        """Blocks that can be had without taking them from a holder."""
-        return self.num_blocks - self._held_blocks
+    def pool_of(self, slot: int) -> int:
+        """Whose blocks a slot takes."""
+        return rank_of_slot(slot, self.num_pools)
 
-    @property
-    def has_free_slot(self) -> bool:
-        return bool(self._free)
+    def available_blocks(self, pool: int) -> int:
+        """Blocks of a pool that can be had without taking them from a holder."""
+        return self._pool_blocks[pool] - self._held_blocks[pool]
+
+    def has_free_slot(self, pool: int) -> bool:
+        return any(self.pool_of(slot) == pool for slot in self._free)
 
     def held_by(self, slot: int) -> int:
         return self._held[slot]
@@ -115,43 +124,48 @@ class SlotLedger:
         names: tuple[tuple[str, int], ...] = (),
         *,
         reusable: tuple[int, ...] | None = None,
+        pools: Collection[int] = (0,),
     ) -> tuple[int, int, int]:
         """Give out a slot with blocks for `inputs`; returns slot, generation and how many inputs lie in it already.
 
         A slot that holds a beginning of `inputs` is preferred where that is at least half of what it holds; otherwise
         the beginning can be copied from it. `reusable`: only of these first inputs, the last of which is computed.
+        `pools`: of one of these, each of which has a free slot and enough blocks.
         """
         needed = blocks_of(len(inputs))
         assert len(inputs) <= self.slot_tokens, f"{len(inputs)} tokens do not fit a slot of {self.slot_tokens}"
-        assert needed <= self.available_blocks, f"{needed} blocks of {self.available_blocks}"
-        slot, kept = self._choose(cohort, inputs if reusable is None else reusable, salt)
+        slot, kept = self._choose(cohort, inputs if reusable is None else reusable, salt, pools)
+        pool = self.pool_of(slot)
+        assert needed <= self.available_blocks(pool), f"{needed} blocks of {self.available_blocks(pool)}"
         del self._free[slot]
-        self._cached_blocks -= self._cached(slot)
+        self._cached_blocks[pool] -= self._cached(slot)
         self._shrink(slot, kept)
         self._held[slot] = needed
-        self._held_blocks += needed
-        self._reclaim()
+        self._held_blocks[pool] += needed
+        self._reclaim(pool)
         self._names[slot] = names
         self._generation[slot] += 1
         return slot, self._generation[slot], kept * BLOCK_TOKENS
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Let a held slot take `num_tokens` tokens; False when no block is left for that."""
+        """Let a held slot take `num_tokens` tokens; False when no block of its pool is left for that."""
         missing = blocks_of(num_tokens) - self._held[slot]
         if missing > 0:
-            if missing > self.available_blocks:
+            pool = self.pool_of(slot)
+            if missing > self.available_blocks(pool):
                 return False
             self._held[slot] += missing
-            self._held_blocks += missing
-            self._reclaim()
+            self._held_blocks[pool] += missing
+            self._reclaim(pool)
         return True
 
     def give_back(self, slot: int) -> None:
         """Free a held slot; what its content is known to be stays as long as there is room."""
-        self._held_blocks -= self._held.pop(slot)
+        pool = self.pool_of(slot)
+        self._held_blocks[pool] -= self._held.pop(slot)
         self._free[slot] = None
         kept = self._cached(slot)
-        self._cached_blocks += kept
+        self._cached_blocks[pool] += kept
         self._shrink(slot, kept)
 
     def beginning_of(self, slot: int, inputs: tuple[int, ...], salt: str) -> tuple[int, int | None]:
@@ -173,15 +187,16 @@ class SlotLedger:
     def _cached(self, slot: int) -> int:
         return 0 if self.prefixes is None else self.prefixes.num_blocks(slot)
 
-    def _choose(self, cohort: int, inputs: tuple[int, ...], salt: str) -> tuple[int, int]:
-        """A free slot, and how many blocks of it are worth keeping."""
+    def _choose(self, cohort: int, inputs: tuple[int, ...], salt: str, pools: Collection[int]) -> tuple[int, int]:
+        """A free slot of `pools`, and how many blocks of it are worth keeping."""
         blocks, holders = (0, []) if self.prefixes is None else self.prefixes.match(inputs, salt)
-        in_place = [slot for slot in holders if slot in self._free and self._cached(slot) <= 2 * blocks]
+        free = dict.fromkeys(slot for slot in self._free if self.pool_of(slot) in pools)
+        in_place = [slot for slot in holders if slot in free and self._cached(slot) <= 2 * blocks]
         if in_place:
             return min(in_place, key=self._cached), blocks
-        empty = [slot for slot in self._free if not self._cached(slot)]
+        empty = [slot for slot in free if not self._cached(slot)]
         if not empty:
-            slot = next(iter(self._free))
+            slot = next(iter(free))
             return slot, blocks if slot in holders else 0
         here = [slot for slot in empty if slot // self.slots_per_cohort == cohort]
         busy = Counter(rank_of_slot(slot, self.num_ranks) for slot in self._held)
@@ -193,15 +208,15 @@ class SlotLedger:
         if self._is_short:
             self._trims[slot] = num_blocks * BLOCK_TOKENS
 
-    def _reclaim(self) -> None:
-        """Make room for what is held, at the cost of what is only cached."""
+    def _reclaim(self, pool: int) -> None:
+        """Make room in a pool for what is held, at the cost of what is only cached."""
         for slot in self._free:
-            excess = self._held_blocks + self._cached_blocks - self.num_blocks
+            excess = self._held_blocks[pool] + self._cached_blocks[pool] - self._pool_blocks[pool]
             if excess <= 0:
                 return
             cached = self._cached(slot)
-            if cached:
-                self._cached_blocks -= min(cached, excess)
+            if cached and self.pool_of(slot) == pool:
+                self._cached_blocks[pool] -= min(cached, excess)
                 self._shrink(slot, cached - min(cached, excess))
 
 

@@ -127,6 +127,21 @@ class DecoderStage(CachedSlots):
         assert self._head is not None, "this stage holds no head"
         return self._head(hidden_rows)
 
+    @property
+    def first_token(self) -> int:
+        assert self._head is not None, "this stage holds no head"
+        return self._head.first_token
+
+    @torch.inference_mode()
+    def head_part(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "this stage holds no head"
+        return self._head.part(hidden_rows)
+
+    @torch.inference_mode()
+    def whole_head(self, part: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "this stage holds no head"
+        return self._head.of_all(part)
+
 
 def build_stage_model(
     model_dir: Path,

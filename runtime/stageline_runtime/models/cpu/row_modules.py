@@ -92,16 +92,21 @@ class OutputHead:
     ) -> None:
         self._ranks = ranks if ranks is not None else LoneRank()
         self._width = head_rows(config, self._ranks.size)
+        self.first_token = self._ranks.rank * self._width
         self._vocab_size = config.vocab_size
         self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps, kernels)
         self._to_vocabulary = Linear(weights.head(embedding))
 
     def __call__(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Map hidden `[num_rows, hidden_size]` to float32 logits `[num_rows, vocab_size]`."""
-        part = self._to_vocabulary(self._final_norm(hidden_rows))
-        return part.to(torch.float32) if self._ranks.size == 1 else self._of_all(part)
+        part = self.part(hidden_rows)
+        return part.to(torch.float32) if self._ranks.size == 1 else self.of_all(part)
 
-    def _of_all(self, part: torch.Tensor) -> torch.Tensor:
+    def part(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the same in the weights' dtype, of the tokens from `first_token` on; no rank is asked."""
+        return self._to_vocabulary(self._final_norm(hidden_rows))
+
+    def of_all(self, part: torch.Tensor) -> torch.Tensor:
         """The logits of all ranks' parts, which cross in the weights' dtype and are widened as they are laid out."""
         num_rows = len(part)
         part = F.pad(part, (0, self._width - part.shape[1])) if part.shape[1] < self._width else part

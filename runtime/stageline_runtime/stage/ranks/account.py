@@ -30,7 +30,7 @@ class RankAccount(BaseModel):
     status: StageStatus
     busy_seconds: float
     exchange_seconds: float | None
-    """Of the busy time: in exchanges with the other ranks. None on a device, where the host waits for none."""
+    """Of the busy time: in exchanges with the other ranks. None until it has met them."""
 
     @classmethod
     def of(cls, progress: StageProgress) -> "RankAccount":

@@ -17,9 +17,9 @@ from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.ranks.inherited import InheritedRank
+from stageline_runtime.stage.ranks.shared_kernels import no_shared_memory
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
-from stageline_runtime.termination import RuntimeFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def join_ranks(
     """Meet the other ranks of the stage; `inherited` None: there are none.
 
     Raises:
-        RuntimeFailure: class BadConfig where ranks can't share memory; as `join_device_ranks`.
+        RuntimeFailure: as `no_shared_memory` and `join_device_ranks`.
         RanksEndedError: another rank has ended.
     """
     if inherited is None:
@@ -53,8 +53,7 @@ def join_ranks(
     try:
         ranks = SharedMemoryRanks(inherited.area, contract.rank, watchdog.exchange)
     except NativeUnavailableError as error:
-        detail = f"spec.parallelism: {contract.ranks} ranks can't share memory: {error}"
-        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation=JOIN) from error
+        raise no_shared_memory(contract.ranks, error, JOIN) from error
     progress.exchanges = ranks.times
     shared = StageRanks(experts=ranks) if contract.config.expert > 1 else StageRanks(tensor=ranks)
     return JoinedRanks(shared, agreeing=ranks)
@@ -88,6 +87,7 @@ def _by_devices(
     )
     watchdog.rest()
     watchdog.unfinished, ranks.observe = ranks.unfinished, watchdog.exchange
+    progress.exchanges = ranks.times
 
     def await_all(purpose: str) -> None:
         meeting.meet(purpose, timeouts.load_seconds, FailureClass.MODEL_LOAD)

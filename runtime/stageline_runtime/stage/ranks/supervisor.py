@@ -23,7 +23,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from stageline_api import env
-from stageline_api.failures import ExitCode, FailureClass, TerminationMessage
+from stageline_api.failures import ExitCode, TerminationMessage
 from stageline_runtime import bound_child
 from stageline_runtime.contract import PodContract
 from stageline_runtime.native.build import NativeUnavailableError, library_for_others
@@ -31,6 +31,7 @@ from stageline_runtime.planning.this_machine import kernel_kills
 from stageline_runtime.ranks.rank_area import RankArea
 from stageline_runtime.stage.ranks.ends import RankEnd, last_words_of
 from stageline_runtime.stage.ranks.pages import RankPages
+from stageline_runtime.stage.ranks.shared_kernels import no_shared_memory
 from stageline_runtime.stage.telemetry.health import health_served
 from stageline_runtime.termination import RuntimeFailure, pass_last_words_on
 
@@ -125,8 +126,7 @@ class RankSupervisor:
                     os.environ[env.NATIVE_LIBRARY] = str(library_for_others(Path(directory)))
                 return self._run(area, descriptor)
         except NativeUnavailableError as error:
-            detail = f"spec.parallelism: {self._contract.ranks} ranks can't share memory: {error}"
-            failure = RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="start the ranks")
+            failure = no_shared_memory(self._contract.ranks, error, "start the ranks")
             return pass_last_words_on(failure.message(self._contract.stage))
         finally:
             for rank in self._ranks:

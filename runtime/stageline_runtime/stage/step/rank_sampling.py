@@ -1,23 +1,94 @@
-"""Sampling where the last stage has several ranks: the first one samples, and all learn what it sampled.
+"""Sampling where the last stage has several ranks, each of which has the logits of a part of the vocabulary.
 
-Every rank has the logits, but a rank by itself could decide otherwise: a grammar that took too long to compile on one
-of them alone would be enough. So one decides, and the others take its rows, in one exchange for every plan that
-samples. The others keep nothing of a request.
+Where a plan's requests are drawn from the logits as they are, each rank looks at its part (`part_draws`): a score and
+an id for each row cross, or of a restricted row the best candidates. Which plans these are follows from them and their
+fills, so all ranks know. What follows from data is the first rank's to decide: whether the candidates settle restricted
+rows. It says so with the tokens, and where they don't all ranks gather the logits.
+
+So they do for all other plans. A rank by itself could decide otherwise there: a grammar that took too long to compile
+on one of them alone would be enough. So the first one samples, and the others take its rows, in one exchange more.
 """
 
 import torch
 from torch import Tensor
 
-from stageline_runtime.plan_bus.messages import SampledRow, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, StepPlan
 from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.sampling.part_draws import (
+    OPEN,
+    Vocabulary,
+    best_of_part,
+    best_of_parts,
+    candidates_of_part,
+    draw_among_parts,
+    is_free,
+)
+from stageline_runtime.stage.step.sampling_state import feedback_of_drawn, is_plain
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
 SHARE_SAMPLED = "all-gather, sampled rows"
+SHARE_BEST = "all-gather, best of parts"
+SHARE_CANDIDATES = "all-gather, candidates of parts"
+SHARE_DRAWN = "all-gather, drawn tokens"
 
 
 def share_sampled(ranks: RankGroup, feedback: Tensor) -> Tensor:
     """The first rank's `[num_sampled_rows, 4]`, whatever the others give."""
     return feedback if ranks.size == 1 else ranks.all_gather(feedback, SHARE_SAMPLED)[0]
+
+
+class PartDraws:
+    """Draws of one rank of the last stage, together with the others, for the plans that can be drawn by parts."""
+
+    def __init__(self, ranks: RankGroup, first_token: int, vocab_size: int) -> None:
+        """`first_token` of this rank's part."""
+        self._ranks = ranks
+        self._first_token = first_token
+        self._vocabulary = Vocabulary(vocab_size, -(-vocab_size // ranks.size))
+        self._by_slot: dict[int, tuple[int, RequestSampling | None]] = {}
+        """Generation, and how its request samples; None: not by parts."""
+
+    def accept(self, plan: StepPlan) -> None:
+        """Take a plan's fills; called once for each plan, in order, before `draw`."""
+        for fill in plan.fills:
+            self._by_slot[fill.slot] = fill.generation, fill.sampling if is_plain(fill.sampling) else None
+
+    def rows_of(self, plan: StepPlan) -> list[RequestSampling] | None:
+        """How each of the plan's sampled rows is drawn; None where it can't be by parts."""
+        rows = [self._sampling_of(row) for row in plan.sampled_rows]
+        found = [row for row in rows if row is not None]
+        return found if len(found) == len(rows) else None
+
+    def draw(self, plan: StepPlan, rows: list[RequestSampling], logits: Tensor) -> list[int] | None:
+        """The tokens of a plan's sampled rows, from float32 `logits` of this rank's part; None, on all ranks, where all
+        logits are needed.
+        """
+        positions = [row.position + row.num_tokens for row in plan.sampled_rows]
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        are_free = [is_free(row, self._vocabulary.size) for row in rows]
+        if all(are_free):
+            tokens = self._draw_free(logits, rows, positions)
+        else:
+            for kind, draw in ((True, self._draw_free), (False, self._draw_restricted)):
+                places = [index for index, free in enumerate(are_free) if free is kind]
+                if places:
+                    chosen = [rows[index] for index in places], [positions[index] for index in places]
+                    tokens[places] = draw(logits[places], *chosen)
+            tokens = self._ranks.all_gather(tokens, SHARE_DRAWN)[0]
+        drawn: list[int] = tokens.tolist()
+        return None if OPEN in drawn else drawn
+
+    def _draw_free(self, logits: Tensor, rows: list[RequestSampling], positions: list[int]) -> Tensor:
+        best = best_of_part(logits, self._first_token, rows, positions)
+        return best_of_parts(self._ranks.all_gather(best, SHARE_BEST))
+
+    def _draw_restricted(self, logits: Tensor, rows: list[RequestSampling], positions: list[int]) -> Tensor:
+        own = candidates_of_part(logits, self._first_token, rows, self._vocabulary)
+        return draw_among_parts(self._ranks.all_gather(own, SHARE_CANDIDATES), rows, positions, self._vocabulary)
+
+    def _sampling_of(self, row: PlanRow) -> RequestSampling | None:
+        generation, sampling = self._by_slot.get(row.slot, (0, None))
+        return None if row.num_drafts or generation != row.generation else sampling
 
 
 class OtherRankSampling:
@@ -33,6 +104,10 @@ class OtherRankSampling:
         """No row for the engine, and a place for the first rank's feedback."""
         return self.leave_out(plan)
 
+    def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[tuple[SampledRow, ...], Tensor]:
+        """No row for the engine, and the feedback that the first rank has too."""
+        return (), feedback_of_drawn(plan, tokens).to(self._device)
+
     def leave_out(self, plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
-        """The same, for a plan that nobody waits for."""
+        """The same as `sample`, for a plan that nobody waits for."""
         return (), torch.zeros(len(plan.sampled_rows), FEEDBACK_WIDTH, dtype=torch.int64, device=self._device)

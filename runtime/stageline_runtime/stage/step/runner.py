@@ -27,7 +27,7 @@ from stageline_api.telemetry.timeline import (
 )
 from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.models.protocol import CPU, StageModel
+from stageline_runtime.models.protocol import CPU, CutsHead, StageModel
 from stageline_runtime.plan_bus.messages import PromptReport, SlotFill, StepPlan
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling, is_waited_for
@@ -35,7 +35,7 @@ from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import Sampled
 from stageline_runtime.stage.step.pending_drafts import PendingDrafts
 from stageline_runtime.stage.step.prompt_reports import PromptReports
-from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, share_sampled
+from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, PartDraws, share_sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
 from stageline_runtime.transport.protocol import NEWEST_COLUMN as NEWEST
@@ -168,9 +168,11 @@ class StageRunner:
         drafter: Drafter | None = None,
         ranks: RankGroup | None = None,
         report_rows: int = 8,
+        vocab_size: int = 0,
     ) -> None:
-        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage.
-        `report_rows`: over how many rows the head runs at once for log probabilities of prompts.
+        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage, which
+        need the model's `vocab_size` where there are several. `report_rows`: over how many rows the head runs at once
+        for log probabilities of prompts.
         """
         self._model = model
         self._drafter = drafter
@@ -193,6 +195,12 @@ class StageRunner:
             self._sampling = OtherRankSampling(self._device)
         else:
             self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
+        self._cut_head: CutsHead | None = None
+        self._parts: PartDraws | None = None
+        if self._ranks.size > 1 and self.is_last and accelerator is None:
+            assert isinstance(model, CutsHead), "ranks share a head that can't be had in parts"
+            assert vocab_size > 0, "the size of the vocabulary is not said"
+            self._cut_head, self._parts = model, PartDraws(self._ranks, model.first_token, vocab_size)
         self._reports = PromptReports(model, report_rows, accelerator)
 
     @property
@@ -271,6 +279,8 @@ class StageRunner:
             self._tokens.fill(fill)
         if self.is_last:
             self._sampling.accept(plan)
+            if self._parts is not None:
+                self._parts.accept(plan)
         if self._drafter is not None:
             self._drafter.accept(plan)
 
@@ -299,13 +309,28 @@ class StageRunner:
         self._transport.send_hidden(plan.seq, hidden)
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
-        logits = self._model.head(self._sampled_from(plan, hidden))
+        sampled = self._sample_from(plan, self._sampled_from(plan, hidden))
+        if self._drafter is not None:
+            self._drafter.take(plan, sampled)
+        return sampled
+
+    def _sample_from(self, plan: StepPlan, hidden_rows: Tensor) -> Sampled:
+        rows = None if self._parts is None else self._parts.rows_of(plan)
+        if self._parts is None or self._cut_head is None or rows is None:
+            return self._sample_logits(plan, self._model.head(hidden_rows))
+        part = self._cut_head.head_part(hidden_rows)
+        tokens = self._parts.draw(plan, rows, part.float())
+        if tokens is None:
+            return self._sample_logits(plan, self._cut_head.whole_head(part))
+        sampled, feedback = self._sampling.take_drawn(plan, tokens)
+        self._send_known_feedback(plan, feedback)
+        return sampled
+
+    def _sample_logits(self, plan: StepPlan, logits: Tensor) -> Sampled:
         if self._arrived is not None:
             self._await_arrival(plan, self._arrived)
         sampled, feedback = self._sampling.sample(plan, logits)
         self._send_feedback(plan, feedback)
-        if self._drafter is not None:
-            self._drafter.take(plan, sampled)
         return sampled
 
     def _await_arrival(self, plan: StepPlan, arrived: Event) -> None:
@@ -346,7 +371,10 @@ class StageRunner:
         return sampled
 
     def _send_feedback(self, plan: StepPlan, feedback: Tensor) -> None:
-        feedback = share_sampled(self._ranks, feedback)
+        self._send_known_feedback(plan, share_sampled(self._ranks, feedback))
+
+    def _send_known_feedback(self, plan: StepPlan, feedback: Tensor) -> None:
+        """What all ranks of this stage have alike."""
         if plan.feedback_posted:
             self._enter(WaitReason.HOST, plan, SEND_FEEDBACK, 0)
             self._transport.send_feedback(plan.seq, feedback)

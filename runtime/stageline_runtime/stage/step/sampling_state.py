@@ -59,8 +59,7 @@ class SlotSampling:
     """Whether it is drawn from the logits as they are, and nothing is told of it but its token."""
 
     def __post_init__(self) -> None:
-        changes = self.needs_history or bool(self.sampling.logit_bias) or self.sampling.has_exclusions
-        self.is_plain = not changes and self.sampling.num_top_logprobs is None
+        self.is_plain = is_plain(self.sampling) and not self.needs_history
 
     def take_inputs(self, position: int, token_ids: tuple[int, ...]) -> None:
         """Take inputs from `position` on; tokens behind the prompt's end are output generated before."""
@@ -115,6 +114,12 @@ class SlotSampling:
         return None if self.guide is None else self.guide.failure
 
 
+def is_plain(sampling: RequestSampling) -> bool:
+    """Whether a request is drawn from the logits as they are, and nothing is told of it but its token."""
+    changes = sampling.depends_on_history or bool(sampling.logit_bias) or sampling.has_exclusions
+    return not changes and sampling.num_top_logprobs is None
+
+
 def slot_sampling(generation: int, sampling: RequestSampling, guide: Guide | None) -> SlotSampling:
     """A request that has said nothing yet, with the kinds of history that it needs."""
     return SlotSampling(
@@ -167,6 +172,12 @@ class SamplingState:
             first += row.num_draws
         return tuple(sampled), place(_feedback(sampled))
 
+    def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[tuple[SampledRow, ...], Tensor]:
+        """As `sample`, for a plan of plain rows that verifies nothing, whose tokens have been drawn."""
+        slots = [slot for row in plan.sampled_rows if (slot := self.live(row)) is not None]
+        drawn = _drawn_plain(plan.sampled_rows, slots, tokens)
+        return drawn, self._draws.place(_feedback(drawn))
+
     def leave_out(self, plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
         """As `sample`, for a plan that nobody waits for: all its rows run dead and nothing changes."""
         sampled = tuple(_sampled_row(row, None, [], []) for row in plan.sampled_rows)
@@ -202,8 +213,12 @@ def _sample_plain(
     """The sampled rows of a plan that verifies nothing, whose requests are all plain: of most plans."""
     positions = [row.position + row.num_tokens for row in rows]
     tokens: list[int] = draws.sample(logits, [slot.sampling for slot in slots], positions).tolist()
-    for slot, position, token in zip(slots, positions, tokens, strict=True):
-        slot.newest = (position, token)
+    return _drawn_plain(rows, slots, tokens)
+
+
+def _drawn_plain(rows: tuple[PlanRow, ...], slots: list[SlotSampling], tokens: list[int]) -> tuple[SampledRow, ...]:
+    for row, slot, token in zip(rows, slots, tokens, strict=True):
+        slot.newest = (row.position + row.num_tokens, token)
     return tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
 
 
@@ -260,6 +275,12 @@ def _feedback(sampled: Sequence[SampledRow]) -> Tensor:
     for row in sampled:
         numbers += (row.generation, row.num_sampled, row.num_rejected, row.token)
     return torch.tensor(numbers, dtype=torch.int64).view(-1, FEEDBACK_WIDTH)
+
+
+def feedback_of_drawn(plan: StepPlan, tokens: list[int]) -> Tensor:
+    """The same of a plan of plain rows that verifies nothing, whose tokens have been drawn."""
+    drawn = zip(plan.sampled_rows, tokens, strict=True)
+    return _feedback([SampledRow(row.slot, row.generation, token) for row, token in drawn])
 
 
 def _sampled_row(

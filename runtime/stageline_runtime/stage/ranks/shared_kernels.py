@@ -1,0 +1,16 @@
+"""Why ranks can't share memory where the compiled exchanges can't be had, as the stage's failure. Without torch.
+
+A machine without a compiler is the configuration's fault, which another start doesn't mend. A compiler that has not
+come to its end is not: the next start may find a quieter machine.
+"""
+
+from stageline_api.failures import FailureClass
+from stageline_runtime.native.build import CompilerTooLateError, NativeUnavailableError
+from stageline_runtime.termination import RuntimeFailure
+
+
+def no_shared_memory(ranks: int, error: NativeUnavailableError, operation: str) -> RuntimeFailure:
+    """Class BadConfig, or ModelLoad where another start may go better."""
+    failure_class = FailureClass.MODEL_LOAD if isinstance(error, CompilerTooLateError) else FailureClass.BAD_CONFIG
+    detail = f"spec.parallelism: {ranks} ranks can't share memory: {error}"
+    return RuntimeFailure(failure_class, detail, operation=operation)

@@ -1,0 +1,79 @@
+"""The runtime with one rule of ranks that divide experts broken; as `broken_rules`. The first is what hung in vLLM."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+import pytest
+
+from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.step_plan import padded_size, plan_of_rank
+from stageline_runtime.ranks.protocol import RankGroup
+
+Patch = pytest.MonkeyPatch
+
+
+def _change_parts(patch: Patch, change: Callable[[StepPlan, StepPlan], StepPlan]) -> None:
+    """`change` is given a whole plan and a rank's part of it."""
+
+    def changed(plan: StepPlan, rank: int, ranks: int) -> StepPlan:
+        return change(plan, plan_of_rank(plan, rank, ranks))
+
+    patch.setattr("chaos.local_group.plan_of_rank", changed)
+
+
+def let_a_rank_without_rows_rest(patch: Patch) -> None:
+    _change_parts(patch, lambda plan, part: msgspec.structs.replace(part, dummy=plan.dummy))
+
+
+def pad_each_part_for_itself(patch: Patch) -> None:
+    def padded(_plan: StepPlan, part: StepPlan) -> StepPlan:
+        return msgspec.structs.replace(part, padded_tokens=padded_size(part.num_tokens)) if part.rows else part
+
+    _change_parts(patch, padded)
+
+
+def pad_by_the_whole_plan_of_one_rank(patch: Patch) -> None:
+    """The engine forgets that a rank may have most of a plan's tokens."""
+
+    def evenly(rows: Iterable[PlanRow], ranks: int) -> int:
+        return padded_size(-(-sum(row.num_tokens for row in rows) // ranks) or 1)
+
+    patch.setattr("stageline_runtime.engine.scheduling.scheduler.padded_part", evenly)
+
+
+def heed_a_cancellation_alone(patch: Patch) -> None:
+    def alone(_ranks: RankGroup, has_heard: bool, _operation: str) -> bool:
+        return has_heard
+
+    patch.setattr("chaos.local_group.have_all_heard", alone)
+
+
+def copy_what_another_rank_holds(patch: Patch) -> None:
+    beginning_of = SlotLedger.beginning_of
+
+    def of_any(self: SlotLedger, slot: int, inputs: tuple[int, ...], salt: str) -> tuple[int, int | None]:
+        ranks, self.num_ranks = self.num_ranks, 1
+        try:
+            return beginning_of(self, slot, inputs, salt)
+        finally:
+            self.num_ranks = ranks
+
+    patch.setattr(SlotLedger, "beginning_of", of_any)
+
+
+def lend_a_pools_blocks_to_another(patch: Patch) -> None:
+    def of_all(self: SlotLedger, _pool: int) -> int:
+        return self.num_blocks - self.held_blocks
+
+    patch.setattr(SlotLedger, "available_blocks", of_all)
+
+
+BROKEN_RANK_RULES: list[Callable[[Patch], None]] = [
+    let_a_rank_without_rows_rest,
+    pad_each_part_for_itself,
+    pad_by_the_whole_plan_of_one_rank,
+    heed_a_cancellation_alone,
+    copy_what_another_rank_holds,
+    lend_a_pools_blocks_to_another,
+]

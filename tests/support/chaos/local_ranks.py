@@ -1,0 +1,86 @@
+"""Ranks of a stage in a local group: what they exchange, each exchange a barrier of the seeded interleaving.
+
+A rank that makes another exchange than the others, or one of another shape, is an error at once; one that makes none
+leaves the others waiting, which is a deadlock here. The model's tokens depend on what every rank gave, an idle one too.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from chaos.interleaving import Interleaving
+from oracles.hash_model import HashModel
+from stageline_runtime.models.cpu.kv_cache import AttentionBatch
+from stageline_runtime.ranks.expert_exchange import expert_exchange
+from stageline_runtime.ranks.protocol import RankGroup
+
+
+class LocalExchanges:
+    """What the ranks of one stage have given so far, exchange by exchange."""
+
+    def __init__(self, interleaving: Interleaving, size: int) -> None:
+        self._interleaving = interleaving
+        self.size = size
+        self.counts = [0] * size
+        """Exchanges that each rank has come to."""
+        self._given: list[dict[int, Tensor]] = []
+        self._described: list[str] = []
+
+    def exchange(self, rank: int, rows: Tensor, operation: str) -> list[Tensor]:
+        """What every rank gave, in their order, once all of them have."""
+        number = self.counts[rank]
+        self.counts[rank] += 1
+        described = f"{operation} of {rows.dtype} {tuple(rows.shape)}"
+        if number == len(self._given):
+            self._given.append({})
+            self._described.append(described)
+        assert described == self._described[number], f"rank {rank} is at {described}, others {self._described[number]}"
+        given = self._given[number]
+        given[rank] = rows.clone()
+        self._interleaving.wait_until(lambda: len(given) == self.size, f"rank {rank}: {operation}")
+        return [given[each] for each in range(self.size)]
+
+
+class LocalRank:
+    """One rank's end; a `RankGroup`."""
+
+    def __init__(self, exchanges: LocalExchanges, rank: int) -> None:
+        self.rank = rank
+        self.size = exchanges.size
+        self._exchanges = exchanges
+
+    def all_reduce(self, rows: Tensor, operation: str, /) -> Tensor:
+        return torch.stack(self._exchanges.exchange(self.rank, rows, operation)).sum(0)
+
+    def all_gather(self, rows: Tensor, operation: str, /) -> Tensor:
+        return torch.stack(self._exchanges.exchange(self.rank, rows, operation))
+
+    def reduce_scatter(self, rows: Tensor, operation: str, /) -> Tensor:
+        return self.all_reduce(rows, operation)[self.rank]
+
+    def close(self) -> None:
+        pass
+
+
+def local_ranks(interleaving: Interleaving, size: int) -> tuple[LocalExchanges, Sequence[LocalRank]]:
+    """The exchanges of a stage of `size` ranks, and each rank's end of them."""
+    exchanges = LocalExchanges(interleaving, size)
+    return exchanges, [LocalRank(exchanges, rank) for rank in range(size)]
+
+
+class RankedHashModel(HashModel):
+    """The hash model as a mixture whose experts are cut over ranks: the expert that a value picks hands it on."""
+
+    def __init__(self, stage: int, num_slots: int, num_blocks: int | None, ranks: RankGroup) -> None:
+        super().__init__(stage, num_slots, num_blocks)
+        self._ranks = ranks
+        self._exchange = expert_exchange(ranks, stage)
+
+    def layers(self, hidden: Tensor, batch: AttentionBatch) -> Tensor:
+        out = super().layers(hidden, batch)
+        if self._exchange is None:
+            return out
+        gathered = self._exchange.gather(out)
+        is_own = gathered % self._ranks.size == self._ranks.rank
+        return self._exchange.scatter(torch.where(is_own, gathered, 0))
