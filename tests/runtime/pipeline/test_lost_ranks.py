@@ -87,7 +87,8 @@ def meeting_group(directory: Path, model: Path, *, held_back: frozenset[str]) ->
         yield group
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.thorough), 1])
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 1])
 def test_killed_at_the_rendezvous(rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     with meeting_group(tmp_path, tiny_llama, held_back=frozenset({"stage-1"})) as group:
         os.kill(pid_of(group, 1, rank), signal.SIGKILL)
@@ -96,7 +97,8 @@ def test_killed_at_the_rendezvous(rank: int, tiny_llama: Path, tmp_path: Path) -
         assert_named(group, 1, rank, "Killed")
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 1])
 def test_killed_while_warming_up(rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     """The engine stands still until one rank of the second stage does, so that the warm-up can't get past it."""
     with meeting_group(tmp_path, tiny_llama, held_back=frozenset({"stage-1", "engine"})) as group:
