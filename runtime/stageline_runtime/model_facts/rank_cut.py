@@ -45,7 +45,7 @@ class RankCut:
     @property
     def vocabulary_width(self) -> int:
         """Rows of the head on every rank but the last, which may have fewer."""
-        return head_rows(self.whole, self.ranks)
+        return head_rows(self.whole.vocab_size, self.ranks)
 
     @property
     def vocabulary(self) -> TensorSlice:
@@ -113,7 +113,7 @@ def refuse_ranks(config: ModelConfig, ranks: int) -> None:
     wrong = [f"{size} {name}" for name, size in sizes.items() if size % ranks]
     if wrong:
         raise UnsupportedModelError(f"the model's {' and '.join(wrong)} can't be divided among {ranks} ranks")
-    if head_rows(config, ranks) * (ranks - 1) >= config.vocab_size:
+    if head_rows(config.vocab_size, ranks) * (ranks - 1) >= config.vocab_size:
         raise UnsupportedModelError(f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks no token")
 
 
@@ -129,6 +129,6 @@ def part_of_layers(config: ModelConfig, ranks: int) -> ModelConfig:
     )
 
 
-def head_rows(config: ModelConfig, ranks: int) -> int:
-    """Rows of the head on a rank, at most."""
-    return -(-config.vocab_size // ranks)
+def head_rows(vocab_size: int, ranks: int) -> int:
+    """Rows of the head on a rank, at most; the ranks have them in their order."""
+    return -(-vocab_size // ranks)

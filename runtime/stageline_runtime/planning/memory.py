@@ -138,7 +138,7 @@ def rank_end_parameters(config: ModelConfig, ranks: int, *, is_first: bool, is_l
     whole = end_parameters(config, is_first=is_first, is_last=is_last)
     if ranks == 1 or not is_last:
         return whole
-    return whole - (config.vocab_size - head_rows(config, ranks)) * config.hidden_size
+    return whole - (config.vocab_size - head_rows(config.vocab_size, ranks)) * config.hidden_size
 
 
 def largest_layer_parameters(config: ModelConfig, ranks: int = 1, *, experts: int = 1) -> int:

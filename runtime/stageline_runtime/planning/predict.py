@@ -178,7 +178,7 @@ def step_seconds(
     head, one that shares experts its part of the rows, and of the experts' work for all rows, taken to be even.
     """
     vocab_rows, ends = (
-        head_rows(config, workload.ranks),
+        head_rows(config.vocab_size, workload.ranks),
         rank_end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
     )
     config = part_of_layers(config, workload.ranks)

@@ -34,11 +34,6 @@ class Vocabulary:
         return min(PREFILTER_SIZE, self.width)
 
 
-def is_free(row: RequestSampling, vocab_size: int) -> bool:
-    """Whether any token may be drawn, or the best one is asked for."""
-    return row.temperature == 0.0 or (row.top_p >= 1.0 and row.min_p <= 0.0 and not 0 < row.top_k < vocab_size)
-
-
 def best_of_part(logits: Tensor, first: int, rows: list[RequestSampling], positions: list[int]) -> Tensor:
     """Of each free row the best token of a part: `[num_rows, 2]` float64, its score and its id. `logits` are float32,
     of the tokens from `first` on.

@@ -38,7 +38,7 @@ def _sample_rows(logits: Tensor, rows: list[RequestSampling], positions: list[in
     keys = mixed_keys(noise_keys(rows, positions))
     truncation = truncation_of(rows, vocab_size)
     tokens = torch.empty(len(rows), dtype=torch.int64)
-    are_free = (truncation.top_p >= 1.0) & (truncation.min_p <= 0.0) & (truncation.top_k >= vocab_size)
+    are_free = torch.tensor([is_free(row, vocab_size) for row in rows])
     free, restricted = are_free.nonzero().squeeze(1), (~are_free).nonzero().squeeze(1)
     if len(free):
         tokens[free] = best_free(logits[free], truncation.temperature[free], keys[free])[0]
@@ -101,6 +101,11 @@ def _draw_among(logits: Tensor, keys: Tensor, truncation: Truncation, size: int)
 
 def noise_keys(rows: list[RequestSampling], positions: list[int]) -> list[NoiseKey]:
     return [NoiseKey(row.seed, row.choice, position) for row, position in zip(rows, positions, strict=True)]
+
+
+def is_free(row: RequestSampling, vocab_size: int) -> bool:
+    """Whether any token may be drawn, or the best one is asked for."""
+    return row.temperature == 0.0 or (row.top_p >= 1.0 and row.min_p <= 0.0 and not 0 < row.top_k < vocab_size)
 
 
 def truncation_of(rows: list[RequestSampling], vocab_size: int) -> Truncation:

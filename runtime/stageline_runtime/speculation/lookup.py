@@ -16,11 +16,16 @@ TOKENS_PER_CALL = 4096
 """Most tokens indexed in one call, a few milliseconds of work."""
 
 
+def ngram_sizes(min_match: int) -> range:
+    """The longest first."""
+    return range(min_match + NGRAM_SIZES - 1, min_match - 1, -1)
+
+
 class Lookup:
     """The tokens of one request, and where each of their n-grams was seen last."""
 
     def __init__(self, min_match: int) -> None:
-        self._sizes = range(min_match + NGRAM_SIZES - 1, min_match - 1, -1)
+        self._sizes = ngram_sizes(min_match)
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
         """By n-gram: the place right after it. The n-grams that end with the last token are not in it yet."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
+from stageline_runtime.speculation.lookup import ngram_sizes
+
 PREFIX_TOKENS: Final = 16
 """Prompts are of one kind when so many of their first tokens are equal, or all of shorter ones."""
 MOST_ANSWER_TOKENS: Final = 2048
@@ -20,8 +22,6 @@ LONG_MATCH: Final = 8
 """Tokens that tell apart places of an answer that few of them don't."""
 MOST_LOOKED_AT: Final = 8
 """Of answers to prompts of one kind, the newest, so that a draft costs microseconds."""
-NGRAM_SIZES: Final = 3
-"""N-grams of `min_match` tokens and of up to two more are known besides."""
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -55,10 +55,8 @@ class RecentAnswers:
 
     def __init__(self, most: int, min_match: int) -> None:
         self._most = most
-        self._sizes: tuple[int, ...] = (
-            max(LONG_MATCH, min_match + NGRAM_SIZES),
-            *range(min_match + NGRAM_SIZES - 1, min_match - 1, -1),
-        )
+        short = ngram_sizes(min_match)
+        self._sizes: tuple[int, ...] = (max(LONG_MATCH, short[0] + 1), *short)
         self._numbers = count()
         self._answers: OrderedDict[tuple[Key, int], _Answer] = OrderedDict()
         self._of_key: dict[Key, list[int]] = {}

@@ -31,12 +31,11 @@ def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress
         account = f"graphs are off (spec.engine.graphs {config.graphs})"
         logger.info(account)
         return account
-    sizes = CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
     try:
         if not isinstance(model, CapturesGraphs):
             raise GraphsUnavailableError("this model's layers can't be captured")
         report = model.capture_graphs(
-            graphs, sizes, Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
+            graphs, _sizes(welcome), Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
         )
     except GraphsUnavailableError as error:
         detail = f"spec.engine.graphs {config.graphs} can't be had: {error}; set it to off or auto"
@@ -55,6 +54,7 @@ def capture_draft(
     try:
         graphs, report = draft.capture(
             welcome.graphs,
+            _sizes(welcome),
             Path(config.cache_dir),
             lambda message: progress.enter(Phase.LOADING, f"the draft model: {message}"),
         )
@@ -68,3 +68,8 @@ def capture_draft(
     account = f"{report.graphs} graphs of the draft model in {report.seconds:.1f} s, {report.memory_bytes >> 20} MiB"
     logger.info(account)
     return graphs, f"; {account}"
+
+
+def _sizes(welcome: Welcome) -> CaptureSizes:
+    """Of the plans that a group has, so of the draft model's steps too."""
+    return CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))

@@ -28,7 +28,7 @@ from stageline_runtime.models.protocol import (
     StageShape,
 )
 from stageline_runtime.plan_bus.messages import GraphMode
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of, decode_sizes, padded_size
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 from stageline_runtime.stage.memory_use import blocks_to_measure, largest_plan
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 
@@ -83,8 +83,10 @@ class LoadedDraft:
             model.reserve_cache(num_blocks)
         return num_blocks * BLOCK_TOKENS * self.token_bytes
 
-    def capture(self, graphs: GraphMode, cache_dir: Path, progress: CaptureProgress) -> tuple[GraphMode, CaptureReport]:
-        """Capture its layers, for the sizes that a group captures up to `graphs`; behind `make_cache`.
+    def capture(
+        self, graphs: GraphMode, sizes: CaptureSizes, cache_dir: Path, progress: CaptureProgress
+    ) -> tuple[GraphMode, CaptureReport]:
+        """Capture its layers up to `graphs`, for the `sizes` of the group's plans; behind `make_cache`.
 
         Returns what its steps may ask for: nothing on a CPU, where compiling them would take longer than it wins.
 
@@ -95,9 +97,6 @@ class LoadedDraft:
         if graphs is GraphMode.OFF or self.accelerator is None:
             return GraphMode.OFF, CaptureReport(graphs=0, seconds=0.0, memory_bytes=0)
         assert isinstance(model, CapturesGraphs), "a device's model may be captured"
-        sizes = CaptureSizes(
-            decode=decode_sizes(self.shape.slots_per_cohort), step=(padded_size(self.max_step_tokens),)
-        )
         return graphs, model.capture_graphs(graphs, sizes, cache_dir, progress)
 
 

@@ -14,7 +14,7 @@ from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.device.stage import DeviceStage
-from stageline_runtime.models.protocol import GraphsUnavailableError, StageShape
+from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, StageShape
 from stageline_runtime.plan_bus.messages import (
     DraftedRow,
     GraphMode,
@@ -24,7 +24,7 @@ from stageline_runtime.plan_bus.messages import (
     SlotFill,
     StepPlan,
 )
-from stageline_runtime.plan_bus.step_plan import padded_size
+from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size
 from stageline_runtime.stage.capturing import capture_draft
 from stageline_runtime.stage.load_draft import LoadedDraft, load_draft
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
@@ -76,7 +76,8 @@ def load(model_dir: Path, accelerator: Accelerator | None) -> LoadedDraft:
 
 def loaded(model_dir: Path, accelerator: Accelerator | None, graphs: GraphMode) -> Drafter:
     draft = load(model_dir, accelerator)
-    captured, report = draft.capture(graphs, model_dir, lambda _message: None)
+    sizes = CaptureSizes(decode=decode_sizes(SHAPE.slots_per_cohort), step=(padded_size(32),))
+    captured, report = draft.capture(graphs, sizes, model_dir, lambda _message: None)
     assert (report.graphs > 0) == (captured is not GraphMode.OFF) == (graphs is not GraphMode.OFF)
     return draft.drafter(captured)
 
@@ -137,7 +138,9 @@ def test_one_that_can_not_be_captured_says_so_and_runs_eagerly(monkeypatch: pyte
 
     monkeypatch.setattr(DeviceStage, "capture_graphs", refuse)
     draft = load(write_tiny_llama(tmp_path / "model"), ImmediateAccelerator())
-    given: Any = SimpleNamespace(cache_dir=str(tmp_path), graphs=GraphMode.FULL)
+    given: Any = SimpleNamespace(
+        cache_dir=str(tmp_path), graphs=GraphMode.FULL, slots_per_cohort=SHAPE.slots_per_cohort, max_step_tokens=32
+    )
     said = capture_draft(draft, given, given, progress=given)
     assert said == (GraphMode.OFF, "; the draft model runs eagerly: the model is a mixture of experts")
 

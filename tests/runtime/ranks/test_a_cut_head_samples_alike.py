@@ -24,9 +24,8 @@ from stageline_runtime.sampling.part_draws import (
     best_of_parts,
     candidates_of_part,
     draw_among_parts,
-    is_free,
 )
-from stageline_runtime.sampling.sampler import sample
+from stageline_runtime.sampling.sampler import is_free, sample
 from stageline_runtime.stage.step.rank_sampling import PartDraws
 
 OPTIONS: list[dict[str, Any]] = [

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import read_model_config
+from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
 from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.plan_bus.messages import GraphMode
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.stage.load_draft import load_draft
+from stageline_runtime.stage.load_draft import LoadedDraft, load_draft
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, largest_plan, measure
 
 
@@ -130,17 +131,10 @@ def test_stages_that_draw_nothing_measure_no_drafts(tmp_path: Path) -> None:
     assert measure(stage, config, shape, GraphMode.OFF, device, drafts=15).step_bytes == 300
 
 
-@pytest.mark.parametrize(("peaks", "most"), [((700, 600), 700), ((600, 700), 700), ((200, 200), 500)])
-def test_a_draft_model_is_measured_where_it_drafts(tmp_path: Path, peaks: tuple[int, int], most: int) -> None:
-    """First it catches up with a step's tokens, so that the last slot draws nothing; then all four slots draw."""
-    config = read_model_config(write_tiny_llama(tmp_path))
-    shape = shape_of()
-    shape = shape_of(num_blocks=blocks_to_measure(shape))
-    device = ScriptedMemory(100, 300, 500, *peaks)
-    attention = PlainAttention(attention_heads(config, shape))
-    stage = build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention)
-    draft = load_draft(
-        tmp_path,
+def drafts_for_itself(model_dir: Path, config: ModelConfig, shape: StageShape, device: Accelerator) -> LoadedDraft:
+    """The model, loaded as its own draft model on `device`."""
+    return load_draft(
+        model_dir,
         config,
         config,
         shape,
@@ -150,6 +144,18 @@ def test_a_draft_model_is_measured_where_it_drafts(tmp_path: Path, peaks: tuple[
         accelerator=device,
         attention=PlainAttention,
     )
+
+
+@pytest.mark.parametrize(("peaks", "most"), [((700, 600), 700), ((600, 700), 700), ((200, 200), 500)])
+def test_a_draft_model_is_measured_where_it_drafts(tmp_path: Path, peaks: tuple[int, int], most: int) -> None:
+    """First it catches up with a step's tokens, so that the last slot draws nothing; then all four slots draw."""
+    config = read_model_config(write_tiny_llama(tmp_path))
+    shape = shape_of()
+    shape = shape_of(num_blocks=blocks_to_measure(shape))
+    device = ScriptedMemory(100, 300, 500, *peaks)
+    attention = PlainAttention(attention_heads(config, shape))
+    stage = build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention)
+    draft = drafts_for_itself(tmp_path, config, shape, device)
     spy = Spy(cast(DeviceStage, draft.stage.model))
     draft = replace(draft, stage=replace(draft.stage, model=cast(Any, spy)))
     use = measure(stage, config, shape, GraphMode.OFF, device, drafts=15, draft=draft)
@@ -174,17 +180,7 @@ def test_a_draft_models_cache_has_room_for_what_is_drafted_ahead(tmp_path: Path)
             super()._make_cache(num_blocks)
 
     with mock.patch("stageline_runtime.models.device.stage.DeviceStage", Noted):
-        draft = load_draft(
-            tmp_path,
-            config,
-            config,
-            shape,
-            lambda *_: None,
-            max_step_tokens=64,
-            most_drafts=15,
-            accelerator=ImmediateAccelerator(),
-            attention=PlainAttention,
-        )
+        draft = drafts_for_itself(tmp_path, config, shape, ImmediateAccelerator())
     assert made == [blocks_to_measure(shape) + 4]
     token_bytes = config.kv_bytes_per_token(config.num_layers, 4)
     assert draft.make_cache(50) == 54 * BLOCK_TOKENS * token_bytes

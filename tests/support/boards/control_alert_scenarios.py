@@ -5,6 +5,10 @@ from typing import Final
 from boards.alert_scenarios import Firing, Scenario, series
 from boards.user_alert_scenarios import OBJECT
 
+SILENT_STAGE: Final = Firing(
+    "StagelineTargetDown",
+    {"job": "stageline-stage", "instance": "stage:1", "pod": "a", **OBJECT, "group": "0"},
+)
 GATEWAY: Final = {"namespace": "team", "pod": "gateway-0"}
 EXPIRY: Final = "stageline_gateway_tls_certificate_expiry_timestamp_seconds"
 _YEAR: Final = 365 * 86400
@@ -226,12 +230,7 @@ SCRAPES: Final = (
         },
         dict.fromkeys(
             ("1h", "20h"),
-            (
-                Firing(
-                    "StagelineTargetDown",
-                    {"job": "stageline-stage", "instance": "stage:1", "pod": "a", **OBJECT, "group": "0"},
-                ),
-            ),
+            (SILENT_STAGE,),
         ),
         spares=("StagelineTargetDown",),
         step="3m",
@@ -243,12 +242,7 @@ SCRAPES: Final = (
         | up("stage", "0x60 1x345", pod="b", **OBJECT, group="1"),
         dict.fromkeys(
             ("1h", "5h", "7h", "20h"),
-            (
-                Firing(
-                    "StagelineTargetDown",
-                    {"job": "stageline-stage", "instance": "stage:1", "pod": "a", **OBJECT, "group": "0"},
-                ),
-            ),
+            (SILENT_STAGE,),
         ),
         spares=("StagelineTargetDown",),
         step="3m",

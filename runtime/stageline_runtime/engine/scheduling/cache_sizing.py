@@ -78,7 +78,12 @@ class CacheSize:
     @property
     def holds_all(self) -> bool:
         """Whether there is memory for every slot to be full."""
-        return self.num_blocks >= -(-self.num_slots // self.num_pools) * blocks_of(self.slot_tokens)
+        return self.num_blocks >= _full_pool(self.num_slots, self.num_pools, self.slot_tokens)
+
+
+def _full_pool(num_slots: int, num_pools: int, slot_tokens: int) -> int:
+    """Blocks of the pool that has most of the slots, all of them full."""
+    return -(-num_slots // num_pools) * blocks_of(slot_tokens)
 
 
 def size_cache(
@@ -101,7 +106,7 @@ def size_cache(
     num_cohorts = len(stages)
     slots = max(1, max_num_seqs // num_cohorts)
     blocks_per_slot = blocks_of(max_model_len)
-    num_blocks = -(-num_cohorts * slots // num_pools) * blocks_per_slot
+    num_blocks = _full_pool(num_cohorts * slots, num_pools, max_model_len)
     room_tokens: dict[int, int] = {}
     for host in dict.fromkeys(stage.room.host for stage in stages):
         here = [stage for stage in stages if stage.room.host == host]

@@ -91,7 +91,7 @@ class OutputHead:
         ranks: RankGroup | None = None,
     ) -> None:
         self._ranks = ranks if ranks is not None else LoneRank()
-        self._width = head_rows(config, self._ranks.size)
+        self._width = head_rows(config.vocab_size, self._ranks.size)
         self.first_token = self._ranks.rank * self._width
         self._vocab_size = config.vocab_size
         self._final_norm = RmsNorm(weights.final_norm(), config.rms_norm_eps, kernels)

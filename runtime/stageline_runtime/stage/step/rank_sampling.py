@@ -12,6 +12,7 @@ on one of them alone would be enough. So the first one samples, and the others t
 import torch
 from torch import Tensor
 
+from stageline_runtime.model_facts.rank_cut import head_rows
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, StepPlan
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.sampling.part_draws import (
@@ -21,8 +22,8 @@ from stageline_runtime.sampling.part_draws import (
     best_of_parts,
     candidates_of_part,
     draw_among_parts,
-    is_free,
 )
+from stageline_runtime.sampling.sampler import is_free
 from stageline_runtime.stage.step.sampling_state import feedback_of_drawn, is_plain
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
@@ -44,7 +45,7 @@ class PartDraws:
         """`first_token` of this rank's part."""
         self._ranks = ranks
         self._first_token = first_token
-        self._vocabulary = Vocabulary(vocab_size, -(-vocab_size // ranks.size))
+        self._vocabulary = Vocabulary(vocab_size, head_rows(vocab_size, ranks.size))
         self._by_slot: dict[int, tuple[int, RequestSampling | None]] = {}
         """Generation, and how its request samples; None: not by parts."""
 
