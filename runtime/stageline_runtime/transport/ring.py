@@ -98,7 +98,10 @@ def _enter(contract: PodContract, meeting: Meeting, there: tuple[str, int], next
 
 
 class _Entrance:
-    """Listens for the stage before, for as long as the block runs; strangers hold nobody up."""
+    """Listens for the stage before, for as long as the block runs; strangers hold nobody up.
+
+    A block that fails hangs up on the stage that was let in: nobody else would close that connection.
+    """
 
     def __init__(self, contract: PodContract, meeting: Meeting) -> None:
         self._contract = contract
@@ -122,9 +125,11 @@ class _Entrance:
     def __enter__(self) -> "_Entrance":
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_error: object) -> None:
         with self._changed:
             self._is_over = True
+            if failure is not None and self._found is not None:
+                self._found.close()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from processes.free_ports import free_port
 from processes.transport_ends import transport_contract
 from stageline_runtime.contract import PodContract
-from stageline_runtime.plan_bus.challenge import NONCE_BYTES
+from stageline_runtime.plan_bus.challenge import NONCE_BYTES, link_proof
 from stageline_runtime.plan_bus.messages import TransportKind
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.plain_ring import address_of
@@ -112,6 +112,28 @@ def test_a_stage_that_belongs_elsewhere_is_not_met(case: str) -> None:
                 meeting.result(60)
             assert caught.value.failure_class == "RendezvousTimeout"
             assert "unused" not in caught.value.detail, "the token"
+
+
+def test_a_stage_that_gives_up_hangs_up_on_the_one_it_had_let_in() -> None:
+    """The stage before is connected already when this one can't find the next."""
+    contract = transport_contract(1, 0, 60)
+    life = f"{contract.config.namespace}/{contract.config.model_name}/0/1/0"
+    connections: list[socket.socket] = []
+
+    def be_let_in_then_fail(own: tuple[str, int]) -> tuple[str, int]:
+        connection = socket.create_connection(own, timeout=60)
+        connections.append(connection)
+        connection.sendall(b"0" * NONCE_BYTES)
+        numbers = b"0" * NONCE_BYTES + connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        connection.sendall(link_proof(contract.bus_token, life, numbers, speaker=0, listener=1).encode())
+        wanted = link_proof(contract.bus_token, life, numbers, speaker=1, listener=0).encode()
+        assert connection.recv(len(wanted), socket.MSG_WAITALL) == wanted
+        raise RuntimeError("a stranger has set where stage 0 is")
+
+    with pytest.raises(RuntimeError, match="a stranger has set"):
+        join_ring(contract, Meeting(listen=("127.0.0.1", 0), find_next=be_let_in_then_fail, wrap=in_clear))
+    with connections[0] as connection:
+        assert connection.recv(1) == b""
 
 
 def test_an_interface_is_known_by_its_address() -> None:
