@@ -24,6 +24,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from stageline_api.standing_heap import settle_heap
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, Connections, GatewayProtocol
 from stageline_gateway.server.loop_errors import log_loop_error
@@ -94,7 +95,7 @@ class GatewayServers:
             self.tls_listener = TlsListener(new_context(sockets.tls), connections, config.make_room)
 
     async def run(self) -> None:
-        background = [asyncio.create_task(self._serve_admin())]
+        background = [asyncio.create_task(self._serve_admin()), asyncio.create_task(self._settle())]
         public = [self._sockets.public]
         if self._sockets.tls is not None and self.tls_listener is not None:
             keep_up = partial(watch, self._sockets.tls, self.tls_listener.context, self._metrics)
@@ -110,14 +111,21 @@ class GatewayServers:
 
     async def _serve_admin(self) -> None:
         if self.on_started is not None:
-            while not self.public.started and not self._admin.should_exit:  # noqa: ASYNC110 - uvicorn tells nobody
-                await asyncio.sleep(_START_POLL_SECONDS)
+            await self._started()
             self.on_started()
         await self._admin.serve(sockets=[self._sockets.admin])
 
-    async def _accept(self, tls_listener: TlsListener, listening: socket.socket) -> None:
-        while not self.public.started:  # noqa: ASYNC110 - uvicorn tells nobody
+    async def _settle(self) -> None:
+        """A full round of the collector over all that a gateway has loaded would hold up every stream."""
+        await self._started()
+        settle_heap()
+
+    async def _started(self) -> None:
+        while not self.public.started and not self._admin.should_exit:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(_START_POLL_SECONDS)
+
+    async def _accept(self, tls_listener: TlsListener, listening: socket.socket) -> None:
+        await self._started()
         new_protocol = partial(
             GatewayProtocol, self.public.config, self.public.server_state, self.public.lifespan.state
         )

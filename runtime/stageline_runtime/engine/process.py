@@ -10,6 +10,7 @@ from stageline_api.engine_http import ModelInfo, SamplingParams
 from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
+from stageline_api.standing_heap import settle_heap
 from stageline_runtime.contract import PodContract, read_engine_keys, read_served
 from stageline_runtime.engine.core_life import CoreLife
 from stageline_runtime.engine.draft_model import read_draft_model
@@ -29,7 +30,6 @@ from stageline_runtime.engine.text.schema_check import SchemaCheck
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.plan_bus.messages import GroupFailed, Shutdown
 from stageline_runtime.prepare.cache import prepared_model_dir
-from stageline_runtime.standing_heap import settle_heap
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 from stageline_runtime.tls.served import ServedCertificate
 

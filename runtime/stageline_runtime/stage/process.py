@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
+from stageline_api.standing_heap import settle_heap
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
@@ -56,7 +57,6 @@ from stageline_runtime.stage.telemetry.metrics import StageMetrics
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, Timeline, WaitReason
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
-from stageline_runtime.standing_heap import settle_heap
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 
 logger = logging.getLogger(__name__)

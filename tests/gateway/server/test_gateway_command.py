@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,27 @@ def test_it_serves_under_a_user_without_a_name_or_a_home_on_a_read_only_root(
     with gateway_process(tmp_path, engine, under=as_nameless_user()) as (_, url):
         answered = httpx.post(f"{url}/v1/completions", json=BODY | {"stream": False}, trust_env=False, timeout=120)
         assert (answered.status_code, answered.json()["choices"][0]["text"]) == (200, "hello"), answered.text
+
+
+def test_what_a_gateway_loaded_is_not_walked_again_by_the_garbage_collector(
+    tmp_path: Path, engine: ScriptedEngine
+) -> None:
+    """A full round over it would hold up every stream for tens of milliseconds."""
+    said = tmp_path / "frozen"
+    program = f"""
+import gc, pathlib, runpy, threading, time
+def look():
+    while not gc.get_freeze_count():
+        time.sleep(0.01)
+    pathlib.Path({str(said)!r}).write_text(f"{{gc.get_freeze_count()}} {{len(gc.get_objects())}}")
+threading.Thread(target=look, daemon=True).start()
+runpy.run_module("stageline_gateway", run_name="__main__")
+"""
+    with gateway_process(tmp_path, engine, program=(sys.executable, "-c", program)):
+        eventually(lambda: said.exists() and said.read_text() != "", "nothing was settled")
+    frozen, walked = map(int, said.read_text().split())
+    assert frozen > 20_000, said.read_text()
+    assert walked < frozen / 10, said.read_text()
 
 
 def test_sigterm_lets_streams_finish(tmp_path: Path, engine: ScriptedEngine) -> None:

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from stageline_runtime.standing_heap import settle_heap
+from stageline_api.standing_heap import settle_heap
 
 class Node:
     pass
