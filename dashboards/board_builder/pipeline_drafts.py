@@ -31,8 +31,8 @@ def drafts(matchers: tuple[str, ...]) -> Section:
     )
     cancelled = Text(
         "Plans cancelled",
-        "Steps per second sent ahead on a guess that turned out wrong; stages skip them where they hear in time. They "
-        "cost stages that had nothing else to do.",
+        "Steps per second sent ahead on a guess that turned out wrong, or whose request has ended; stages skip them "
+        "where they hear in time. They cost stages that had nothing else to do.",
         "ops",
     )
     drafted = rate_by(GROUP, names.DRAFT_TOKENS.name, *matchers)

@@ -148,7 +148,8 @@ P2P_LATENCY: Final = MetricSpec(
 )
 DRAFT_TOKENS: Final = MetricSpec(
     "stageline_engine_draft_tokens_total",
-    "Drafts of next tokens that verifying rows of live requests carried. Stays 0 without `spec.engine.speculative`.",
+    "Drafts of next tokens that were put to the test by verifying rows of live requests; those of a broken chain never "
+    "are. Stays 0 without `spec.engine.speculative`.",
     _ENGINE,
 )
 ACCEPTED_TOKENS: Final = MetricSpec(
@@ -156,7 +157,7 @@ ACCEPTED_TOKENS: Final = MetricSpec(
 )
 DRAFTED_ROWS: Final = MetricSpec(
     "stageline_engine_drafted_rows_total",
-    "Verifying rows of live requests, each with its drafts: a row gives its accepted tokens and one more.",
+    "Verifying rows of live requests whose drafts were put to the test: a row gives its accepted tokens and one more.",
     _ENGINE,
 )
 ACCEPTED_AT: Final = MetricSpec(
@@ -166,7 +167,8 @@ ACCEPTED_AT: Final = MetricSpec(
 )
 CANCELLED_PLANS: Final = MetricSpec(
     "stageline_engine_cancelled_plans_total",
-    "Plans that guessed what plans before them would sample, and guessed wrong: stages were told not to compute them.",
+    "Plans that guessed what plans before them would sample, and that nobody needs: the guess was wrong, or its "
+    "request has ended or lost its slot. Stages were told not to compute them.",
     _ENGINE,
 )
 ENGINE_BUILD_INFO: Final = MetricSpec(

@@ -214,6 +214,10 @@ SPEC_CASES = {
         "engine: {speculative: {method: lookup, recentAnswers: 65}}",
         "spec.engine.speculative.recentAnswers: 65 is not allowed: must be at most 64",
     ),
+    "a-shortest-match-for-a-draft-model": (
+        "engine: {speculative: {method: draft, draft: {source: 'hf://org/small'}, minMatch: 2}}",
+        "spec.engine.speculative.minMatch: is only for method lookup",
+    ),
     "recent-answers-for-a-draft-model": (
         "engine: {speculative: {method: draft, draft: {source: 'hf://org/small'}, recentAnswers: 4}}",
         "spec.engine.speculative.recentAnswers: is only for method lookup",

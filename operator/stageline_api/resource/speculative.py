@@ -81,11 +81,10 @@ class SpeculativeSpec(SpecBase):
         le=8,
         description=(
             "Fewest tokens at the end of what is known that must have been seen before for a draft. Fewer find more "
-            "drafts, and more wrong ones; what follows one token is judged apart from what follows several. Only "
-            "`lookup` reads it. Default 1, between 1 and 8."
+            "drafts, and more wrong ones; what follows one token is judged apart from what follows several. Only for "
+            "`lookup`. Default 1, between 1 and 8."
         ),
     )
-
     recent_answers: int = Field(
         default=SpeculativeConfig.model_fields["recent_answers"].default,
         ge=0,
@@ -102,14 +101,17 @@ class SpeculativeSpec(SpecBase):
         if (self.method == "draft") != (self.draft is not None):
             rule = _NEEDS_DRAFT if self.draft is None else _ONLY_DRAFT
             raise PydanticCustomError("at_field", "{rule}", {"at": ("draft",), "rule": rule})
-        if self.recent_answers and self.method != "lookup":
-            raise PydanticCustomError("at_field", "{rule}", {"at": ("recentAnswers",), "rule": _ONLY_LOOKUP})
+        if self.method != "lookup":
+            for field, alias in (("min_match", "minMatch"), ("recent_answers", "recentAnswers")):
+                if getattr(self, field) != SpeculativeConfig.model_fields[field].default:
+                    raise PydanticCustomError("at_field", "{rule}", {"at": (alias,), "rule": _ONLY_LOOKUP})
         return self
 
     model_config = ConfigDict(
         json_schema_extra=cel_extra(
             cel("self.method != 'draft' || has(self.draft)", _NEEDS_DRAFT, ".draft"),
             cel("self.method == 'draft' || !has(self.draft)", _ONLY_DRAFT, ".draft"),
+            cel("self.method == 'lookup' || !has(self.minMatch) || self.minMatch == 1", _ONLY_LOOKUP, ".minMatch"),
             cel(
                 "self.method == 'lookup' || !has(self.recentAnswers) || self.recentAnswers == 0",
                 _ONLY_LOOKUP,

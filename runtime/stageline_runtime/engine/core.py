@@ -146,9 +146,6 @@ class EngineCore(CoreLife):
         in_flight = self._live_scheduler.num_plans_in_flight
         self._plans_since = time.monotonic() if in_flight else None
         self._warm.set()
-        for seq in self._live_scheduler.take_cancelled():
-            self._metrics.cancelled()
-            self._send(Cancel(seq))
         # Plans first: the stages need not wait while tokens become text.
         self._pump()
         for prompt in reported:
@@ -172,12 +169,20 @@ class EngineCore(CoreLife):
         if scheduler is None or self._phase not in (Phase.READY, Phase.DRAINING):
             return
         self._say_outstanding(scheduler.has_requests)
+        self._cancel_needless(scheduler)
         while scheduler.num_plans_in_flight < self._run_ahead and (plan := scheduler.schedule()) is not None:
+            self._cancel_needless(scheduler)
             self._observe(plan)
             if self._tracing is not None:
                 plan = self._tracing.planned(plan, scheduler.request_at)
             self._dispatch(plan)
         self._check_drained()
+
+    def _cancel_needless(self, scheduler: Scheduler) -> None:
+        """Before a plan is sent, so that it waits for nothing that nobody needs."""
+        for seq in scheduler.take_cancelled():
+            self._metrics.cancelled()
+            self._send(Cancel(seq))
 
     def _dispatch(self, plan: StepPlan) -> None:
         self._last_plan_seconds = time.monotonic()

@@ -263,7 +263,6 @@ class Cancel(Message, frozen=True):
 
     It still sends and receives all that the plan names, so that stages agree whether or not each of them heard in time.
     Ranks of a stage on CPUs agree before each plan that may be cancelled; on devices they compute all plans.
-    Ranks of a stage on CPUs agree before each plan that may be cancelled; on devices they compute all plans.
     """
 
     seq: int

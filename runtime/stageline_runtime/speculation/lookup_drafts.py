@@ -24,6 +24,8 @@ class LookupDrafts:
         self._after_one, self._after_several = DraftLength(settings.tokens), DraftLength(settings.tokens)
         self._tried = self._after_several
         """Of the drafts proposed last, which are those in flight: none are proposed beside them."""
+        self._found: tuple[int, Match | None] = 0, None
+        """What recent answers know of the end of so many known tokens: looked for once, asked for several times."""
 
     def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:
         """As `RequestDrafts`."""
@@ -41,16 +43,18 @@ class LookupDrafts:
         self._take(known, tokens)
         if not count or len(self._lookup) != known:
             return ()
-        found = self._recently(known, tokens, count)
-        return self._lookup.drafts(count) if found is None else found.following
+        found = self._recently(known, tokens)
+        return self._lookup.drafts(count) if found is None else found.following(count)
 
-    def _recently(self, known: int, tokens: Tokens, count: int) -> Match | None:
-        """What followed in a recent answer, where that knows more of the last tokens than the request itself."""
-        if self._recent is None:
+    def _recently(self, known: int, tokens: Tokens) -> Match | None:
+        """The end of what is known in a recent answer, where that has more of it than the request itself."""
+        if self._recent is None or len(self._lookup) != known:
             return None
-        answers, key = self._recent
-        end = tokens(max(0, known - answers.longest), known)
-        return answers.match(key, end, count, longer_than=self._lookup.matched)
+        if self._found[0] != known:
+            answers, key = self._recent
+            end = tokens(max(0, known - answers.longest), known)
+            self._found = known, answers.match(key, end, longer_than=self._lookup.matched)
+        return self._found[1]
 
     def _take(self, known: int, tokens: Tokens) -> None:
         """Index what is known; of a long prompt a part at each call."""
@@ -58,7 +62,7 @@ class LookupDrafts:
         self._lookup.extend(tokens(start, min(known, start + TOKENS_PER_CALL)))
 
     def _length_here(self, known: int, tokens: Tokens) -> DraftLength:
-        found = self._recently(known, tokens, 1)
+        found = self._recently(known, tokens)
         matched = self._lookup.matched if found is None else found.size
         return self._after_one if matched == 1 else self._after_several
 

@@ -31,8 +31,13 @@ class Match(NamedTuple):
 
     size: int
     """How many of its last tokens."""
-    following: tuple[int, ...]
-    """What came after them, at most as many as were asked for."""
+    answer: tuple[int, ...]
+    place: int
+    """Where the answer goes on after them."""
+
+    def following(self, count: int) -> tuple[int, ...]:
+        """What came after them, at most `count` tokens."""
+        return self.answer[self.place : self.place + count]
 
 
 class _Answer:
@@ -79,7 +84,7 @@ class RecentAnswers:
         while len(self._answers) > self._most:
             self._forget(next(iter(self._answers)))
 
-    def match(self, key: Key, end: tuple[int, ...], num_tokens: int, *, longer_than: int) -> Match | None:
+    def match(self, key: Key, end: tuple[int, ...], *, longer_than: int) -> Match | None:
         """The longest n-gram at `end` in the newest answers of `key`; None where none is `longer_than` that."""
         newest = self._of_key.get(key, [])[: -MOST_LOOKED_AT - 1 : -1]
         for size in self._sizes:
@@ -90,7 +95,7 @@ class RecentAnswers:
                 answer = self._answers[key, number]
                 if (place := answer.after.get(sought)) is not None:
                     self._answers.move_to_end((key, number))
-                    return Match(size, answer.tokens[place : place + num_tokens])
+                    return Match(size, answer.tokens, place)
         return None
 
     def _forget(self, name: tuple[Key, int]) -> None:

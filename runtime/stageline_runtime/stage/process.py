@@ -274,7 +274,9 @@ class StageProcess:
             return
         del self._parts[plan.seq]
         dead = bool(done.rows) and not any(row.num_sampled for row in done.rows)
-        record = self._progress.count_step(plan, step_kind(plan), cancelled=done.cancelled, dead=dead)
+        record = self._progress.count_step(
+            plan, step_kind(plan), cancelled=done.cancelled, dead=dead, drafted=done.drafted is not None
+        )
         if plan.report_times and self._contract.rank == 0:
             bus.send(record.times())
         if plan.dummy:

@@ -87,6 +87,22 @@ def test_a_stop_token_among_the_drafts_ends_the_request_there() -> None:
     tokens = scheduler.complete(planned(scheduler).seq, sampled(7, count=4))
     assert [(token.token, token.finished, token.stopped) for token in tokens] == [(4, False, False), (5, True, True)]
     assert not scheduler.has_requests
+    assert scheduler.speculation is not None
+    counts = scheduler.speculation.counts
+    assert (counts.drafted, counts.held, counts.held_at) == (3, 2, [1, 1]), "the third draft became no output"
+
+
+def test_nobody_drafts_from_what_follows_a_stop_token() -> None:
+    speculation = Speculation(3, 2, FREE, num_recent_answers=2)
+    scheduler = Scheduler(SlotLedger(1, 2, 128), max_step_tokens=64, max_waiting=8, speculation=speculation)
+    scheduler.add(
+        Request(request_id="a", prompt=PROMPT, sampling=GREEDY, max_new_tokens=40, stop_token_ids=frozenset({5}))
+    )
+    scheduler.complete(planned(scheduler).seq, sampled(3))
+    scheduler.complete(planned(scheduler).seq, sampled(7, count=4))
+    known = (*PROMPT, 3, 4)
+    drafts = speculation.of_request(PROMPT).propose(len(known), lambda start, stop: known[start:stop], 1)
+    assert drafts == (5,), "and nothing behind its end"
 
 
 @pytest.mark.parametrize(("length", "drafts"), [(2, 0), (3, 1), (4, 2), (9, 3)])
@@ -248,6 +264,18 @@ def test_an_aborted_chain_is_cancelled_but_for_the_guess_that_is_known() -> None
     scheduler.complete(first.seq, sampled(7, count=4))
     assert scheduler.abort("a")
     assert scheduler.take_cancelled() == [third.seq], second.seq
+
+
+def test_the_chain_of_a_request_that_loses_its_slot_is_cancelled_but_for_the_guess_that_is_known() -> None:
+    ledger = SlotLedger(3, 2, 128, num_blocks=8)
+    scheduler = Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(3, 2, FREE))
+    request = begun(scheduler)
+    _first, second, third = (planned_and_begun(scheduler) for _ in range(3))
+    scheduler.add(make_request("b", tuple(range(50, 164)), 4, priority=-1))
+    assert [row.token_ids[0] for row in planned(scheduler).rows] == [50]
+    assert scheduler.num_preemptions == 1
+    assert scheduler.take_cancelled() == [second.seq, third.seq]
+    assert not request.guesses
 
 
 def test_what_one_request_was_answered_the_next_one_drafts_from() -> None:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from chaos.broken_draft_model_rules import BROKEN_DRAFT_MODEL_RULES
-from chaos.broken_draft_rules import BROKEN_DRAFT_RULES
-from chaos.drafting_workloads import drafting_workload
+from chaos.broken_draft_rules import BROKEN_DRAFT_RULES, cancel_the_guess_that_is_known
+from chaos.drafting_workloads import broken_off_chain_workload, drafting_workload
 from chaos.interleaving import DeadlockError
 from chaos.local_core import LocalCore
 from chaos.local_group import run_group
@@ -62,6 +62,33 @@ def test_drawn_workloads_with_drafts(num_stages: int, drafting: Drafting) -> Non
     if num_stages > 1 and drafting is Drafting.RIGHT:
         expected |= {"chain"}
     assert expected <= {what for what, times in seen.items() if times >= 3}, seen
+
+
+@pytest.mark.parametrize(("num_stages", "runs"), [pytest.param(2, 24, marks=pytest.mark.thorough), (4, 8)])
+def test_requests_that_end_amid_a_chain(num_stages: int, runs: int) -> None:
+    """What the guesses wrote hurts neither who takes the slot nor who goes on from what had been said."""
+    seen: Counter[str] = Counter()
+    for seed in range(runs):
+        for drafting in (Drafting.RANDOM, Drafting.RIGHT):
+            try:
+                seen += run_group(broken_off_chain_workload(seed, num_stages, drafting), seed).seen
+            except Exception as error:
+                error.add_note(f"num_stages {num_stages}, seed {seed}, {drafting}")
+                raise
+    expected = {"chain", "chain of who leaves", "chain of who loses its slot", "not computed", "preemption"}
+    expected |= {"beginning kept in its slot"}
+    assert expected <= {what for what, times in seen.items() if times >= 5}, seen
+
+
+def test_a_known_guess_that_is_cancelled_with_its_chain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that shows only where somebody goes on from the very token that the guess began with."""
+    cancel_the_guess_that_is_known(monkeypatch)
+    for seed in range(48, 48 + BUDGET_RUNS, 2):
+        try:
+            run_group(broken_off_chain_workload(seed, 3, Drafting.RIGHT), seed)
+        except AssertionError:
+            return
+    raise AssertionError("not found")
 
 
 @pytest.mark.parametrize("drafting", [Drafting.LOOKUP, Drafting.MODEL])

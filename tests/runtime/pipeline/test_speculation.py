@@ -13,8 +13,10 @@ import pytest
 from oracles.pipeline_checks import draw_prompts, open_stream, samples, stage_samples
 from oracles.tiny_models import VOCAB_SIZE
 from processes import eager_drafts_engine
-from processes.running_group import ENGINE_COMMAND, RunningGroup, running_group
+from processes.running_group import ENGINE_COMMAND, RunningGroup, page, running_group
+from stageline_api import ports
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TokenPrompt
+from stageline_api.telemetry.timeline import TimelinePage, TimelineStep
 
 CONFIG: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 64}
 DRAFTS = {"tokens": 15, "min_match": 1}
@@ -162,6 +164,33 @@ def test_every_option_gives_the_same_answer(drafting: RunningGroup, expected: li
     assert (busy.get(("draft",), 0.0) > 0.0) == by_model(drafting), busy
     steps = counted(drafting, "plans")
     assert steps < sum(len(tokens) for _, tokens, _, _ in expected), f"{steps} plans"
+
+
+def timeline_of(group: RunningGroup, stage: int) -> list[TimelineStep]:
+    """The plans that a stage still tells of."""
+    steps: list[TimelineStep] = []
+    since, more = -1, True
+    while more:
+        address = f"http://{group.addresses[stage]}:{ports.STAGE_HEALTH}"
+        shown = TimelinePage.model_validate_json(page(f"{address}/timeline?since_seq={since}").content)
+        steps += shown.steps
+        since, more = steps[-1].seq, shown.more
+    return steps
+
+
+def test_timelines_show_what_was_verified_drafted_and_dead(drafting: RunningGroup) -> None:
+    """Each stage tells what a plan verified; the last one what was drafted, and which guesses were wrong."""
+    for index in range(0, len(OPTIONS), 4):
+        answer(drafting, repeating_prompts()[index], sampling_of(index))
+    found = [timeline_of(drafting, stage) for stage in range(len(drafting.addresses))]
+    for steps in found:
+        assert any(step.drafts for step in steps), "no plan verified anything"
+    last = found[-1]
+    drafted = {mark.state for step in last for mark in step.marks} & {"busy.draft"}
+    assert bool(drafted) == by_model(drafting)
+    dead = [step.seq for step in last if step.dead]
+    assert bool(counted(drafting, "cancelled_plans")) == bool(dead), dead
+    assert bool(dead) == (not by_model(drafting) and len(found) > 1), dead
 
 
 @pytest.mark.thorough

@@ -23,8 +23,8 @@ TOKENS = st.lists(st.integers(0, 3), max_size=30).map(tuple)
 def following(
     answers: RecentAnswers, prompt: tuple[int, ...], said: tuple[int, ...], salt: str = ""
 ) -> tuple[int, ...]:
-    found = answers.match(key_of(prompt, salt), (*prompt, *said)[-answers.longest :], 4, longer_than=0)
-    return () if found is None else found.following
+    found = answers.match(key_of(prompt, salt), (*prompt, *said)[-answers.longest :], longer_than=0)
+    return () if found is None else found.following(4)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_request_that_knows_as_many_tokens_itself_copies_itself() -> None:
     answers = RecentAnswers(4, 1)
     answers.note_answer(QUESTION, "", ANSWER)
     end = (*QUESTION, 80, *ANSWER[:2])[-answers.longest :]
-    found = answers.match(key_of(QUESTION, ""), end, 4, longer_than=1)
+    found = answers.match(key_of(QUESTION, ""), end, longer_than=1)
     assert found is not None
-    assert (found.size, found.following) == (2, ANSWER[2:6])
-    assert answers.match(key_of(QUESTION, ""), end, 4, longer_than=2) is None
+    assert (found.size, found.following(4)) == (2, ANSWER[2:6])
+    assert answers.match(key_of(QUESTION, ""), end, longer_than=2) is None
 
 
 def test_the_answer_that_gave_no_draft_for_longest_goes_first() -> None:
@@ -108,10 +108,10 @@ def test_no_more_are_kept_and_nothing_is_copied_but_what_followed_there(
         answers.note_answer(*answer)
     assert len(answers) <= most
     known = (*prompt, *said)
-    found = answers.match(key_of(prompt, salt), known[-answers.longest :], 3, longer_than=0)
+    found = answers.match(key_of(prompt, salt), known[-answers.longest :], longer_than=0)
     if found is None:
         return
-    sought = (*known[-found.size :], *found.following)
+    sought = (*known[-found.size :], *found.following(3))
     mine = [
         (*asked[-answers.longest :], *output)
         for asked, of_salt, output in ended

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from oracles.timeline_samples import plan
 from stageline_api.health import Phase
@@ -250,6 +251,19 @@ def test_bytes_sent_follow_from_the_plans() -> None:
     assert (last.hidden_bytes_sent, last.feedback_bytes_sent) == (0, 3 * 24)
     assert last.steps_by_kind[BusyKind.DECODE] == 2
     assert [one.kind for one in last.timeline_page(-1).steps] == ["decode", "decode", ""]
+
+
+def test_draft_steps_count_where_they_were_run() -> None:
+    """A rank of the last stage without a row to draft for runs none, though the plan names some."""
+    drafting, beside = (progress_of(1, Timeline(), Hand()) for _ in range(2))
+    for seq, progress in product(range(2), (drafting, beside)):
+        for state in (BusyKind.DECODE, *((BusyKind.DRAFT,) if progress is drafting else ()), WaitReason.HOST):
+            progress.clock.enter(state)
+        progress.count_step(replace(plan(seq), draft_steps=3), BusyKind.DECODE, drafted=progress is drafting)
+    counted = [progress.steps_by_kind[BusyKind.DRAFT] for progress in (drafting, beside)]
+    assert counted == [6, 0]
+    timed = [progress.step_seconds_by_kind[BusyKind.DRAFT].cumulative()[0][-1] for progress in (drafting, beside)]
+    assert timed == [("+Inf", 2), ("+Inf", 0)]
 
 
 def test_each_phase_of_a_start_is_timed_and_what_comes_after_it_is_not() -> None:

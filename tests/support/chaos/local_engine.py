@@ -181,7 +181,9 @@ class LocalEngine:
             self.live.discard(name)
 
     def _leave(self, name: str) -> None:
+        self._cancel_needless()
         assert self.scheduler.abort(name) == (name in self.live)
+        self.seen["chain of who leaves"] += self._cancel_needless()
 
     def _see_abort(self, name: str) -> None:
         if name not in self.live:
@@ -193,11 +195,20 @@ class LocalEngine:
 
     def _pump(self) -> None:
         self._pump_wanted = False
+        self._cancel_needless()
         while self.scheduler.num_plans_in_flight <= self.workload.num_stages:
             plan = self.scheduler.schedule()
+            self.seen["chain of who loses its slot"] += self._cancel_needless()
             if plan is None:
                 return
             self._send_plan(plan)
+
+    def _cancel_needless(self) -> int:
+        """Tell the stages which plans nobody needs; how many."""
+        needless = self.scheduler.take_cancelled()
+        for seq in needless:
+            self._send_cancel(Cancel(seq))
+        return len(needless)
 
     def _send_plan(self, plan: StepPlan) -> None:
         assert plan.seq == len(self.plans), f"plan {plan.seq} is the {len(self.plans)}th"
@@ -314,8 +325,6 @@ class LocalEngine:
         self.seen["preemption"] = self.scheduler.num_preemptions
         named = {token.request_id for token in tokens}
         self.seen["dead row"] += len(done.rows) - len(named)
-        for seq in self.scheduler.take_cancelled():
-            self._send_cancel(Cancel(seq))
         for token in tokens:
             self._deliver(token)
         self._pump()

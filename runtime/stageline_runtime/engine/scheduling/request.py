@@ -234,8 +234,20 @@ class Request:
         self.samples_issued = len(self.output)
         return broken
 
+    def leave_chain(self) -> list[Guess]:
+        """Forget all guesses, because the slot is given up; returns those that need not be computed.
+
+        The first one's newest token is known: what it writes may be indexed already, so it has to be computed.
+        """
+        needless = list(self.guesses)[1:]
+        self.guesses.clear()
+        return needless
+
     def take(self, seq: int, row: SampledRow) -> tuple[int, ...]:
-        """Account for what plan `seq` sampled; returns the tokens of it, none for a guess that ran dead."""
+        """Account for what plan `seq` sampled; returns the tokens of it, none for a guess that ran dead.
+
+        What follows a stop token among the drafts was never asked for: it is no token of the request.
+        """
         if not row.num_sampled:
             return ()
         self.known_seq = seq
@@ -246,13 +258,17 @@ class Request:
             return (row.token,)
         guess = self.guesses.popleft()
         self.last_sample_seq = seq
-        held = row.num_sampled - 1
-        tokens = (*guess.token_ids[1 : 1 + held], row.token)
+        drafts = guess.token_ids[1 : row.num_sampled]
+        tokens = self._up_to_the_end((*drafts, row.token))
         self.output += tokens
         self.samples_issued = len(self.output) + bool(self.guesses)
         if self.drafts is not None:
-            self.drafts.note_row(guess.num_drafts, held)
+            self.drafts.note_row(guess.num_drafts, min(len(drafts), len(tokens)))
         return tokens
+
+    def _up_to_the_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        ends = (index for index, token in enumerate(tokens, start=1) if token in self.stop_token_ids)
+        return tokens[: next(ends, len(tokens))]
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Known tokens of prompt and output from position `start` up to `stop`."""

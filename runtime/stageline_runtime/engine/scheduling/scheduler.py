@@ -183,7 +183,10 @@ class Scheduler:
         self._begun_through = max(self._begun_through, seq)
 
     def take_cancelled(self) -> list[int]:
-        """Plans found since the last call to be of no use to anyone: chains that broke or whose request has ended."""
+        """Plans found since the last call to be of no use to anyone: chains that broke, or whose request has ended or
+        lost its slot.
+        """
+        self._cancel(self._slots.take_needless())
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
@@ -235,13 +238,13 @@ class Scheduler:
         return tokens
 
     def _accept(self, seq: int, request: Request, row: SampledRow) -> Iterator[NewToken]:
-        """The row's tokens up to the one that ends the request; those after it were never asked for."""
+        """The row's tokens, the last of which may end the request."""
         tokens = request.take(seq, row)
         self._cancel(request.break_chain())
         self._slots.note_computed(request)
         before = len(request.output) - len(tokens)
         for index, token in enumerate(tokens):
-            is_newest = index == len(tokens) - 1
+            is_newest = index == row.num_sampled - 1
             failure = row.failure if is_newest else None
             stopped = token in request.stop_token_ids
             finished = stopped or failure is not None or before + index + 1 >= request.max_new_tokens
@@ -253,8 +256,7 @@ class Scheduler:
                 return
 
     def _release(self, request: Request) -> None:
-        # The first one's guess is known to hold: what it writes may be indexed already, so it has to be computed.
-        self._cancel(list(request.guesses)[1:])
+        self._cancel(request.leave_chain())
         self._slots.release(request)
         if self.speculation is not None:
             self.speculation.note_answer(request.prompt, request.cache_salt, request.output)

@@ -17,7 +17,7 @@ the cache has pools, a request that waits may begin in any of them, and all of t
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from stageline_runtime.engine.scheduling.request import Request, WaitingQueue
+from stageline_runtime.engine.scheduling.request import Guess, Request, WaitingQueue
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
@@ -92,6 +92,7 @@ class SlotAssignment:
         self.cohorts = Cohorts(ledger.num_cohorts)
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
+        self._needless: list[Guess] = []
         self._by_row: dict[tuple[int, int], Request] = {}
 
     def request_in(self, slot: int, generation: int) -> Request | None:
@@ -147,7 +148,13 @@ class SlotAssignment:
         self._by_row[request.slot, request.generation] = request
         self.cohorts.join(request, cohort)
 
+    def take_needless(self) -> list[Guess]:
+        """Guesses in flight of requests that lost their slots since the last call: nobody waits for them."""
+        needless, self._needless = self._needless, []
+        return needless
+
     def _preempt(self, request: Request) -> None:
+        self._needless += request.leave_chain()
         self.release(request)
         request.restart()
         self.waiting.add(request)

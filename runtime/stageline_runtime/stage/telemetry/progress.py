@@ -128,10 +128,13 @@ class StageProgress:
     def loading(self, loaded_bytes: int, total_bytes: int) -> None:
         self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
 
-    def count_step(self, plan: StepPlan, kind: BusyKind, *, cancelled: bool = False, dead: bool = False) -> StepRecord:
+    def count_step(
+        self, plan: StepPlan, kind: BusyKind, *, cancelled: bool = False, dead: bool = False, drafted: bool = False
+    ) -> StepRecord:
         """A plan has been run and what it made was sent. Heartbeats and cancelled plans count as no kind.
 
-        `dead`: what was sampled for it counts for nobody, as far as this stage knows.
+        `dead`: what was sampled for it counts for nobody, as far as this stage knows. `drafted`: its draft steps were
+        run here, as they are by the last stage's ranks that have a row to draft for.
         """
         self.steps += 1
         self.occupancy.note(plan)
@@ -146,7 +149,7 @@ class StageProgress:
             self.steps_by_graph_mode[plan.graph_mode] += 1
             self.tokens_by_kind[kind] += record.tokens
             self.step_seconds_by_kind[kind].observe(record.busy_nanoseconds() / 1e9)
-        if plan.draft_steps and self.stage == self.stage_count - 1:
+        if drafted:
             self._count_drafts(plan, record)
         return record
 
