@@ -75,6 +75,11 @@ class ClientStream:
             return None
         return self._send([_piece(body, more)])
 
+    async def taken(self) -> None:
+        """Wait until the client has taken what was written, but for what a connection may always hold."""
+        if self._cycle.flow.write_paused and not self._cycle.disconnected:
+            await self._cycle.flow.drain()
+
     def _send(self, messages: Sequence[dict[str, Any]]) -> Pause | None:
         if self._cycle.flow.write_paused:
             return partial(self._send_when_written, messages)

@@ -85,6 +85,8 @@ def test_anthropic(base_url: str) -> None:
     assert (found["stop_reason"], found["output_tokens"]) == ("max_tokens", 6)
     assert found["call"] == ["tool_use", "place", ["town"]]
     assert found["refusal"] == "not_found_error"
+    counted, read = found["counted"]
+    assert counted == read > 0
 
 
 def test_litellm(base_url: str) -> None:

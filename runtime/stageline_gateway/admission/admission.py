@@ -247,6 +247,10 @@ class Permit:
     def give_back(self) -> None:
         """Give back the places and the body's memory, unless that was done before."""
         self.body.give_back()
+        self.give_places_back()
+
+    def give_places_back(self) -> None:
+        """Nothing more is generated. What is held of the answer may still have to be sent."""
         if self._held:
             self._wait_for(set())
             self._leave(self._held)

@@ -2,16 +2,16 @@
 
 A body counts against the memory as it comes, so a slow sender holds what it has sent and no more; what parsing it will
 make counts before that is made: `{},` is three bytes and becomes a dictionary, a checked object and a part of the
-engine's request. It counts until its request is over, because its prompt is kept that
-long: another engine may have to be asked. Nothing waits here for room: whatever would go over the limit is refused, and
-gives back what it held.
+engine's request. Arguments of calls are JSON inside of strings: they count as what they become, once the body around
+them is parsed. It counts until its request is over, because its prompt is kept that long: another engine may have to be
+asked. Nothing waits here for room: whatever would go over the limit is refused, and gives back what it held.
 
 Anything a client can send ends in an `ApiError`: a wrong content type, too many bytes, a slow or broken upload,
 invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting deeper than the parser allows.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from email.message import Message
@@ -22,6 +22,7 @@ from starlette.requests import Request
 
 from stageline_gateway.admission.accounts import Account, Held
 from stageline_gateway.errors import ApiError, bad_value, shown
+from stageline_gateway.openai_api.chat_types import written_json
 
 QUICK_BYTES: Final = 64 * 1024
 """A body of up to this many bytes is parsed and checked in a millisecond or two."""
@@ -67,6 +68,20 @@ def shape_of(raw: bytes | bytearray) -> BodyShape:
     if plain.count(b'"') > 2 * MOST_STRINGS:
         raise _too_complex(f"The body has more than {MOST_STRINGS} strings.")
     return _count(b"".join(plain.split(b'"')[::2]))
+
+
+def shape_with_written(shape: BodyShape, fields: Mapping[str, Any]) -> BodyShape:
+    """`shape` of a body, and in it that of the JSON which its strings hold and which is read as well.
+
+    Raises:
+        ApiError: as `shape_of`.
+    """
+    # In one piece: few marks in each of many texts are many. Whatever stands behind broken JSON is never read.
+    written = ",".join(written_json(fields))
+    if not written:
+        return shape
+    inner = shape_of(written.encode(errors="surrogatepass"))
+    return BodyShape(shape.objects + inner.objects, shape.values + inner.values)
 
 
 def check_shape(shape: BodyShape) -> None:
@@ -223,7 +238,10 @@ class HeldBody:
         shape = await off_the_loop(len(raw), lambda: shape_of(raw))
         check_shape(shape)
         self.grow(shape.extra_bytes)
-        return await off_the_loop(len(raw), lambda: parse_object(raw))
+        fields, whole = await off_the_loop(len(raw), lambda: _parsed(raw, shape))
+        check_shape(whole)
+        self.grow(whole.extra_bytes - shape.extra_bytes)
+        return fields
 
     async def _read(self, request: Request) -> bytearray:
         limit_bytes = self.memory.body_limit_bytes
@@ -299,6 +317,11 @@ def _declared_bytes(request: Request) -> int:
     """What the client says it will send; 0 when it doesn't say."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isascii() and declared.isdecimal() and len(declared) < 20 else 0
+
+
+def _parsed(raw: bytearray, shape: BodyShape) -> tuple[dict[str, Any], BodyShape]:
+    fields = parse_object(raw)
+    return fields, shape_with_written(shape, fields)
 
 
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:

@@ -1,20 +1,26 @@
 """What operators ask and clients must not: metrics, state in detail, draining. An application of its own, for a port of
-its own; nothing here asks for a key, so that port is for the cluster's inside alone.
+its own; nothing here asks for a key, so that port is for the cluster's inside alone. Who scrapes metrics reaches it
+too, and may only read: what changes anything is asked from the gateway's own machine or pod.
 """
 
 import asyncio
+from typing import Final
 
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_api.engine_access import why_unwelcome
+from stageline_api.engine_access import is_loopback, why_unwelcome
 from stageline_gateway.endpoints.json_answers import JsonAnswer, add_error_forms
 from stageline_gateway.endpoints.models import describe_model, why_unready
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.errors import ApiError
 from stageline_gateway.fleet import Fleets
 from stageline_gateway.served_models import ServedModel
+
+NOT_FROM_AFAR: Final = (
+    "A gateway is drained from its own machine or pod alone; in a cluster by `kubectl port-forward` to this port."
+)
 
 
 def build_admin(services: Services) -> FastAPI:
@@ -54,8 +60,10 @@ def build_admin(services: Services) -> FastAPI:
         return Response(body, headers={"Content-Type": content_type})
 
     @app.post("/drain")
-    async def drain() -> Response:
+    async def drain(request: Request) -> Response:
         """Take no more requests; those open go on. Stays so until the process ends."""
+        if request.client is None or not is_loopback(request.client.host):
+            raise ApiError(403, NOT_FROM_AFAR, "permission_error", code="not_from_afar")
         whole.drain()
         return JsonAnswer(await whole.status(), status_code=202)
 

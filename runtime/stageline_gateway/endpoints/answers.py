@@ -6,6 +6,7 @@ from the engine in one read is written in one, in the call that read it, before 
 Connections to engines are let go before the answer is over, however it ends.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from stageline_gateway.endpoints.json_answers import (
     error_answer,
     sse_event,
 )
-from stageline_gateway.endpoints.kept_answer import KeptAnswer, KeptChoice, with_kept
+from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
 from stageline_gateway.endpoints.written_pieces import WrittenPieces
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
@@ -45,6 +46,8 @@ RESUMED_HEADER = "x-stageline-resumed"
 RESUMED_COMMENT = b": resumed\n\n"
 """Goes out with what follows it: clients that strip each piece of the body, as `vllm bench serve` does, would take what
 comes after a comment by itself for its end."""
+QUICK_BYTES = 64 * 1024
+"""What is kept of a whole answer of up to this many bytes is written out in a millisecond or two."""
 IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
@@ -81,7 +84,7 @@ class Exchange:
         self.permit.see(event, choice)
         if not self.meter.choices:
             # Before the last bytes go out: a client that sees its answer end may ask again at once.
-            self.permit.give_back()
+            self.permit.give_places_back()
 
     def admitted(self, event: Admitted) -> None:
         self.ignored += event.ignored
@@ -153,10 +156,11 @@ class Answer(Response):
         return client.open(headers, body, more)
 
     async def _send_at_once(self, client: ClientStream, answer: Response) -> None:
-        """Send an answer that isn't streamed."""
+        """Send an answer that isn't streamed. It counts as held until its client has taken nearly all of it."""
         self.started = True
         if (pause := client.open(answer.raw_headers, bytes(answer.body), more=False)) is not None:
             await pause()
+        await client.taken()
 
     def _usage(self, ends: Mapping[int, Finished]) -> dict[str, Any]:
         return usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
@@ -175,15 +179,21 @@ class WholeAnswer(Answer):
         exchange = self.exchange
         kept = [KeptChoice(shape, exchange.with_logprobs) for shape in exchange.shapes]
         ends: dict[int, Finished] = {}
+        kept_bytes = 0
+
+        def hold(size_bytes: int) -> None:
+            nonlocal kept_bytes
+            exchange.permit.body.grow(size_bytes)
+            kept_bytes += size_bytes
 
         def collect(choice: int, events: Sequence[StreamEvent]) -> None:
             for event in events:
                 exchange.count(event, choice)
                 match event:
                     case Delta():
-                        exchange.permit.body.grow(kept[choice].take(event))
+                        hold(kept[choice].take(event))
                     case PromptTokens():
-                        exchange.permit.body.grow(kept[choice].take_prompt(event))
+                        hold(kept[choice].take_prompt(event))
                     case Finished():
                         ends[choice] = event
                     case Admitted():
@@ -192,11 +202,16 @@ class WholeAnswer(Answer):
                         self.resumes += 1
 
         await exchange.run(collect)
-        written = [one.written(ends[index].reason) for index, one in enumerate(kept)]
-        await self._send_at_once(client, self._whole(written, self._usage(ends)))
+        if kept_bytes > QUICK_BYTES:  # calls of tools are looked for letter by letter
+            whole = await asyncio.to_thread(self._whole, kept, ends)
+        else:
+            whole = self._whole(kept, ends)
+        kept.clear()
+        await self._send_at_once(client, whole)
 
-    def _whole(self, written: Sequence[KeptAnswer], counts: dict[str, Any]) -> Response:
-        exchange = self.exchange
+    def _whole(self, kept: Sequence[KeptChoice], ends: Mapping[int, Finished]) -> Response:
+        exchange, counts = self.exchange, self._usage(ends)
+        written = [one.written(ends[index].reason) for index, one in enumerate(kept)]
         choices = [one.choice for one in written]
         whole = exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | written[0].at_top
         body = with_kept(encode_json(whole | {"usage": counts}), written)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stageline_gateway.errors import ApiError, gateway_failed
+from stageline_gateway.openai_api.dialects.messages_events import error_body
 
 SSE_DONE: Final = b"data: [DONE]\n\n"
 SSE_HEADERS: Final = {
@@ -23,6 +24,8 @@ SSE_HEADERS: Final = {
     "x-accel-buffering": "no",
 }
 """`x-accel-buffering` keeps nginx from holding tokens back."""
+ANTHROPICS: Final = "/v1/messages"
+"""Begins the paths of Anthropic's API."""
 
 
 def encode_json(value: Any) -> bytes:
@@ -61,11 +64,22 @@ def error_answer(error: ApiError, headers: Mapping[str, str] | None = None) -> J
     return JsonAnswer(error.body(), status_code=error.status, headers={**(headers or {}), **error.headers()})
 
 
+def refuse_message(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonAnswer:
+    """As Anthropic writes it."""
+    return JsonAnswer(error_body(error), status_code=error.status, headers={**(headers or {}), **error.headers()})
+
+
 def add_error_forms(app: FastAPI) -> None:
+    """What is no route's own answer has the form that clients of its path expect."""
+
+    def refuse(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+        is_anthropics = request.url.path.startswith(ANTHROPICS)
+        return refuse_message(error, headers) if is_anthropics else error_answer(error, headers)
+
     @app.exception_handler(ApiError)
-    async def refused(_: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error_answer(error)
+        return refuse(request, error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> Response:
@@ -73,9 +87,9 @@ def add_error_forms(app: FastAPI) -> None:
         path = request.url.path[:100]
         message = f"{error.detail}: {request.method} {path}"
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return error_answer(ApiError(error.status_code, message, code=code), error.headers)
+        return refuse(request, ApiError(error.status_code, message, code=code), error.headers)
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
+    async def bug(request: Request, error: Exception) -> Response:
         logger.error("a bug in the gateway: %s", type(error).__name__, exc_info=error)
-        return error_answer(gateway_failed())
+        return refuse(request, gateway_failed())

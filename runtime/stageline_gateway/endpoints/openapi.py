@@ -17,7 +17,13 @@ from stageline_gateway.openai_api.dialects.messages_request import (
     TOOL_IGNORED,
     MessagesRequest,
 )
-from stageline_gateway.openai_api.dialects.responses_request import ITEM_IGNORED, RESPONSES_KNOWN, ResponsesRequest
+from stageline_gateway.openai_api.dialects.responses_request import (
+    ITEM_IGNORED,
+    ITEM_REPEATED,
+    PART_REPEATED,
+    RESPONSES_KNOWN,
+    ResponsesRequest,
+)
 from stageline_gateway.openai_api.dialects.responses_request import PART_IGNORED as RESPONSE_PART_IGNORED
 from stageline_gateway.openai_api.known_fields import (
     CHAT_KNOWN,
@@ -93,8 +99,12 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
     ]
     for model, known in bodies:
         schemas |= _schemas_of(model, known, strict)
+    message = schemas["MessagesRequest"]
+    schemas["CountTokensBody"] = message | {"required": [name for name in message["required"] if name != "max_tokens"]}
     for name in ("ChatRequest", "CompletionRequest"):
         schemas[name]["properties"] |= {old: {} for old in GUIDED}
+    for name, repeated in _REPEATED_IN.items():
+        schemas[name]["properties"] |= {field: {} for field in repeated}
     if not strict:
         for name, ignored in _IGNORED_IN.items():
             schemas[name]["properties"] |= {field: {} for field in ignored}
@@ -107,8 +117,10 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
     }
 
 
+_ITEMS: Final = ("InputMessage", "InputCall", "InputResult", "InputReasoning")
+_REPEATED_IN: Final = {**dict.fromkeys(_ITEMS, ITEM_REPEATED), "InputText": PART_REPEATED}
 _IGNORED_IN: Final = {
-    **dict.fromkeys(("InputMessage", "InputCall", "InputResult", "InputReasoning"), ITEM_IGNORED),
+    **dict.fromkeys(_ITEMS, ITEM_IGNORED),
     "InputText": RESPONSE_PART_IGNORED,
     **dict.fromkeys(("TextBlock", "ToolUse", "ToolResult", "Thinking"), BLOCK_IGNORED),
     "CustomTool": TOOL_IGNORED,
@@ -199,8 +211,10 @@ def _paths() -> dict[str, Any]:
     stored["responses"] = _refused((*_ANY, 404, 429))
     message = _object("content", id=text, type={"const": "message"}, usage={"type": "object"})
     message["content"]["text/event-stream"] = {"schema": {"description": "With `stream`: events of Anthropic's names."}}
+    counted = _object(input_tokens={"type": "integer"})
     return {
         "/v1/messages": _in_anthropics_form(_post("Answer as Anthropic does", "MessagesRequest", message)),
+        "/v1/messages/count_tokens": _in_anthropics_form(_post("Count a prompt's tokens", "CountTokensBody", counted)),
         "/v1/responses": _post("Answer in the form of responses", "ResponsesRequest", response),
         "/v1/responses/{response}": {"get": stored, "delete": stored},
         "/v1/chat/completions": _post("Answer a chat", "ChatRequest", whole),

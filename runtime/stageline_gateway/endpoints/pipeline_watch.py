@@ -4,7 +4,8 @@ Marks are the stages' own, so that the picture is the counters' truth; what is n
 picture has the same size however many plans ran.
 
 Timelines are read of groups that somebody looks at, however many look: each group at most every half second. Only the
-last seconds are kept. A group that nobody has looked at for a minute is forgotten, and with it its steps.
+last seconds are kept. A group that nobody has looked at for a minute is forgotten, and with it its steps. Drawing takes
+tens of milliseconds for each stage of a quick pipeline: it is done in a thread, one picture of a group at a time.
 """
 
 import asyncio
@@ -116,6 +117,8 @@ FORGET_SECONDS: Final = 60.0
 MOST_WINDOW_SECONDS: Final = 10.0
 MAX_MARKS: Final = 50_000
 """Of one stage: ten seconds of a thousand plans a second with five states each."""
+MAX_DRAWN: Final = 8
+"""Pictures of a group that are kept, for whoever else asks for the same."""
 MAX_PAGES: Final = 32
 """Read at once; a stage holds 16."""
 
@@ -149,6 +152,15 @@ class _Watch:
     looked_at: float = 0.0
     stages: dict[int, _Stage] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
+    drawn: dict[float, dict[str, Any]] = field(default_factory=dict)
+    """By window, since the last reading."""
+
+    def picture(self, window_seconds: float) -> dict[str, Any]:
+        marks = [
+            StageMarks(stage, (*kept.marks, *kept.open_marks), kept.now_nanoseconds, self.offsets[stage])
+            for stage, kept in sorted(self.stages.items())
+        ]
+        return picture(marks, window_seconds)
 
 
 class PipelineWatch:
@@ -168,11 +180,13 @@ class PipelineWatch:
             if self._clock() - watch.read_at >= REREAD_SECONDS:
                 await self._read(calls, group, watch)
                 watch.read_at = self._clock()
-        marks = [
-            StageMarks(stage, (*kept.marks, *kept.open_marks), kept.now_nanoseconds, watch.offsets[stage])
-            for stage, kept in sorted(watch.stages.items())
-        ]
-        return picture(marks, min(window_seconds, MOST_WINDOW_SECONDS))
+                watch.drawn.clear()
+            if window_seconds not in watch.drawn:
+                drawn = await asyncio.to_thread(watch.picture, min(window_seconds, MOST_WINDOW_SECONDS))
+                if len(watch.drawn) >= MAX_DRAWN:
+                    watch.drawn.clear()
+                watch.drawn[window_seconds] = drawn
+            return watch.drawn[window_seconds]
 
     def _watch(self, key: str) -> _Watch:
         now = self._clock()

@@ -1,23 +1,32 @@
 """`POST /tokenize` and `POST /detokenize`: a prompt as the model's engine would read it, and ids as text.
 
-The bodies are those of vLLM's endpoints of the same names.
+The bodies are those of vLLM's endpoints of the same names; `POST /v1/messages/count_tokens` is Anthropic's and says how
+many tokens a message's prompt has. The engine's answer counts in the room of open requests as it comes, for what will
+be made of it, and what is large is made in a thread.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from stageline_api.endpoints import GroupEndpoint
-from stageline_api.engine_http import Detokenized, DetokenizeRequest, TextPrompt, Tokenized, TokenizeRequest
+from stageline_api.engine_http import (
+    Detokenized,
+    DetokenizeRequest,
+    Prompt,
+    TextPrompt,
+    Tokenized,
+    TokenizeRequest,
+)
 from stageline_gateway.admission.request_body import off_the_loop
-from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE
+from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, IGNORED_HEADER
 from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.engine_client.engine_calls import EngineCalls
+from stageline_gateway.endpoints.translated import Refuse
 from stageline_gateway.errors import ApiError, bad_value, not_ready
 from stageline_gateway.groups.routing import choose, why_not_ready
 from stageline_gateway.openai_api.chat_types import Messages, Strict, Tools, check_messages, check_tool_names
@@ -28,6 +37,10 @@ from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
 MAX_TOKENS = 1024 * 1024
+IDS_FACTOR: Final = 16
+"""What a byte of an engine's ids, or of tokens' texts, is held as at most: an object, its places in two lists, JSON."""
+TEXT_FACTOR: Final = 8
+"""The same of a text's: four for each character where one of them is wide, and its JSON."""
 
 
 class TokenizeBody(Strict):
@@ -65,17 +78,50 @@ def parse_detokenize(fields: Mapping[str, Any]) -> DetokenizeBody:
     return checked(DetokenizeBody, dict(fields))
 
 
-async def tokenize(
-    calls: EngineCalls, group: GroupEndpoint, body: TokenizeBody, names: Mapping[str, str]
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an engine is asked for one request."""
+
+    model: str
+    path: str
+    body: bytes
+    answer: type[BaseModel]
+    written: Callable[[Any], dict[str, Any]]
+    """The engine's answer in the client's form."""
+    factor: int
+    ignored: tuple[str, ...] = ()
+    """Names of the client's fields that change nothing here."""
+
+
+def tokenize_question(fields: Mapping[str, Any]) -> Question:
+    body = parse_tokenize(fields)
+    prompt: Prompt
     if body.messages is None:
-        asked = TokenizeRequest(prompt=TextPrompt(text=body.prompt or ""))
+        prompt = TextPrompt(text=body.prompt or "")
     else:
-        prompt = chat_prompt(body.messages, body.tools, guided=True)
-        asked = TokenizeRequest(prompt=prompt.model_copy(update={"add_generation_prompt": body.add_generation_prompt}))
-    options = {"add_special_tokens": body.add_special_tokens, "with_texts": body.return_token_strs}
-    url, question = f"{group.url}/v1/tokenize", asked.model_copy(update=options)
-    done = await calls.post(url, question, Tokenized, names, group.tls_name)
+        chat = chat_prompt(body.messages, body.tools, guided=True)
+        prompt = chat.model_copy(update={"add_generation_prompt": body.add_generation_prompt})
+    asked = TokenizeRequest(
+        prompt=prompt, add_special_tokens=body.add_special_tokens, with_texts=body.return_token_strs
+    )
+    return Question(body.model, "/v1/tokenize", asked.model_dump_json().encode(), Tokenized, _written_ids, IDS_FACTOR)
+
+
+def detokenize_question(fields: Mapping[str, Any]) -> Question:
+    body = parse_detokenize(fields)
+    asked = DetokenizeRequest(token_ids=tuple(body.tokens))
+    return Question(
+        body.model, "/v1/detokenize", asked.model_dump_json().encode(), Detokenized, _written_text, TEXT_FACTOR
+    )
+
+
+def counting_question(prompt: Prompt, model: str, ignored: tuple[str, ...]) -> Question:
+    """How many tokens `prompt` has."""
+    asked = TokenizeRequest(prompt=prompt).model_dump_json().encode()
+    return Question(model, "/v1/tokenize", asked, Tokenized, _written_count, IDS_FACTOR, ignored)
+
+
+def _written_ids(done: Tokenized) -> dict[str, Any]:
     return {
         "count": len(done.token_ids),
         "max_model_len": done.max_model_len,
@@ -84,32 +130,29 @@ async def tokenize(
     }
 
 
-async def detokenize(
-    calls: EngineCalls, group: GroupEndpoint, body: DetokenizeBody, names: Mapping[str, str]
-) -> dict[str, Any]:
-    asked = DetokenizeRequest(token_ids=tuple(body.tokens))
-    done = await calls.post(f"{group.url}/v1/detokenize", asked, Detokenized, names, group.tls_name)
+def _written_text(done: Detokenized) -> dict[str, Any]:
     return {"prompt": done.text}
 
 
-Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
+def _written_count(done: Tokenized) -> dict[str, Any]:
+    return {"input_tokens": len(done.token_ids)}
 
 
 def add_tokenize_routes(app: FastAPI, services: Services) -> None:
     @app.post("/tokenize")
     async def answer_tokenize(request: Request) -> Response:
-        return await _answer(services, request, parse_tokenize, tokenize)
+        return await answer_question(services, request, tokenize_question)
 
     @app.post("/detokenize")
     async def answer_detokenize(request: Request) -> Response:
-        return await _answer(services, request, parse_detokenize, detokenize)
+        return await answer_question(services, request, detokenize_question)
 
 
-async def _answer(
+async def answer_question(
     services: Services,
     request: Request,
-    parse: Callable[[Mapping[str, Any]], Body],
-    ask: Callable[[EngineCalls, GroupEndpoint, Body, Mapping[str, str]], Awaitable[dict[str, Any]]],
+    ask: Callable[[Mapping[str, Any]], Question],
+    refuse: Refuse = error_answer,
 ) -> Response:
     """Takes a place, and has limits, a span and the client's names, like a completion."""
     context = RequestContext.of(request.headers)
@@ -121,29 +164,42 @@ async def _answer(
         span = services.tracing.begin(request.url.path, context.trace)
         with services.admission.body_of(caller) as held:
             fields = await held.read_object(request)
-            body = await off_the_loop(held.size_bytes, lambda: parse(fields))
-            model = services.served.asked_by(caller, body.model, services.settings.retry_after_seconds)
+            question = await off_the_loop(held.size_bytes, lambda: ask(fields))
+            model = services.served.asked_by(caller, question.model, services.settings.retry_after_seconds)
+            held.grow(held.text_bytes)
             permit = services.admission.permit(caller, model, held)
-        calls = services.fleets.by_namespace[model.namespace].calls
         with permit:
-            answer = await _ask(services, model, lambda group: ask(calls, group, body, mine | span.trace.headers()))
+            done = await _ask(services, model, question, permit.body.grow, mine | span.trace.headers())
         status = 200
-        return JsonAnswer(answer, headers=mine)
+        ignored = {IGNORED_HEADER: ",".join(question.ignored)} if question.ignored else {}
+        done.headers.update(mine | ignored)
+        return done
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE_CODE)
     except ApiError as error:
         status = error.status
-        return error_answer(error, mine)
+        return refuse(error, mine)
     finally:
         span.end(status)
 
 
 async def _ask(
-    services: Services, model: ServedModel, ask: Callable[[GroupEndpoint], Awaitable[dict[str, Any]]]
-) -> dict[str, Any]:
+    services: Services, model: ServedModel, question: Question, hold: Callable[[int], None], names: Mapping[str, str]
+) -> Response:
+    """`hold` counts bytes before they are held."""
     backends = services.fleets.dispatcher_of(model).backends
     group = choose(backends.candidates(model.name), backends.ledger.loads)
     if group is None:
         message = why_not_ready(model.name, backends.groups_of(model.name))
         raise not_ready(message, services.settings.retry_after_seconds)
-    return await ask(group)
+    size_bytes = 0
+
+    def count(more_bytes: int) -> None:
+        nonlocal size_bytes
+        size_bytes += more_bytes
+        hold(question.factor * more_bytes)
+
+    calls = services.fleets.by_namespace[model.namespace].calls
+    url = f"{group.url}{question.path}"
+    done = await calls.post(url, question.body, question.answer, names, group.tls_name, count)
+    return await off_the_loop(size_bytes, lambda: JsonAnswer(question.written(done)))

@@ -1,6 +1,11 @@
-"""Short questions to an engine or a stage: one JSON body there, one back, bounded in time and in bytes."""
+"""Short questions to an engine or a stage: one JSON body there, one back, bounded in time and in bytes.
 
-from collections.abc import Mapping
+An answer of megabytes, such as the ids of a long prompt, is read in a thread, and whoever asked is told of its bytes as
+they come, so that it can be refused before it is all here.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import httpx
@@ -12,6 +17,8 @@ from stageline_gateway.engine_trust import EngineTrust, by_name
 from stageline_gateway.errors import answer_broken, refused_by_engine
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
+QUICK_BYTES: Final = 64 * 1024
+"""An answer of up to this many bytes is read in a millisecond."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -40,38 +47,51 @@ class EngineCalls:
         return await self._ask(httpx.Request("GET", url, headers=headers, extensions=extensions), answer)
 
     async def post(
-        self, url: str, body: BaseModel, answer: type[Answer], names: Mapping[str, str], tls_name: str = ""
+        self,
+        url: str,
+        body: bytes,
+        answer: type[Answer],
+        names: Mapping[str, str],
+        tls_name: str = "",
+        count: Callable[[int], None] = lambda _: None,
     ) -> Answer:
+        """`body` is JSON. `count` is told of the answer's bytes as they come, and may raise."""
         headers = {"content-type": "application/json", **names, **self._key.headers}
-        content, extensions = body.model_dump_json(), by_name(tls_name)
-        return await self._ask(
-            httpx.Request("POST", url, content=content, headers=headers, extensions=extensions), answer
-        )
+        extensions = by_name(tls_name)
+        request = httpx.Request("POST", url, content=body, headers=headers, extensions=extensions)
+        return await self._ask(request, answer, count)
 
-    async def _ask(self, request: httpx.Request, answer: type[Answer]) -> Answer:
+    async def _ask(
+        self, request: httpx.Request, answer: type[Answer], count: Callable[[int], None] = lambda _: None
+    ) -> Answer:
         try:
             response = await self._http.send(request, stream=True)
             try:
-                content = await _read(response)
+                content = await _read(response, count)
             finally:
                 await response.aclose()
         except httpx.HTTPError:
             raise answer_broken("The engine does not answer.") from None
         try:
             if response.status_code == httpx.codes.OK:
-                return answer.model_validate_json(content)
+                return await _parsed(answer, content)
             refusal = EngineError.model_validate_json(content)
         except ValidationError:
             raise answer_broken("The engine's answer can't be read.") from None
         raise refused_by_engine(refusal, "prompt", 1.0)
 
 
-async def _read(response: httpx.Response) -> bytes:
-    chunks: list[bytes] = []
-    size_bytes = 0
+async def _read(response: httpx.Response, count: Callable[[int], None]) -> bytearray:
+    content = bytearray()
     async for chunk in response.aiter_bytes():
-        chunks.append(chunk)
-        size_bytes += len(chunk)
-        if size_bytes > ANSWER_LIMIT_BYTES:
+        if len(content) + len(chunk) > ANSWER_LIMIT_BYTES:
             raise answer_broken("The engine's answer is too long.")
-    return b"".join(chunks)
+        count(len(chunk))
+        content += chunk
+    return content
+
+
+async def _parsed(answer: type[Answer], content: bytearray) -> Answer:
+    if len(content) <= QUICK_BYTES:
+        return answer.model_validate_json(content)
+    return await asyncio.to_thread(answer.model_validate_json, content)

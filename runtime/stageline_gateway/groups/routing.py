@@ -24,6 +24,8 @@ from stageline_gateway.groups.prompt_prefixes import prefixes_of
 
 SESSION_HEADER: Final = "x-session-id"
 """Requests with the same value go to the same group while it can take them."""
+SESSION_CHARACTERS: Final = 256
+"""That count of such a value: it is hashed for every group and choice."""
 PREFIX_CHARACTERS: Final = 256
 PREFIX_TOKENS: Final = 64
 """Prompts that are shorter have no preference: what they share is quicker computed again than it is to crowd."""
@@ -46,7 +48,7 @@ def affinity_key(prompt: Prompt, session: str = "", salt: str | None = None) -> 
     """The session if there is one, else the prompt's beginning, with what its cached form is kept apart by; empty for
     neither."""
     if session:
-        return f"session:{session}"
+        return f"session:{session[:SESSION_CHARACTERS]}"
     key = _beginning_key(prompt)
     return f"salt:{salt}\0{key}" if salt and key else key
 

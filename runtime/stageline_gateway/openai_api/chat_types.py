@@ -1,6 +1,6 @@
 """The parts of a chat's body: messages and tools as types, and the rules between fields that types can't express."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -205,3 +205,23 @@ def check_tool_names(tools: Sequence[Tool]) -> list[str]:
             param = f"tools[{index}].function.name"
             raise bad_value(param, f"'{param}' = {shown(name)} is the name of an earlier tool.")
     return names
+
+
+def written_json(fields: Mapping[str, Any]) -> Iterator[str]:
+    """JSON that the fields of a body hold inside of strings, and that is read as well: arguments of calls in earlier
+    turns, in the order in which they are read.
+
+    What has another form than a chat's or a response's is passed over: its own check says what is wrong.
+    """
+    for message in _objects(fields.get("messages")):
+        for call in _objects(message.get("tool_calls")):
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
+                yield text
+    for item in _objects(fields.get("input")):
+        if isinstance(text := item.get("arguments"), str):
+            yield text
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())

@@ -69,3 +69,16 @@ class StructuredOutputs(Strict):
         if self.choice is None:
             return self.regex
         return "|".join(_REGEX_SIGNS.sub(r"\\\g<0>", choice) for choice in self.choice)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the expression is. Texts to choose from are added up before one is made: each sign in them becomes a
+        string of its own on the way."""
+        characters = sum(map(len, self.choice or ()))
+        return characters > MAX_REGEX_CHARACTERS or len(self.regex_text or "") > MAX_REGEX_CHARACTERS
+
+    @property
+    def named(self) -> list[str]:
+        """What of it is given, by the client's names."""
+        fields = type(self).model_fields.items()
+        return [field.alias or name for name, field in fields if getattr(self, name) is not None]

@@ -45,6 +45,9 @@ _COMMON: Final[dict[str, Known]] = {
     "store": _ignored(False),
     "service_tier": _ignored("auto", "default"),
     "prompt_cache_retention": _ignored(),
+    "prompt_cache_key": _ignored(""),
+    "user": _ignored(""),
+    "safety_identifier": _ignored(""),
     "best_of": _refused(1),
     # vLLM's: what changes nothing in the answer.
     "request_id": _ignored(),
@@ -53,6 +56,14 @@ _COMMON: Final[dict[str, Known]] = {
     "kv_transfer_params": _ignored({}),
     "vllm_xargs": _ignored({}),
     "mm_processor_kwargs": _ignored({}),
+    "media_io_kwargs": _ignored({}),
+    "ec_transfer_params": _ignored({}),
+    "session_id": _ignored(""),
+    "stream_interval": _ignored(1),
+    "truncation_side": _ignored(),
+    "return_token_offsets": _ignored(False),
+    "return_mm_kwargs": _ignored(True),
+    "routed_experts_prompt_start": _ignored(0),
     # vLLM's: what does.
     "use_beam_search": _refused(False),
     "length_penalty": _refused(1.0, 1),
@@ -62,6 +73,11 @@ _COMMON: Final[dict[str, Known]] = {
     "return_token_ids": _refused(False),
     "truncate_prompt_tokens": _refused(why="A prompt is answered whole or not at all."),
     "logits_processors": _refused([]),
+    "logprob_token_ids": _refused([]),
+    "repetition_detection": _refused(),
+    "return_prompt_text": _refused(False),
+    "thinking_token_budget": _refused(-1, why="How much a model thinks can't be held to."),
+    "watermarking": _refused(False),
     "guided_decoding_backend": _ignored("auto"),
     "guided_whitespace_pattern": _ignored(),
 }
@@ -72,6 +88,7 @@ CHAT_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "verbosity": _ignored(),
         "prediction": _ignored(),
         "moderation": _ignored(),
+        "prompt_cache_options": _ignored(),
         "include_reasoning": _ignored(True),
         "chat_template_content_format": _ignored("auto", "string"),
         "functions": _refused([], why="Send them as 'tools'."),
@@ -88,7 +105,13 @@ CHAT_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
 """Of `/v1/chat/completions`."""
 
 COMPLETION_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
-    _COMMON | {"suffix": _refused(""), "add_special_tokens": _refused(True)}
+    _COMMON
+    | {
+        "suffix": _refused(""),
+        "add_special_tokens": _refused(True),
+        "prompt_embeds": _refused(),
+        "response_format": _refused({"type": "text"}, why="Send it as 'structured_outputs'."),
+    }
 )
 """Of `/v1/completions`."""
 
@@ -105,7 +128,7 @@ MESSAGE_IGNORED: Final = frozenset(
     }
 )
 """Of a message. Roles that take a name keep it."""
-PART_IGNORED: Final = frozenset({"cache_control"})
+PART_IGNORED: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Of a part of a message's content."""
 GUIDED: Final[Mapping[str, str]] = MappingProxyType(
     {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}

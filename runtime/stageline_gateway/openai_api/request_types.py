@@ -176,7 +176,8 @@ class _Request(Strict):
     # None of these five, and of `max_tokens`, is the model's own.
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    """0, or vLLM's -1, is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     frequency_penalty: Penalty = 0.0
@@ -197,9 +198,6 @@ class _Request(Strict):
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @property
     def num_prompts(self) -> int:

@@ -37,7 +37,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
     return SamplingParams(
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=None if request.top_k is None else max(0, request.top_k),
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         frequency_penalty=request.frequency_penalty,
@@ -164,7 +164,8 @@ def prepare_as_chat(
         chat = _prepared_chat(fields, ignored, strict, f"{kind}_{uuid.uuid4().hex}")
     except ApiError as error:
         raise in_words(words, error) from None
-    return replace(chat, dialect=dialect, words=words)
+    ignored_names = tuple(words.get(name, name) for name in chat.ignored)
+    return replace(chat, dialect=dialect, words=words, ignored=ignored_names)
 
 
 def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str) -> Prepared:

@@ -206,7 +206,7 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
     """Raise ApiError 400 for guides that contradict each other, or are too long."""
     guide = request.structured_outputs
     if guide is not None:
-        named = [name for name, value in guide.model_dump(by_alias=True).items() if value is not None]
+        named = guide.named
         if len(named) != 1:
             message = (
                 f"'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar; got {named}."
@@ -214,7 +214,7 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
             raise bad_value("structured_outputs", message)
         if isinstance(request, ChatRequest):
             _check_alone(request)
-        if len(request.regex_text or "") > MAX_REGEX_CHARACTERS:
+        if guide.is_too_long:
             message = (
                 f"'structured_outputs.{named[0]}' makes an expression of more than {MAX_REGEX_CHARACTERS} characters."
             )
@@ -308,6 +308,10 @@ def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool =
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
     check_messages(request.messages)
     _check_response_format(request)
+    wanted = request.response_format
+    if wanted is not None and wanted.json_schema is not None:
+        param = "response_format.json_schema.description"
+        without_effect({param: wanted.json_schema.description}, strict, ignored)
     check_tools(request, ignored, strict)
     _check_guide(request)
     if request.continue_final_message and "add_generation_prompt" in kept and request.add_generation_prompt:

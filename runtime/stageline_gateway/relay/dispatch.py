@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 ELSEWHERE: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.DRAINING, ErrorCode.QUEUE_FULL})
 """Refusals that say something about the engine, not about the request: another group may take it."""
 
+LONG_TOKENS: Final = 8192
+"""A prompt of more takes a millisecond to name and send."""
 MOST_HANGS: Final = 1
 """Groups that may hang over one request before it is given up: many hang with an innocent one once, none twice."""
 
@@ -190,8 +192,13 @@ class Dispatcher:
         each = job.choices_of_each(count)
         turns = _ChoicesInTurn(count, each, deliver)
         jobs = [job.choice(number, each) for number in range(count)]
-        tasks = [asyncio.create_task(self._run_choice(one, number, turns)) for number, one in enumerate(jobs)]
+        is_long = expected_tokens(job.request) > LONG_TOKENS
+        tasks: list[asyncio.Task[None]] = []
         try:
+            for number, one in enumerate(jobs):
+                tasks.append(asyncio.create_task(self._run_choice(one, number, turns)))
+                if is_long:  # each names its prompt and sends it: others have their turn between two of them
+                    await asyncio.sleep(0)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:

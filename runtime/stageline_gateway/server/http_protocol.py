@@ -1,9 +1,10 @@
 """The HTTP server's side of one connection: uvicorn's with bounds on it.
 
 Connections are bounded in number, headers in bytes and in time, requests sent ahead in number, and every write in time,
-whoever writes: a client that leaves its end full is dropped. Where there are as many connections as may be, the one
-that has been idle longest makes room for a new one. Bytes that aren't HTTP are answered in JSON. A request's
-`ClientStream` goes with it, in its scope.
+whoever writes: a client that leaves its end full is dropped. What the parser keeps to itself is bounded, in trailers as
+in headers, and so is what comes after an answer without beginning a request: no connection lives on it. Where there are
+as many connections as may be, the one that has been idle longest makes room for a new one. Bytes that aren't HTTP are
+answered in JSON. A request's `ClientStream` goes with it, in its scope.
 """
 
 import asyncio
@@ -23,12 +24,16 @@ HEADER_LIMIT_BYTES: Final = 32 * 1024
 """Request line and headers together."""
 HEADER_TIMEOUT_SECONDS: Final = 15.0
 """From a connection's opening, or a request's first byte, to the end of the request's headers."""
+REST_SECONDS: Final = 30.0
+"""From the first bytes that follow an answer to the end of the answered request, or to the next one's begin."""
 IDLE_SECONDS: Final = 75
 """How long a connection may stay without a request. Longer than clients and load balancers keep theirs (httpx and the
 SDKs over it 5 s, many balancers 60 s), so that they let go first and send no request into a connection that is closing.
 """
 MOST_SENT_AHEAD: Final = 16
 """Requests that may wait on a connection for the answer to the one before."""
+MOST_PIECES: Final = 64 * 1024
+"""Of one body. One that comes in chunks of a byte takes a thousand times as long to read as in large ones."""
 
 
 _NOT_HTTP: Final = ApiError(400, "The request is not valid HTTP.", code="invalid_http")
@@ -36,8 +41,14 @@ _TOO_LARGE: Final = ApiError(431, f"The request's headers exceed {HEADER_LIMIT_B
 _TOO_SLOW: Final = ApiError(
     408, f"The request's headers did not arrive within {HEADER_TIMEOUT_SECONDS:g} s.", code="headers_timeout"
 )
+_NOTHING_MORE: Final = ApiError(
+    408, f"What was sent after an answer was no whole request within {REST_SECONDS:g} s.", code="rest_timeout"
+)
 _TOO_MUCH_AHEAD: Final = ApiError(
     400, f"More than {MOST_SENT_AHEAD} requests wait on this connection for an answer.", code="too_many_pipelined"
+)
+_IN_CRUMBS: Final = ApiError(
+    400, f"The request's body comes in more than {MOST_PIECES} pieces.", code="too_many_chunks"
 )
 _TOO_MANY: Final = ApiError(
     503, "This gateway has as many connections as it takes.", "server_error", code="overloaded", retry_after_seconds=2.0
@@ -102,6 +113,10 @@ class BoundedConfig(uvicorn.Config):
 
 class GatewayProtocol(HttpToolsProtocol):
     _header_bytes = 0
+    _untold_bytes = 0
+    """That came since the parser told of a request's begin, headers or body: it keeps them, or has no use for them."""
+    _pieces = 0
+    """Of the body that comes."""
     _refusal: ApiError | None = None
     _header_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -157,7 +172,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = 0
+        self._header_bytes = self._untold_bytes = self._pieces = 0
         if len(self.pipeline) >= MOST_SENT_AHEAD:
             self._refusal = _TOO_MUCH_AHEAD
             raise ValueError("too many requests sent ahead")
@@ -177,7 +192,27 @@ class GatewayProtocol(HttpToolsProtocol):
         if hosts is not None and not all(_is_ours(value, hosts) for name, value in self.headers if name == b"host"):
             self._refusal = _FOREIGN_HOST
             raise ValueError("a host of somebody else")
+        self._untold_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._untold_bytes = 0
+        self._pieces += 1
+        if self._pieces > MOST_PIECES:
+            self._refusal = _IN_CRUMBS
+            raise ValueError("a body in crumbs")
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            # It was answered before it had come. uvicorn has stopped its timer when the rest came.
+            self._headers_came()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+            self._bounds.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """Refuse what can't be parsed; an answer that is being sent can't be followed by another."""
@@ -185,14 +220,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refuse(refusal)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a header that has no end yet count too: the parser keeps them to itself."""
         self._bounds.idle.pop(self, None)
-        if self._header_timer is not None:
-            self._header_bytes += len(data)
-            if self._header_bytes > 4 * HEADER_LIMIT_BYTES:
-                self._refuse(_TOO_LARGE)
-                return
+        self._untold_bytes += len(data)
         super().data_received(data)
+        if self._untold_bytes > 4 * HEADER_LIMIT_BYTES:
+            self._refuse(_TOO_LARGE)
+        elif self.cycle is not None and self.cycle.response_complete and self not in self._bounds.idle:
+            self._await_rest()
 
     def _count(self, size_bytes: int) -> None:
         self._header_bytes += size_bytes
@@ -203,6 +237,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def _await_headers(self) -> None:
         self._headers_came()
         self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self._refuse, _TOO_SLOW)
+
+    def _await_rest(self) -> None:
+        """Of what was answered before it had come; or what came begins no request."""
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(REST_SECONDS, self._refuse, _NOTHING_MORE)
 
     def _headers_came(self) -> None:
         if self._header_timer is not None:

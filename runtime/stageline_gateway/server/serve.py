@@ -18,12 +18,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from stageline_api.engine_access import is_loopback
 from stageline_api.standing_heap import settle_heap
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, Connections, GatewayProtocol
@@ -79,10 +80,14 @@ class GatewayServers:
         connections = sockets.connections(sockets.connection_limit)
         self.public = _SignalFreeServer(config)
         # A second configuration without an access log would silence the first one's: they share uvicorn's logger.
-        self._admin = _SignalFreeServer(_config(app.state.admin, 1, access_log, lifespan="off"))
-        for each in (config, self._admin.config):
-            cast(BoundedConfig, each).send_timeout_seconds = app.state.send_timeout_seconds
+        admin_config = _config(app.state.admin, 1, access_log, lifespan="off")
+        self._admin = _SignalFreeServer(admin_config)
+        for each in (config, admin_config):
+            each.send_timeout_seconds = app.state.send_timeout_seconds
         config.hosts = app.state.hosts
+        if is_loopback(sockets.admin.getsockname()[0]):
+            # Whoever points a name of theirs at this machine has a browser read it. Elsewhere it has names of its own.
+            admin_config.hosts = app.state.hosts or frozenset()
         # With a log of accesses by way of what puts the client of a trusted proxy there.
         config.direct_posts = {} if access_log else app.state.direct_posts
         self.on_started: Callable[[], None] | None = None

@@ -11,6 +11,7 @@ town = {"type": "object", "properties": {"town": {"enum": ["Oslo", "Rom"]}}, "re
 tool = {"name": "place", "input_schema": town | {"additionalProperties": False}}
 brief = {"model": "tiny", "max_tokens": 6, "messages": turns, "extra_body": {"temperature": 0}}
 whole = client.messages.create(system="Be brief.", **brief)
+counted = client.messages.count_tokens(model="tiny", messages=turns, system="Be brief.")
 with client.messages.stream(system="Be brief.", **brief) as stream:
     text = "".join(stream.text_stream)
     final = stream.get_final_message()
@@ -29,5 +30,6 @@ found = {
     "output_tokens": final.usage.output_tokens,
     "call": [called.stop_reason, called.content[0].name, sorted(called.content[0].input)],
     "refusal": refusal,
+    "counted": [counted.input_tokens, whole.usage.input_tokens + whole.usage.cache_read_input_tokens],
 }
 print(json.dumps(found))  # noqa: T201 - what the test reads

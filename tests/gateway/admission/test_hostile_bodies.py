@@ -1,10 +1,13 @@
 """Bodies made to cost: as large as they may be, and refused in a fixed time of the event loop and in bounded memory."""
 
+import json
+import socket
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +26,16 @@ from stageline_api.engine_http import (
     TokenLogprob,
     TopLogprob,
 )
-from stageline_gateway.admission.request_body import FEW, MOST_OBJECTS, check_shape, parse_object, shape_of
-from stageline_gateway.endpoints.tokenizing import parse_detokenize
+from stageline_gateway.admission.request_body import (
+    FEW,
+    MOST_OBJECTS,
+    BodyShape,
+    check_shape,
+    parse_object,
+    shape_of,
+    shape_with_written,
+)
+from stageline_gateway.endpoints.tokenizing import parse_detokenize, parse_tokenize
 from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, shown
 from stageline_gateway.openai_api.dialects.prepared_message import prepare_message
 from stageline_gateway.openai_api.dialects.prepared_response import prepare_response
@@ -35,6 +46,8 @@ from stageline_runtime.engine.edge.http_errors import invalid_body
 LOOP_SECONDS: Final = 0.05
 """Of CPU; a machine ten times slower than the one that this was measured on needs no more than it has."""
 SLOW_MACHINE: Final = 10
+LONGEST_TURN_SECONDS: Final = 0.25
+"""What the soak allows anybody's pause to be, here of CPU."""
 JSON = {"content-type": "application/json"}
 
 
@@ -43,11 +56,14 @@ def test_a_refusal_of_a_large_body_hardly_costs_the_loop(gateway: RunningGateway
     path, body = REPEATED[name].path, REPEATED[name].body()
     gateway.http.get("/healthz")
     before = gateway.loop_seconds()
-    refused = gateway.http.post(path, content=body, headers=JSON)
+    with gateway.longest_turn() as turn:
+        refused = gateway.http.post(path, content=body, headers=JSON)
     spent = gateway.loop_seconds() - before
     assert refused.status_code == 400, refused.text
     assert len(refused.content) < 2000, refused.text
     assert spent < LOOP_SECONDS * SLOW_MACHINE, f"{name}: {spent:.3f} s of the loop for {len(body)} bytes"
+    # A thread may hold the interpreter's lock all through one call of a library.
+    assert turn.seconds < LONGEST_TURN_SECONDS, f"{name}: a turn of {turn.seconds:.3f} s for {len(body)} bytes"
 
 
 @pytest.mark.parametrize("name", REPEATED)
@@ -65,15 +81,19 @@ def test_a_refusal_of_a_large_body_holds_little_more_than_the_body(name: str) ->
 
 
 def _checked(path: str, body: bytes) -> object:
-    check_shape(shape_of(body))
+    shape = shape_of(body)
+    check_shape(shape)
+    fields = parse_object(body)
+    check_shape(shape_with_written(shape, fields))
     parse: Any = {
+        "/tokenize": parse_tokenize,
         "/v1/chat/completions": lambda fields: parse_chat(fields, {}),
         "/v1/completions": lambda fields: parse_completion(fields, {}),
         "/detokenize": parse_detokenize,
         "/v1/responses": lambda fields: prepare_response(fields, strict=True),
         "/v1/messages": lambda fields: prepare_message(fields, strict=True),
     }[path]
-    return parse(parse_object(body))
+    return parse(fields)
 
 
 VALUES = st.recursive(
@@ -126,6 +146,74 @@ def test_what_a_body_will_hold_is_counted_before_it_is_made(gateway: RunningGate
     held = gateway.admin.get("/status").json()["bodies"]
     assert held["most_bytes"] > 8 * 1024 * 1024, held
     assert held["bytes"] == 0, held
+
+
+def with_call(arguments: str) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+CODE = 'if (a[0] == {"b": [1, 2]}) { c(d, e, f); }' * 1000
+
+
+def test_what_arguments_of_calls_become_is_counted_and_what_they_quote_is_not(
+    gateway: RunningGateway, engine: ScriptedEngine
+) -> None:
+    """They are JSON inside of strings: four megabytes became a hundred, as often as requests were open."""
+    user = {"role": "user", "content": "x"}
+    for arguments, at_least, at_most in (
+        (json.dumps({"a": [{}] * 10_000}), 10 * 1024 * 1024, 16 * 1024 * 1024),
+        (json.dumps({"written": CODE}), 0, 1024 * 1024),
+    ):
+        before = gateway.admin.get("/status").json()["bodies"]["most_bytes"]
+        body = {"model": MODEL, "messages": [user, with_call(arguments), user]}
+        assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
+        held = gateway.admin.get("/status").json()["bodies"]
+        assert held["bytes"] == 0, held
+        if at_least:
+            assert at_least < held["most_bytes"] < at_most, held
+        else:
+            assert held["most_bytes"] == before, held
+    assert len(engine.requests) == 2
+
+
+def test_many_calls_that_quote_code_are_no_structure() -> None:
+    """Each has few marks by itself, and all together more than a body may have."""
+    calls = [with_call(json.dumps({"written": CODE[:2000]})) for _ in range(2000)]
+    shape = shape_with_written(BodyShape(0, 0), {"messages": calls})
+    assert shape.objects == 2000, shape
+    check_shape(shape)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_an_engines_long_answer_is_counted_as_it_comes_and_read_off_the_loop(
+    tmp_path: Path, engine: ScriptedEngine, path: str
+) -> None:
+    """A million ids are a few megabytes of JSON and fifty as objects; a text of one wide character is four times it."""
+    ids = ",".join(str(300 + index) for index in range(500_000))
+    answers = {
+        "/tokenize": f'{{"token_ids": [{ids}], "max_model_len": 99}}',
+        "/detokenize": json.dumps({"text": "\U0001f600" + "x" * 4_000_000}, ensure_ascii=False),
+    }
+    asked: dict[str, Any] = {"prompt": "x"} if path == "/tokenize" else {"tokens": [1]}
+    engine.replies[f"POST /v1{path}"] = (200, answers[path])
+    for room_bytes, status in ((128 * 1024 * 1024, 200), (16 * 1024 * 1024, 503)):
+        settings = GatewaySettings(tmp_path / "endpoints.json", body_room_bytes=room_bytes)
+        with running_gateway(settings) as gateway:
+            gateway.serve(group(engine.url))
+            before = gateway.loop_seconds()
+            answered = gateway.http.post(path, json={"model": MODEL} | asked)
+            spent = gateway.loop_seconds() - before
+            assert answered.status_code == status, answered.text[:300]
+            held = gateway.admin.get("/status").json()["bodies"]
+            assert held["bytes"] == 0, held
+            if status == 200:
+                assert held["most_bytes"] > 8 * 3_000_000, held
+                assert len(answered.content) > 3_000_000
+            else:
+                assert answered.json()["error"]["code"] == "body_room"
+                assert held["most_bytes"] <= room_bytes, held
+            assert spent < LOOP_SECONDS * SLOW_MACHINE, f"{spent:.3f} s of the loop"
 
 
 def test_one_more_object_than_allowed_is_refused_by_name() -> None:
@@ -204,6 +292,31 @@ def test_log_probabilities_of_a_whole_answer_are_held_as_json_and_counted(
     assert len(answer.content) / 2 < held["most_bytes"] < 4 * len(answer.content), (held, len(answer.content))
 
 
+def test_a_whole_answer_counts_until_its_client_has_taken_it(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    """Not only until it is made: who doesn't read it has it kept here."""
+    piece, end = (
+        Delta(text="x" * 1_000_000, token_ids=(1,)),
+        Finished(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=16),
+    )
+    engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), *[Say(piece)] * 16, Say(end)]
+    asked = to_json({"model": MODEL, "prompt": "x"})
+    url = httpx.URL(gateway.url)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.settimeout(60)
+        raw.connect((url.host, url.port or 0))
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(asked)}\r\n"
+        raw.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + asked)
+        begun = raw.recv(1000)
+        assert begun.startswith(b"HTTP/1.1 200"), begun
+        status = gateway.admin.get("/status").json()
+        assert status["open_requests"] == 0, "its place is free"
+        assert status["bodies"]["bytes"] > 16_000_000, status
+        rest = b"".join(iter(lambda: raw.recv(1 << 20), b""))
+        assert len(rest) > 15_000_000
+    eventually(lambda: held_bytes(gateway) == 0, lambda: f"not given back: {held_bytes(gateway)}")
+
+
 def held_bytes(gateway: RunningGateway) -> int:
     return int(gateway.admin.get("/status").json()["bodies"]["bytes"])
 
@@ -230,6 +343,39 @@ def test_copies_of_a_prompt_for_many_choices_are_counted_before_they_are_made(
     assert gateway.http.post("/v1/completions", content=fitting, headers=JSON).status_code == 200
     held = gateway.admin.get("/status").json()["bodies"]
     assert 800_000 < held["most_bytes"] < 8 * BODY_BYTES, held
+
+
+def test_many_long_answers_are_searched_for_calls_beside_the_loop(
+    gateway: RunningGateway, engine: ScriptedEngine
+) -> None:
+    """Letter by letter, for all choices at once when the last has ended."""
+    text = json.dumps([{"name": "f", "arguments": {"a": "x" * 400_000}}])
+    end = Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)
+    engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Say(Delta(text=text, token_ids=(1,))), Say(end)]
+    tool = {"type": "function", "function": {"name": "f"}}
+    user = {"role": "user", "content": "x"}
+    body = {"model": MODEL, "messages": [user], "n": 16, "tools": [tool], "tool_choice": "required"}
+    gateway.http.get("/healthz")
+    with gateway.longest_turn() as turn:
+        answered = gateway.http.post("/v1/chat/completions", json=body)
+    assert answered.status_code == 200, answered.text[:300]
+    calls = [choice["message"]["tool_calls"] for choice in answered.json()["choices"]]
+    assert [len(each) for each in calls] == [1] * 16
+    assert turn.own_seconds < LONGEST_TURN_SECONDS, f"{turn.own_seconds:.3f} s"
+
+
+@pytest.mark.parametrize("choices", [30, 128])
+def test_choices_of_a_large_prompt_begin_one_after_the_other(
+    gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine, choices: int
+) -> None:
+    """Each is named, written and sent by itself; what they need together would be a pause for everybody else."""
+    gateway.serve(group(engine.url), group(other_engine.url, 1))
+    body = to_json({"model": MODEL, "n": choices, "prompt": "x" * (60 * 1024 * 1024 // choices)})
+    with gateway.longest_turn() as turn:
+        answered = gateway.http.post("/v1/completions", content=body, headers=JSON)
+    assert answered.status_code == 200, answered.text[:300]
+    assert len(engine.requests) + len(other_engine.requests) == choices
+    assert turn.own_seconds < LONGEST_TURN_SECONDS / 2, f"{turn.own_seconds:.3f} s"
 
 
 @pytest.mark.parametrize("streams", [True, False])

@@ -1,5 +1,6 @@
 """Who may come in, how much each may ask for, and that changed keys count without a restart."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -447,3 +448,20 @@ def test_a_web_page_can_not_drain_a_gateway(gateway: RunningGateway, headers: di
     refused = gateway.admin.post("/drain", headers=headers, content=b"{}")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "web_page")
     assert gateway.admin.get("/status").json()["draining"] is False
+
+
+def test_who_scrapes_a_gateway_can_not_drain_it(tmp_path: Path) -> None:
+    """A network policy lets them to the port of its metrics, and asks for no more than a label of their pods."""
+
+    async def asked_from(address: str) -> list[int]:
+        admin = build_app(GatewaySettings(tmp_path / "endpoints.json")).state.admin
+        transport = httpx.ASGITransport(admin, client=(address, 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            read = await client.get("/metrics")
+            drained = await client.post("/drain")
+            state = await client.get("/status")
+        assert state.json()["draining"] is (drained.status_code == 202)
+        return [read.status_code, drained.status_code]
+
+    assert asyncio.run(asked_from("10.1.2.3")) == [200, 403]
+    assert asyncio.run(asked_from("127.0.0.1")) == [200, 202]

@@ -179,6 +179,7 @@ def test_a_session_goes_before_the_prompt_and_short_prompts_have_no_preference()
     assert affinity_key(long_text) == affinity_key(TextPrompt(text="a" * PREFIX_CHARACTERS + "b"))
     assert affinity_key(long_text) != affinity_key(TextPrompt(text="b" * PREFIX_CHARACTERS))
     assert affinity_key(long_text, "me") == affinity_key(TextPrompt(text="x"), "me") != affinity_key(long_text, "you")
+    assert affinity_key(long_text, "me" * 128 + "x" * 32_000) == affinity_key(long_text, "me" * 128)
     assert affinity_key(long_text, salt="a") != affinity_key(long_text) != affinity_key(long_text, salt="b")
     assert affinity_key(TextPrompt(text="a"), salt="a") == "", "short prompts have no preference"
     ids = tuple(range(PREFIX_TOKENS))

@@ -196,6 +196,53 @@ def test_the_engines_refusals_and_failures_have_that_form_too(gateway: RunningGa
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 
 
+COUNTED = (200, '{"token_ids": [5, 6, 7], "max_model_len": 99}')
+
+
+def test_a_prompts_tokens_are_counted_as_a_message_would_read_it(
+    gateway: RunningGateway, engine: ScriptedEngine
+) -> None:
+    """Without `max_tokens`, which only an answer has."""
+    engine.replies["POST /v1/tokenize"] = COUNTED
+    asked = {name: value for name, value in ASK.items() if name != "max_tokens"} | {"tools": [TOOL]}
+    cached = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    answered = gateway.http.post("/v1/messages/count_tokens", json=asked | {"system": cached})
+    assert (answered.status_code, answered.json()) == (200, {"input_tokens": 3})
+    assert answered.headers["x-stageline-ignored"] == "system.cache_control"
+    prompt = json.loads(engine.asked[0][1])["prompt"]
+    gateway.http.post("/v1/messages", json=ASK | {"tools": [TOOL], "system": cached})
+    assert prompt == json.loads(engine.requests[0].prompt.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "kind"),
+    [
+        ("GET", "/v1/messages", b"", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", b"{}", 404, "not_found_error"),
+        ("POST", "/v1/messages", b"{", 400, "invalid_request_error"),
+        ("POST", "/v1/messages", b" " * (4 * 1024 * 1024 + 1), 413, "request_too_large"),
+        ("POST", "/v1/messages/count_tokens", b"{}", 400, "invalid_request_error"),
+        ("POST", "/v1/messages/count_tokens", b'{"model": "absent", "messages": [{"role": "user", "content": "x"}]}',
+         404, "not_found_error"),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)  # fmt: skip
+def test_every_refusal_under_that_path_has_anthropics_form(
+    gateway: RunningGateway, method: str, path: str, content: bytes, status: int, kind: str
+) -> None:
+    answered = gateway.http.request(method, path, content=content, headers={"content-type": "application/json"})
+    body = answered.json()
+    assert (answered.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), answered.text
+
+
+def test_a_gateway_that_drains_is_overloaded_to_anthropics_clients(gateway: RunningGateway) -> None:
+    gateway.admin.post("/drain")
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = gateway.http.post(path, json=ASK)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "overloaded_error")
+        assert "retry-after" in refused.headers
+
+
 def test_a_key_may_come_as_anthropics_clients_send_it(tmp_path: Path, engine: ScriptedEngine) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys:\n  - name: one\n    key: a-key-of-sixteen-or-more\n")

@@ -121,7 +121,7 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 5.5}, "max_tokens"),
         ({"max_tokens": 2**31}, "max_tokens"),
@@ -215,7 +215,7 @@ def test_values_that_ask_for_nothing_are_accepted(gateway: RunningGateway, engin
         "top_logprobs": None,
         "temperature": None,
         "stop": None,
-        "user": "bo",
+        "user": "",
         "store": False,
     }
     repeated = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": None}
@@ -246,6 +246,12 @@ def test_how_to_sample_is_left_to_the_model_where_the_client_says_nothing(
     assert answered.status_code == 200, answered.text
     sampling = engine.requests[0].sampling
     assert {name: getattr(sampling, name) for name in OWN} == dict.fromkeys(OWN)
+
+
+def test_vllms_word_for_no_limit_of_candidates_is_taken(gateway: RunningGateway, engine: ScriptedEngine) -> None:
+    answered = gateway.http.post("/v1/chat/completions", json=CHAT | {"top_k": -1})
+    assert answered.status_code == 200, answered.text
+    assert engine.requests[0].sampling.top_k == 0
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,16 @@ def test_a_page_can_not_point_its_own_name_at_a_gateway_without_keys(tmp_path: P
     assert (b"foreign_host" in told) == (status == 421), told
 
 
+@pytest.mark.parametrize(
+    ("host", "status"), [("127.0.0.1:8081", 200), ("localhost", 200), ("llm.example", 200), ("evil.example", 421)]
+)
+def test_nor_at_the_port_for_operators_of_this_machine(tmp_path: Path, host: str, status: int) -> None:
+    """It asks for no key ever, and a page of that name would be let to read what it says."""
+    settings = GatewaySettings(tmp_path / "e.json", hosts=frozenset({"llm.example"}))
+    with running_gateway(settings) as gateway:
+        assert gateway.admin.get("/status", headers={"host": host}).status_code == status
+
+
 def test_a_gateway_of_this_machine_alone_answers_to_no_other_name_by_default() -> None:
     assert _hosts((), "127.0.0.1", None) == frozenset()
     assert _hosts((), "0.0.0.0", None) is None

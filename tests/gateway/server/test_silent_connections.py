@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -207,16 +207,21 @@ def test_where_connections_are_full_the_longest_idle_makes_room_and_none_in_use_
 def ask(connection: socket.socket) -> None:
     """Send a request and read its whole answer."""
     connection.sendall(GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200")
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """All of one answer, which says its length; returns its head."""
     answer = b""
     while b"\r\n\r\n" not in answer:
-        answer += connection.recv(65536)
+        received = connection.recv(65536)
+        assert received, answer
+        answer += received
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200"), head
-    length = next(
-        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
-    )
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
     while len(body) < length:
         body += connection.recv(65536)
+    return head
 
 
 def was_closed(connection: socket.socket) -> bool:
@@ -228,3 +233,121 @@ def was_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture
+def answering(tmp_path: Path, engine: ScriptedEngine) -> Iterator[RunningGateway]:
+    """A gateway that answers nobody's request well: what is sent has no type."""
+    with running_gateway(GatewaySettings(tmp_path / "e.json")) as gateway:
+        gateway.serve(group(engine.url))
+        gateway.http.close()
+        eventually(lambda: open_connections(gateway) == 0, "the test's own are gone")
+        yield gateway
+
+
+def refused_early(gateway: RunningGateway, stack: ExitStack, num_bytes: int) -> socket.socket:
+    """A connection whose request has its answer, and none of its body."""
+    raw = stack.enter_context(connect(gateway))
+    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % num_bytes)
+    assert read_answer(raw).startswith(b"HTTP/1.1 415")
+    return raw
+
+
+@pytest.mark.parametrize("rest", [b"x", b"\r\n"], ids=["of the body", "blanks"])
+def test_a_connection_does_not_live_on_what_follows_an_answer(
+    answering: RunningGateway, monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    """One byte now and then kept it open for ever, and never idle, so that nobody else had its place."""
+    monkeypatch.setattr(http_protocol, "REST_SECONDS", 0.5)
+    with ExitStack() as stack:
+        raw = refused_early(answering, stack, 1_000_000 if rest == b"x" else 0)
+        told = drip(raw, rest)
+        assert told.startswith(b"HTTP/1.1 408") or told == b"", told
+        eventually(lambda: open_connections(answering) == 0, lambda: f"{open_connections(answering)} are still held")
+
+
+def drip(raw: socket.socket, rest: bytes) -> bytes:
+    """Send `rest` again and again until the other side has something to say, or ends it."""
+    raw.settimeout(0.02)
+    for _ in range(3_000):
+        try:
+            raw.sendall(rest)
+            return raw.recv(65536)
+        except TimeoutError:
+            continue
+        except OSError:
+            return b""
+    raise AssertionError("it was never ended")
+
+
+def test_a_body_that_comes_after_its_answer_leaves_an_idle_connection(answering: RunningGateway) -> None:
+    """It had no timer at all any more, and was never counted as idle."""
+    config = answering.servers.public.config
+    assert isinstance(config, BoundedConfig)
+    with ExitStack() as stack:
+        config.timeout_keep_alive = 600
+        late = refused_early(answering, stack, 10)
+        eventually(lambda: len(config.idle) == 1, "answered, and nothing of it is under way")
+        late.sendall(b"x" * 5)
+        eventually(lambda: not config.idle, "the rest comes")
+        late.sendall(b"x" * 5)
+        eventually(lambda: len(config.idle) == 1, "it has come")
+        ask(late)
+        config.timeout_keep_alive = 1
+        closing = refused_early(answering, stack, 10)
+        closing.sendall(b"x" * 10)
+        eventually(lambda: open_connections(answering) == 1, lambda: f"{open_connections(answering)} are open")
+        assert closing.recv(1) == b""
+
+
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (CHUNKED + b"0\r\nx: ", b"a" * 65536),
+        (CHUNKED + b"0\r\n", b"x: y\r\n" * 10_000),
+        (CHUNKED + b"1;x=", b"a" * 65536),
+    ],
+    ids=["a trailer without end", "trailers without number", "an extension of a chunk"],
+)
+def test_what_follows_a_body_is_bounded_like_headers(answering: RunningGateway, begin: bytes, piece: bytes) -> None:
+    """The parser keeps a trailer to itself until it ends: a gigabyte, for all that bounded it."""
+    with connect(answering) as raw:
+        raw.sendall(begin)
+        sent = 0
+        with suppress(OSError):
+            while sent < 256 * len(piece):
+                raw.sendall(piece)
+                sent += len(piece)
+        assert sent < 64 * len(piece), f"{sent} bytes were taken"
+        with suppress(OSError):
+            assert raw.recv(65536).startswith(b"HTTP/1.1 431")
+    eventually(lambda: open_connections(answering) == 0, lambda: f"{open_connections(answering)} are still held")
+
+
+def test_a_large_body_may_come_in_one_read_with_its_head(answering: RunningGateway, engine: ScriptedEngine) -> None:
+    """What the parser tells of is no header, however much of it comes at once."""
+    body = b'{"model": "tiny", "prompt": "%s"}' % (b"x" * 1_000_000)
+    with connect(answering) as raw:
+        raw.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert read_answer(raw).startswith(b"HTTP/1.1 200"), engine.requests
+
+
+def test_a_body_in_chunks_of_a_byte_is_refused_before_it_costs_much(answering: RunningGateway) -> None:
+    """Four million chunks took the loop seconds."""
+    before = answering.loop_seconds()
+    with connect(answering) as raw:
+        raw.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
+        with suppress(OSError):
+            for _ in range(4 * 1024):
+                raw.sendall(b"1\r\n \r\n" * 1024)
+        with suppress(OSError):
+            assert raw.recv(65536).startswith(b"HTTP/1.1 400")
+    eventually(lambda: open_connections(answering) == 0, lambda: f"{open_connections(answering)} are still held")
+    spent = answering.loop_seconds() - before
+    assert spent < 1.0, f"{spent:.3f} s of the loop"

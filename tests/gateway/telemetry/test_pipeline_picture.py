@@ -99,6 +99,25 @@ def test_many_readers_ask_a_stage_once(watched: RunningGateway, engine: Scripted
     )
 
 
+def test_a_picture_of_a_quick_pipeline_is_not_drawn_on_the_loop(
+    watched: RunningGateway, engine: ScriptedEngine
+) -> None:
+    """Fifty thousand marks of a stage, looked at through as many windows as there are requests."""
+    now, states = 20 * 10**9, ("busy.decode", "wait.recv", "busy.prefill", "wait.host", "idle")
+    told = json.loads(page(3, now))
+    [step] = told["steps"]
+    marks = [[states[at % 5], "", at * now // 50_000] for at in range(50_000)]
+    engine.replies["GET /timeline"] = (200, json.dumps(told | {"steps": [step | {"marks": marks}]}))
+    before = watched.loop_seconds()
+    for at in range(40):
+        query: dict[str, str | float] = {"model": MODEL, "window_seconds": 9 + at / 40}
+        answered = watched.http.get("/pipeline", params=query)
+        assert answered.status_code == 200, answered.text
+        assert sum(answered.json()["stages"][0]["seconds"].values()) == pytest.approx(9 + at / 40, abs=1e-3)
+    spent = watched.loop_seconds() - before
+    assert spent < 0.5, f"{spent:.3f} s of the loop"
+
+
 @pytest.mark.parametrize(
     ("query", "status", "param"),
     [

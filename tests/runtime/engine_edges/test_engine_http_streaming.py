@@ -23,8 +23,10 @@ from processes.scripted_core_server import (
     until,
 )
 from stageline_api.engine_http import Admitted, Delta, Event, Failed, Finished, FinishReason
+from stageline_gateway.engine_client.engine_connection import LINE_LIMIT_BYTES
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.edge import event_stream
+from stageline_runtime.plan_bus.messages import TokenLogprobs
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 
@@ -322,6 +324,37 @@ def test_a_client_that_stops_reading_gets_tokens_merged_and_loses_none(tmp_path:
     assert last == Finished(reason=FinishReason.LENGTH, prompt_tokens=5, completion_tokens=count)
     largest = max(len(event.token_ids) for event in events if isinstance(event, Delta))
     assert largest > 1000, f"the largest delta holds {largest} tokens"
+
+
+def test_log_probabilities_that_waited_come_in_lines_that_a_gateway_takes(tmp_path: Path) -> None:
+    """As they wait for a client that reads slowly: in one line they were longer than who reads lines allows."""
+    text = "abcd" * 1500
+    alternatives = tuple((index, -1.2345678901234567 - index) for index in range(20))
+
+    async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:
+        ids = (*ids_of(text), EOS_TOKEN_ID)
+        yield TokenEvent(ids, logprobs=tuple(TokenLogprobs(-0.5 - at, alternatives) for at in range(len(ids))))
+        yield EndEvent(FinishReason.STOP)
+
+    async def run() -> list[str]:
+        request = body(top_logprobs=20)
+        async with (
+            serve(ScriptedCore(play), tmp_path) as client,
+            client.stream("POST", "/v1/generate", json=request) as response,
+        ):
+            return [line async for line in response.aiter_lines()]
+
+    lines = asyncio.run(run())
+    events = [EVENT.validate_json(line) for line in lines]
+    _, told, token_ids, _ = parts(events)
+    assert (told, token_ids) == (text, (*ids_of(text), EOS_TOKEN_ID))
+    deltas = [event for event in events if isinstance(event, Delta)]
+    logprobs = [one for delta in deltas for one in delta.logprobs]
+    assert [(one.token_id, one.logprob) for one in logprobs] == [(i, -0.5 - at) for at, i in enumerate(ids_of(text))]
+    for delta in deltas:
+        assert [one.token_id for one in delta.logprobs] == list(delta.token_ids)[: len(delta.logprobs)]
+    assert sum(map(len, lines)) > 4 * max(map(len, lines)), "one line holds most of it"
+    assert max(map(len, lines)) < LINE_LIMIT_BYTES / 4
 
 
 def test_a_long_prompt_does_not_hold_up_another_stream(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _cut_off(rng: random.Random) -> tuple[str, bytes]:
 
 
 def _text(rng: random.Random, piece: str) -> str:
-    return piece * max(1, (_size(rng) - 200) // len(piece.encode()))
+    return piece * max(1, (_size(rng) - 200) // (len(json.dumps(piece, ensure_ascii=False).encode()) - 2))
 
 
 def _schema(make: Callable[[random.Random], Any]) -> Callable[[random.Random], dict[str, Any]]:

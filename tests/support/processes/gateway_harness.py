@@ -25,6 +25,7 @@ MODEL = "tiny"
 IN_FLIGHT = "stageline_gateway_requests_in_flight"
 IDLE_SECONDS: Final = 600
 """How long the public port keeps a connection that nobody uses."""
+LOOK_SECONDS: Final = 0.001
 PATIENCE: Final[Mapping[str, Any]] = dict.fromkeys(
     ("connect_timeout_seconds", "probe_timeout_seconds", "call_timeout_seconds"), 60.0
 )
@@ -74,10 +75,22 @@ class RunningGateway:
     servers: GatewayServers = field(repr=False)
     clock: int = field(repr=False, default=0)
     """Of the CPU time of the thread that its event loop runs in."""
+    loop: asyncio.AbstractEventLoop | None = field(repr=False, default=None)
 
     def loop_seconds(self) -> float:
         """CPU seconds that the event loop's thread has used: what keeps every client waiting, on any machine."""
         return time.clock_gettime(self.clock)
+
+    @contextmanager
+    def longest_turn(self) -> Iterator["LongestTurn"]:
+        """Watch the event loop's turns while the context lasts. Whatever else this process does counts too."""
+        assert self.loop is not None
+        turn = LongestTurn(self.loop)
+        self.loop.call_soon_threadsafe(turn.begin)
+        try:
+            yield turn
+        finally:
+            turn.is_over = True
 
     def serve(self, *groups: GroupEndpoint) -> None:
         """Write the endpoints file and wait until the gateway shows exactly these groups."""
@@ -109,6 +122,31 @@ class RunningGateway:
         return sum(value for (name, _), value in self.samples().items() if name == IN_FLIGHT)
 
 
+@dataclass
+class LongestTurn:
+    """CPU seconds between two looks at a loop, a millisecond apart where it has nothing else to do."""
+
+    loop: asyncio.AbstractEventLoop
+    seconds: float = 0.0
+    """Of the whole process: of the loop's thread, or of another one that held the interpreter's lock meanwhile."""
+    own_seconds: float = 0.0
+    """Of the loop's thread."""
+    is_over: bool = False
+    _last: tuple[float, float] = (0.0, 0.0)
+
+    def begin(self) -> None:
+        self._last = time.process_time(), time.thread_time()
+        self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        now = time.process_time(), time.thread_time()
+        self.seconds = max(self.seconds, now[0] - self._last[0])
+        self.own_seconds = max(self.own_seconds, now[1] - self._last[1])
+        self._last = now
+        if not self.is_over:
+            self.loop.call_later(LOOK_SECONDS, self._look)
+
+
 def _set_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in labels.items() if value))
 
@@ -131,7 +169,13 @@ def running_gateway(
     app = build_app(replace(_patient(settings), poll_seconds=0.02, keys_poll_seconds=0.02))
     servers = GatewayServers(app, sockets, drain_seconds=0)
     servers.public.config.timeout_keep_alive = IDLE_SECONDS
-    thread = threading.Thread(target=lambda: asyncio.run(servers.run()), daemon=True)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await servers.run()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     path = settings.endpoints_path or Path("no endpoints file")
     url, admin_url = url_of(sockets.public, "https" if tls else "http"), url_of(sockets.admin)
@@ -142,7 +186,7 @@ def running_gateway(
     ):
         assert thread.ident is not None
         clock = time.pthread_getcpuclockid(thread.ident)
-        yield RunningGateway(url, path, http, admin, servers, clock)
+        yield RunningGateway(url, path, http, admin, servers, clock, loops[0])
     servers.stop()
     thread.join(60)
     assert not thread.is_alive(), "the gateway did not stop"

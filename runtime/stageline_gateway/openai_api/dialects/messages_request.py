@@ -29,6 +29,8 @@ MESSAGES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "inference_geo": Known(Fate.IGNORED),
         "speed": Known(Fate.IGNORED, ("standard",)),
         "diagnostics": Known(Fate.IGNORED),
+        "user_profile_id": Known(Fate.IGNORED),
+        "workspace_id": Known(Fate.IGNORED),
         "container": Known(Fate.REFUSED, (), "Nothing is run here."),
         "mcp_servers": Known(Fate.REFUSED, ([],), "Nothing is called from here."),
     }
@@ -294,6 +296,9 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
 
 PARAMS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "tools.function.strict": "tools.strict",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "reasoning_effort": "output_config.effort",
         "response_format": "output_config.format.schema",
         "response_format.json_schema.schema": "output_config.format.schema",
         "stop": "stop_sequences",

@@ -6,14 +6,12 @@ from typing import Any
 from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.dialects.responses_events import ResponsesDialect
 from stageline_gateway.openai_api.dialects.responses_request import (
-    ITEM_IGNORED,
-    ITEM_REPEATED,
     PARAMS,
-    PART_IGNORED,
     RESPONSES_KNOWN,
     ResponsesRequest,
     as_chat,
     fields_without_effect,
+    without_hints,
     without_repeated,
 )
 from stageline_gateway.openai_api.translate import Prepared, prepare_as_chat
@@ -24,7 +22,9 @@ def prepare_response(fields: Mapping[str, Any], strict: bool) -> Prepared:
     ignored: IgnoredFields = {}
     kept = settled(fields, RESPONSES_KNOWN, strict, ignored)
     # What an answer from here has in its items asks for nothing when it comes back, also where that is strict.
-    kept["input"] = without_repeated(kept.get("input"), ITEM_REPEATED if strict else ITEM_IGNORED, PART_IGNORED)
+    kept["input"] = without_repeated(kept.get("input"))
+    if not strict:
+        kept["input"] = without_hints(kept["input"], ignored)
     asked = checked(ResponsesRequest, kept)
     without_effect(fields_without_effect(asked), strict, ignored)
 

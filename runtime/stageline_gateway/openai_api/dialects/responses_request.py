@@ -22,7 +22,7 @@ from stageline_gateway.openai_api.chat_types import (
 )
 from stageline_gateway.openai_api.known_fields import Fate, Known
 from stageline_gateway.openai_api.request_types import TokenCount
-from stageline_gateway.openai_api.validation import without
+from stageline_gateway.openai_api.validation import IgnoredFields, without
 
 NOTHING_STORED: Final = "Responses are not stored here: send the turns before as 'input'."
 
@@ -33,6 +33,9 @@ RESPONSES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "service_tier": Known(Fate.IGNORED, ("auto", "default")),
         "prompt_cache_retention": Known(Fate.IGNORED),
         "prompt_cache_options": Known(Fate.IGNORED),
+        "prompt_cache_key": Known(Fate.IGNORED, ("",)),
+        "safety_identifier": Known(Fate.IGNORED, ("",)),
+        "stream_options": Known(Fate.IGNORED, ({}, {"include_obfuscation": False})),
         "max_tool_calls": Known(Fate.IGNORED),
         "moderation": Known(Fate.IGNORED),
         "include": Known(Fate.IGNORED, ([],)),
@@ -43,14 +46,17 @@ RESPONSES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "prompt": Known(Fate.REFUSED, (), "Prompts are not stored here: send their text as 'input'."),
         "background": Known(Fate.REFUSED, (False,), NOTHING_STORED),
         "top_logprobs": Known(Fate.REFUSED, (0,), "/v1/chat/completions has log probabilities."),
+        "image": Known(Fate.REFUSED, ({},), "The models served here read and write text."),
+        "access_programs": Known(Fate.REFUSED, ({},)),
     }
 )
 """What becomes of fields that are no part of `ResponsesRequest`."""
 ITEM_REPEATED: Final = frozenset({"id", "status"})
 """Of an item of `input`: what answers from here have, and clients send back."""
-ITEM_IGNORED: Final = ITEM_REPEATED | {"phase", "namespace", "caller", "async", "async_"}
-PART_IGNORED: Final = frozenset({"annotations", "logprobs"})
-"""Of a part of a message's content."""
+PART_REPEATED: Final = frozenset({"annotations", "logprobs"})
+"""Of a part of a message's content, likewise."""
+ITEM_IGNORED: Final = frozenset({"phase", "namespace", "caller", "async", "async_"})
+PART_IGNORED: Final = frozenset({"prompt_cache_breakpoint"})
 
 
 class InputText(Strict):
@@ -173,6 +179,8 @@ class ReasoningConfig(Strict):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
 
 
 class ResponsesRequest(Strict):
@@ -202,36 +210,47 @@ class ResponsesRequest(Strict):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    """Only repeated in the answer."""
 
 
 def fields_without_effect(request: ResponsesRequest) -> dict[str, Any]:
     """Names of fields that are understood, and change nothing -> their values."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
+    asked_form = text.format
     return {
+        "user": request.user or None,
         "text.verbosity": text.verbosity,
+        "text.format.description": None if asked_form is None else asked_form.description,
         "reasoning.summary": reasoning.summary,
         "reasoning.generate_summary": reasoning.generate_summary,
+        "reasoning.context": reasoning.context,
+        "reasoning.mode": reasoning.mode,
     }
 
 
-def without_repeated(items: Any, names: AbstractSet[str], part_names: AbstractSet[str]) -> Any:
-    """`items` without what a client repeats of an earlier answer, and what says nothing to the model.
+def without_repeated(items: Any) -> Any:
+    """`items` without what a client repeats of an earlier answer, which asks for nothing."""
+    return _without(items, ITEM_REPEATED, PART_REPEATED, {})
 
-    Those are `names`, and `part_names` of contents. They ask for nothing, so nothing is told of them.
-    """
+
+def without_hints(items: Any, ignored: IgnoredFields) -> Any:
+    """`items` without what says nothing to the model; `ignored` is told of it."""
+    return _without(items, ITEM_IGNORED, PART_IGNORED, ignored)
+
+
+def _without(items: Any, names: AbstractSet[str], part_names: AbstractSet[str], ignored: IgnoredFields) -> Any:
     if not isinstance(items, list) or len(items) > MAX_MESSAGES:
         return items
-    return [_without_repeated(item, names, part_names) for item in items]
+    return [_item_without(item, names, part_names, ignored) for item in items]
 
 
-def _without_repeated(item: Any, names: AbstractSet[str], part_names: AbstractSet[str]) -> Any:
-    item = without(item, names, "", {})
-    content = item.get("content") if isinstance(item, dict) else None
-    if not isinstance(content, list) or len(content) > MAX_PARTS:
-        return item
-    return item | {"content": [without(part, part_names, "", {}) for part in content]}
+def _item_without(item: Any, names: AbstractSet[str], part_names: AbstractSet[str], ignored: IgnoredFields) -> Any:
+    item = without(item, names, "input", ignored)
+    for field in ("content", "output"):
+        parts = item.get(field) if isinstance(item, dict) else None
+        if isinstance(parts, list) and len(parts) <= MAX_PARTS:
+            item = item | {field: [without(part, part_names, f"input.{field}", ignored) for part in parts]}
+    return item
 
 
 def as_chat(request: ResponsesRequest) -> dict[str, Any]:
@@ -293,6 +312,8 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 PARAMS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "tools.function.strict": "tools.strict",
+        "reasoning_effort": "reasoning.effort",
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",

@@ -33,6 +33,8 @@ from stageline_runtime.engine.text.told_prompt import PromptPiece, ToldPrompt
 
 logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/x-ndjson"
+MOST_LOGPROBS = 512
+"""Of one line: with twenty alternatives each they are a megabyte or two, and who reads lines takes eight at most."""
 QUEUED_WORD_SECONDS = 5.0
 """How often a request that waits for a slot is said to, as long as the group begins steps: well within what a gateway
 allows a working engine to be silent."""
@@ -220,11 +222,20 @@ class _Unwritten:
         return self._prompt.popleft() if self._prompt else None
 
     def take(self) -> list[Delta | Finished | Failed]:
-        """All of the rest: at most one delta, then the end when it has come."""
+        """All of the rest: one delta if there is any output, of several where it has many log probabilities, then the
+        end when it has come. The text comes with the last of them."""
         events: list[Delta | Finished | Failed] = []
         if self._texts:
-            text = "".join(self._texts)
-            events.append(Delta(text=text, token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs)))
+            token_ids, logprobs = self._token_ids, self._logprobs
+            # Tokens have log probabilities in their order, all but what ended the output.
+            cuts = range(0, max(1, len(logprobs)), MOST_LOGPROBS)
+            for start in cuts[:-1]:
+                end = start + MOST_LOGPROBS
+                events.append(
+                    Delta(text="", token_ids=tuple(token_ids[start:end]), logprobs=tuple(logprobs[start:end]))
+                )
+            last, text = cuts[-1], "".join(self._texts)
+            events.append(Delta(text=text, token_ids=tuple(token_ids[last:]), logprobs=tuple(logprobs[last:])))
             self._texts, self._token_ids, self._logprobs = [], [], []
         if self._end is not None:
             events.append(self._end)

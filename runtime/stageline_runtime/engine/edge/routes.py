@@ -246,14 +246,14 @@ async def _answer_in_thread(
         body = await _read_body(request, max_body_bytes)
         if body is None:
             return refusal_response(body_too_large(max_body_bytes), 413)
-        done = await threads.run(len(body), lambda: work(asked.model_validate_json(body)))
+        done = await threads.run(len(body), lambda: work(asked.model_validate_json(body)).model_dump_json())
     except ClientDisconnect:
         return Response(status_code=400)
     except ValidationError as error:
         return refusal_response(invalid_body(error))
     except EngineRefusal as refusal:
         return refusal_response(refusal)
-    return json_answer(done)
+    return Response(done, media_type="application/json")
 
 
 async def _parsed(asked: type[Asked], body: bytes) -> Asked:
