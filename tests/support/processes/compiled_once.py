@@ -53,7 +53,7 @@ def _compile(compiler: str, cache: Path, arguments: list[str]) -> int:
 
 def _main(compiler: str, cache: str, *arguments: str) -> int:
     source = Path(arguments[arguments.index("-c") + 1]) if {"-c", "-o"} <= {*arguments} else None
-    if source is None or source.parent.parts[-3:] != _NATIVE.parts:
+    if source is None or source.parent.parts[-2:] != _NATIVE.parts:
         os.execv(compiler, [compiler, *arguments])
     return _compile(compiler, Path(cache), [*arguments])
 
