@@ -145,7 +145,8 @@ def test_a_stopped_rank_is_found_by_the_watchdogs(stage: int, rank: int, tiny_ll
 
 
 def test_ranks_end_with_their_supervisor(tiny_llama: Path, tmp_path: Path) -> None:
-    with running_group(tmp_path, tiny_llama, 1, **CONFIG) as group:
+    """Each an interpreter of its own, as in a pod."""
+    with running_group(tmp_path, tiny_llama, 1, is_fresh=True, **CONFIG) as group:
         ranks = [pid_of(group, 0, rank) for rank in (0, 1)]
         group.kill("stage-0")
         group.wait_until(lambda: not any(_runs(pid) for pid in ranks), "the end of the ranks")

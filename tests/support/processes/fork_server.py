@@ -2,8 +2,8 @@
 
 `python -m processes.fork_server SOCKET` imports what a stage and an engine need, starts no thread, and forks a process
 for each request. A fork is a process like any other: pid, signals, sockets, exit status and termination message are its
-own, and it ends as an interpreter ends. What it doesn't show is that a fresh interpreter gets as far; the tests of the
-main job and of the command line do.
+own, and it ends as an interpreter ends; the ranks of a stage are forks in their turn (`forked_ranks`). What it doesn't
+show is that a fresh interpreter gets as far; the tests of the main job and of the command line do.
 
 One server serves one process of pytest (`fork_server()`), over a pair of sockets, and ends all its forks when that
 process is gone. Requests and answers are JSON lines; standard output of the fork travels along as a descriptor.
@@ -189,6 +189,10 @@ def _import_what_they_need() -> None:
     import stageline_runtime.stage.command
     import stageline_runtime.stage.load_stage
     import stageline_runtime.stage.process  # noqa: F401
+    from processes import forked_ranks
+    from stageline_runtime.stage.ranks import supervisor
+
+    supervisor.start_rank = forked_ranks.start_rank
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from processes.forked_ranks import NAME
 from processes.running_group import RunningGroup
 from stageline_api import env
 
@@ -22,9 +23,13 @@ def rank_pids(group: RunningGroup, stage: int) -> dict[int, int]:
 
 
 def _rank_of(pid: int) -> int | None:
+    """By its name, where it is a fork; by its variables, where it is an interpreter of its own."""
     try:
+        name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
+    if name.startswith(NAME):
+        return int(name.removeprefix(NAME))
     mark = f"{env.STAGE_RANK}=".encode()
     return next((int(one.removeprefix(mark)) for one in variables if one.startswith(mark)), None)

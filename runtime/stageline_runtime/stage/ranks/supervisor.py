@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 from pydantic import ValidationError
 
@@ -47,6 +47,27 @@ DRAINED_SECONDS: Final = 10.0
 VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
+class StartedProcess(Protocol):
+    """What a supervisor needs of a child, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """The exit status, negative for a signal, once it has ended."""
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def start_rank(command: Sequence[str], environment: Mapping[str, str], descriptors: tuple[int, ...]) -> StartedProcess:
+    """An interpreter with these arguments and variables, which inherits `descriptors` and ends with this process."""
+    return subprocess.Popen(
+        bound_child.bound((sys.executable, *command)), env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL
+    )
+
+
 class RankProcess:
     """One rank: the process, the socket on which it answers, the memory that it writes its last words into."""
 
@@ -67,12 +88,7 @@ class RankProcess:
             env.TERMINATION_PATH: f"/proc/self/fd/{self._words}",
         }
         with listener:
-            self.process = subprocess.Popen(
-                bound_child.bound((sys.executable, *command)),
-                env=environment,
-                pass_fds=(self._words, area, listener.fileno()),
-                stdin=subprocess.DEVNULL,
-            )
+            self.process = start_rank(command, environment, (self._words, area, listener.fileno()))
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def last_words(self) -> TerminationMessage | None:
