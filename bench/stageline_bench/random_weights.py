@@ -6,20 +6,25 @@ What such a model says means nothing; how long it takes doesn't depend on that.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any, Final
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.models.weights.stage_weights import stage_tensor_shapes
+
+if TYPE_CHECKING:
+    import torch
 
 WEIGHTS: Final = "model.safetensors"
 
 
-def write_random_weights(directory: Path, fields: Mapping[str, Any], device: torch.device) -> Path:
+def write_random_weights(directory: Path, fields: Mapping[str, Any], device: "torch.device") -> Path:
     """`config.json` of these fields and `model.safetensors` of their `dtype`, drawn from a fixed seed on `device`."""
+    # torch takes seconds to import; a benchmark that is asked what it can do has no use for it.
+    import torch
+    from safetensors.torch import save_file
+
+    from stageline_runtime.models.weights.stage_weights import stage_tensor_shapes
+
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
     config = read_model_config(directory)

@@ -9,10 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
-
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from stageline_api.runtime_config import SpeculativeConfig
 from stageline_bench.runtime.group.bench_group import GroupShape
@@ -26,6 +23,9 @@ from stageline_bench.runtime.speculation import (
     measure_cases,
     targets_of,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS: Final = "model.safetensors"
 DRAFT_LAYERS: Final = 3
@@ -85,6 +85,8 @@ def write_pair(model_dir: Path, directory: Path, late_share: float) -> tuple[Pat
     """Write the model with `late_share` of what its layers after the first ones add, and those first ones as a model of
     their own; returns both directories.
     """
+    from safetensors.torch import load_file
+
     weights = load_file(model_dir / WEIGHTS)
     for name, tensor in weights.items():
         if _layer(name) >= DRAFT_LAYERS and ("o_proj" in name or "down_proj" in name):
@@ -101,7 +103,9 @@ def _layer(name: str) -> int:
     return int(parts[2]) if parts[:2] == ["model", "layers"] else -1
 
 
-def _write(model_dir: Path, directory: Path, config: dict[str, object], weights: dict[str, Tensor]) -> Path:
+def _write(model_dir: Path, directory: Path, config: dict[str, object], weights: dict[str, "Tensor"]) -> Path:
+    from safetensors.torch import save_file
+
     directory.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_dir / name, directory)

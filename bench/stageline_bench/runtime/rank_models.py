@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from stageline_bench.random_weights import WEIGHTS, write_random_weights
 
 Fields = Mapping[str, Any]
@@ -55,6 +53,8 @@ def rank_model(name: str, fields: Fields, cache_dir: Path) -> Path:
     """The directory of the model, which is written where it isn't there yet."""
     directory = cache_dir / name
     if not (directory / WEIGHTS).exists():
+        import torch
+
         unfinished = cache_dir / f"{name}.unfinished"
         write_random_weights(unfinished, fields, torch.device("cpu"))
         unfinished.replace(directory)
