@@ -188,6 +188,7 @@ def test_detach_serves_in_the_background_until_down(smollm2_dir: Path, tmp_path:
     assert run_stageline("down", "--state-dir", state).returncode == 0
 
 
+@pytest.mark.thorough
 def test_once_prints_the_answer_and_nothing_else_on_stdout(smollm2_dir: Path, tmp_path: Path) -> None:
     where = ("--port", str(free_port()), "--state-dir", str(tmp_path), "--cache", str(smollm2_dir.parent))
     result = run_stageline("up", str(EXAMPLE), "--once", QUESTION, *where)

@@ -80,7 +80,7 @@ def stageline(up: ServingCommand, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def traffic(up: ServingCommand) -> Iterator[None]:
-    """Two clients that ask one question after the other, and have had an answer."""
+    """A client that asks one question after the other, with a breath between, and has had an answer."""
     stop, answered = threading.Event(), threading.Event()
 
     def _ask() -> None:
@@ -89,15 +89,14 @@ def traffic(up: ServingCommand) -> Iterator[None]:
             while not stop.is_set():
                 if client.post(f"{up.url}/v1/completions", json=body).is_success:
                     answered.set()
+                stop.wait(0.1)
 
-    threads = [threading.Thread(target=_ask, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    asking = threading.Thread(target=_ask, daemon=True)
+    asking.start()
     assert answered.wait(120), up.output()
     yield
     stop.set()
-    for thread in threads:
-        thread.join(120)
+    asking.join(120)
 
 
 def facts(text: str) -> dict[str, Any]:

@@ -52,23 +52,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(tmp_path_factory.mktemp("random"), MODEL, torch.device("cpu"))
 
 
-def outputs(model_dir: Path, directory: Path, stages: int, **fields: object) -> tuple[tuple[int, ...], ...]:
-    shape = GroupShape(
-        name=f"{stages} stages {fields}",
-        stage_cores=(0,) * stages,
-        dtype="float32",
-        max_model_len=64,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=32,
-        **fields,  # type: ignore[arg-type]
-    )
-    with bench_group(shape, model_dir, directory) as group:
-        return group.run(ROUND).outputs
-
-
 @pytest.fixture(scope="module")
-def expected(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, ...], ...]:
-    return outputs(model_dir, tmp_path_factory.mktemp("cpu"), 1)
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_layers=4)
 
 
 @pytest.fixture(autouse=True)
@@ -85,12 +71,24 @@ def support_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
-    stages: int, graphs: str, expected: tuple[tuple[int, ...], ...], model_dir: Path, tmp_path: Path
+    stages: int, graphs: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    answers = outputs(model_dir, tmp_path, stages, stage_command=DEVICE_STAGE, graphs=graphs)
-    assert len(answers) == ROUND.requests
-    assert {len(answer) for answer in answers} == {ROUND.output_tokens}
-    assert answers == expected
+    prompts = [tuple(prompt) for prompt in ROUND.prompts(VOCAB_SIZE)]
+    lengths = [greedy(ROUND.output_tokens)] * len(prompts)
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 64,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": 32,
+        "prefix_cache": False,
+    }
+    with running_group(tmp_path / "cpu", tiny_model, 1, **settings) as group:
+        expected = group.generate_all(prompts, lengths)
+    assert [len(answer) for answer in expected] == [ROUND.output_tokens] * ROUND.requests
+    with running_group(
+        tmp_path / "device", tiny_model, stages, stage_command=DEVICE_STAGE, graphs=graphs, **settings
+    ) as group:
+        assert group.generate_at_once(prompts, lengths) == expected
 
 
 @pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.thorough), 2])

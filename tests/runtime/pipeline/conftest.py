@@ -17,8 +17,8 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def early_exit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A Llama of 24 layers, and a draft model of the first one that mostly says the same."""
-    return write_early_exit_pair(tmp_path_factory.mktemp("early-exit"))
+    """A Llama of eight layers, and a draft model of the first one that mostly says the same."""
+    return write_early_exit_pair(tmp_path_factory.mktemp("early-exit"), num_layers=8)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ PROMPT = tuple(3 + index % 50 for index in range(30 * CHUNK_TOKENS))
 """Far more chunks than a group of a few stages has plans in flight."""
 
 
-@roles(("engine", 2), ("stage-1", 3))
+@roles(("engine", 2))
 def test_killed_while_loading(killed: str, stage_count: int, stuck_model: Path, tmp_path: Path) -> None:
     stages = range(stage_count)
     with running_group(tmp_path / "group", stuck_model, stage_count, start=False) as group:
@@ -92,7 +92,7 @@ def warming_group(directory: Path, model: Path, stage_count: int, patience: floa
         yield group
 
 
-@roles((FIRST, 2), ("stage-1", 2))
+@roles(("stage-1", 2))
 def test_killed_while_warming_up(killed: str, stage_count: int, tiny_llama: Path, tmp_path: Path) -> None:
     with warming_group(tmp_path, tiny_llama, stage_count) as group:
         kill_and_let_go(group, killed, frozen=last_of(group))
@@ -111,7 +111,7 @@ def test_a_stage_that_hangs_in_the_warm_up_ends_the_group(tiny_llama: Path, tmp_
         assert "the warm-up step did not finish within" in group.last_words(FIRST)["detail"]
 
 
-@roles(("stage-1", 3), (FIRST, 2))
+@roles((FIRST, 2))
 def test_killed_in_the_middle_of_a_prefill(killed: str, stage_count: int, tiny_llama: Path, tmp_path: Path) -> None:
     """With the last stage frozen the prompt gets as far as plans may run ahead, and no token has been made."""
     chunked: dict[str, Any] = {"max_num_batched_tokens": CHUNK_TOKENS, "prefix_cache": False}

@@ -36,9 +36,10 @@ OPERATOR: Final = (
     ),
     Scenario(
         "stages in a cluster have no operator, for longer than anybody remembers one",
-        up("stage", "1x900", pod="smollm2-0-0", release="prod/stageline"),
+        up("stage", "1x450", pod="smollm2-0-0", release="prod/stageline"),
         {"4m": (), "7m": _DOWN_PROD, "7h": _DOWN_PROD},
-        step="30s",
+        step="1m",
+        evaluated_every="1m",
     ),
     Scenario(
         "the operator of one release is dead and that of another leads",

@@ -46,10 +46,11 @@ def decoder_families() -> tuple[Family, ...]:
     """All of transformers' `AutoModelForCausalLM`, by name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return tuple(_judged(name) for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if name not in NO_CONFIG)
+    return tuple(judged(name) for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if name not in NO_CONFIG)
 
 
-def _judged(name: str) -> Family:
+def judged(name: str) -> Family:
+    """One of them, by what the code says of its config."""
     try:
         config = model_config_from_dict(default_config(name), {})
     except UnsupportedModelError as refusal:

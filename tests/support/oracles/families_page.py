@@ -3,6 +3,7 @@
 `python -m oracles.families_page`, with tests/support on the path, writes it; a test compares the two.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,6 +52,18 @@ def page() -> str:
             "",
         ]
     )
+
+
+def names_on_the_page() -> tuple[list[str], list[str]]:
+    """Families that the page calls served, and those that it calls refused.
+
+    To judge all families takes seconds, which every process of a test run would spend before its first test.
+    """
+    text, _, _ = PAGE.read_text(encoding="utf-8").partition("\nLeft out, ")
+    served, _, refused = text.partition("\n## Refused")
+    rows, _, without_plan = refused.partition(f"\nRefused because {NO_PLAN}")
+    names = re.findall(r"^\| `([^`]+)` \|", rows, re.MULTILINE) + re.findall(r"`([^`]+)`", without_plan)
+    return re.findall(r"^\| `([^`]+)` \|", served, re.MULTILINE), sorted(names)
 
 
 def _has_no_plan(family: Family) -> bool:
