@@ -35,10 +35,8 @@ _PROMPT: Final = b'{"model":"%s","prompt":' % MODEL.encode()
 _CHAT: Final = b'{"model":"%s","messages":[' % MODEL.encode()
 _RESPONSE: Final = b'{"model":"%s",' % MODEL.encode()
 _ASKED: Final = _RESPONSE + b'"max_tokens":1,'
-_CALL: Final = (
-    b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{\\"a\\":['
-)
-"""Arguments are JSON inside of a string."""
+_CALL: Final = b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"['
+"""Arguments are JSON inside of a string, and an object: a list is read to its end and refused."""
 REPEATED: Final[dict[str, Repeated]] = {
     "numbers for messages": Repeated(CHATS, _CHAT, b"1", b"]}"),
     "empty messages": Repeated(CHATS, _CHAT, b"{}", b"]}"),
@@ -73,19 +71,19 @@ REPEATED: Final[dict[str, Repeated]] = {
         "/v1/messages", _ASKED + b'"messages":[{"role":"user","content":"x"}],"stop_sequences":[', b"1", b"]}"
     ),
     "lists in lists": Repeated(COMPLETIONS, _PROMPT, b"[" * 50 + b"]" * 50, b"}"),
-    "objects within arguments": Repeated(CHATS, _CHAT + _CALL, b"{}", b']}"}}]}]}'),
-    "numbers within arguments": Repeated(CHATS, _CHAT + _CALL, b"0", b']}"}}]}]}'),
+    "objects within arguments": Repeated(CHATS, _CHAT + _CALL, b"{}", b']"}}]}]}'),
+    "numbers within arguments": Repeated(CHATS, _CHAT + _CALL, b"0", b']"}}]}]}'),
     "objects within arguments of an item": Repeated(
         "/v1/responses",
-        _RESPONSE + b'"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{\\"a\\":[',
+        _RESPONSE + b'"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"[',
         b"{}",
-        b']}"}]}',
+        b']"}]}',
     ),
-    "objects within arguments to tokenize": Repeated("/tokenize", _CHAT + _CALL, b"{}", b']}"}}]}]}'),
+    "objects within arguments to tokenize": Repeated("/tokenize", _CHAT + _CALL, b"{}", b']"}}]}]}'),
     "a text of signs to choose": Repeated(
-        COMPLETIONS, _PROMPT + b'"x","structured_outputs":{"choice":["', b".", b'"]}}'
+        COMPLETIONS, _PROMPT + b'"x","max_tokens":0,"structured_outputs":{"choice":["', b".", b'"]}}'
     ),
     "texts to choose": Repeated(
-        COMPLETIONS, _PROMPT + b'"x","structured_outputs":{"choice":[', b'"' + b"." * 4000 + b'"', b"]}}"
+        COMPLETIONS, _PROMPT + b'"x","max_tokens":0,"structured_outputs":{"choice":[', b'"' + b"." * 4000 + b'"', b"]}}"
     ),
 }
