@@ -18,6 +18,7 @@ from stageline_api.runtime_config import SpeculativeConfig
 from stageline_bench.runtime.group.bench_group import BenchGroup, GroupShape, bench_group
 from stageline_bench.runtime.group.engine_host import RoundOrder
 from stageline_bench.runtime.paced import write_paced_model
+from stageline_bench.runtime.record.others import OthersClock
 from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.model_facts.model_config import read_model_config
@@ -255,15 +256,24 @@ def _one(groups: dict[str, BenchGroup], case: Case, index: int) -> dict[str, Any
     """One case on all its groups, in an order that turns."""
     turn = index % len(case.variants)
     rates: dict[str, float] = {}
+    others: dict[str, float] = {}
     outputs = {}
     for name in case.variants[turn:] + case.variants[:turn]:
+        clock = OthersClock()
         report = groups[name].run_order(case.order)
+        others[name] = round(clock.seconds(), 2)
         rates[name] = round(1.0 / report.mean_tpot_seconds, 2)
         outputs[name] = report.outputs
     first = outputs[case.variants[0]]
     equal = sum(one == other for name in case.variants[1:] for one, other in zip(first, outputs[name], strict=True))
     answers = len(first) * (len(case.variants) - 1)
-    return {"case": case.name, "tokens_per_second": rates, "equal_answers": equal, "answers": answers}
+    return {
+        "case": case.name,
+        "tokens_per_second": rates,
+        "cpu_seconds_of_others": others,
+        "equal_answers": equal,
+        "answers": answers,
+    }
 
 
 def targets_of(cases: Sequence[Case], measured: list[dict[str, Any]], where: str = "") -> list[Target]:

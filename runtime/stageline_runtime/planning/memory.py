@@ -190,7 +190,7 @@ class CutMemory:
     draft: ModelConfig | None = None
     """The model that the last stage drafts with."""
     ranks: int = 1
-    """Of each stage. The draft model is counted for every rank of the last one, though only the first drafts."""
+    """Of each stage. Of those of the last one only the first drafts."""
     experts: int = 1
     """Ranks of each stage that its experts are cut over; not with several `ranks`. A sequence is on one of them alone,
     with all heads; each of the last stage drafts for its own."""
@@ -200,9 +200,11 @@ class CutMemory:
         return 1 if self.rooms[stage].is_device else self.ranks * self.experts
 
     def token_bytes_in_room(self, stage: int, num_layers: int) -> int:
-        """Keys and values of one token, of all ranks that share the stage's room and hold some of them."""
+        """Keys and values of one token, of all ranks that share the stage's room and hold some of them; a draft model's
+        are on one rank alone."""
         holders = 1 if self.experts > 1 else self.ranks_in_room(stage)
-        return holders * self.token_bytes(stage, num_layers)
+        draft = self.draft_of(stage)
+        return holders * self._own_token_bytes(num_layers) + (0 if draft is None else draft.token_bytes)
 
     def draft_of(self, stage: int) -> DraftMemory | None:
         """What the draft model takes on `stage`; None where it holds none."""
@@ -212,40 +214,54 @@ class CutMemory:
 
     def weight_bytes(self, stage: int, num_layers: int) -> int:
         """Weights of `stage` with `num_layers` layers; where layers differ, enough for the largest ones."""
-        is_last = stage == len(self.rooms) - 1
-        ends = rank_end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
-        layer = largest_layer_parameters(self.config, self.ranks, experts=self.experts)
-        own = self.element_bytes * (num_layers * layer + ends)
         draft = self.draft_of(stage)
-        return own if draft is None else own + draft.weight_bytes
+        return self._own_weight_bytes(stage, num_layers) + (0 if draft is None else draft.weight_bytes)
 
     def token_bytes(self, stage: int, num_layers: int) -> int:
         """Keys and values of one token on `stage` with `num_layers` layers."""
-        own = part_of_layers(self.config, self.ranks).kv_bytes_per_token(num_layers, self.element_bytes)
         draft = self.draft_of(stage)
-        return own if draft is None else own + draft.token_bytes
+        return self._own_token_bytes(num_layers) + (0 if draft is None else draft.token_bytes)
 
     def step_bytes(self, stage: int) -> int:
-        """What the largest step takes on `stage`."""
+        """What the largest step takes on `stage`: of its layers, or of the draft model, which doesn't run with them."""
+        draft = self.draft_of(stage)
+        return max(self._own_step_bytes(stage), 0 if draft is None else draft.step_bytes)
+
+    def fixed_in_room(self, stage: int, num_layers: int) -> int:
+        """What all ranks that share the stage's room take whatever their cache: weights, and the largest step.
+
+        Of ranks that share layers only the first has the draft model, of those that share experts each.
+        """
+        ranks = self.ranks_in_room(stage)
+        weights, step = ranks * self._own_weight_bytes(stage, num_layers), ranks * self._own_step_bytes(stage)
+        if (draft := self.draft_of(stage)) is not None:
+            beside = draft.of_ranks(min(ranks, self.experts))
+            weights, step = weights + beside.weight_bytes, max(step, beside.step_bytes)
+        return weights + step
+
+    def needed_in_room(self, stage: int, num_layers: int) -> int:
+        """The same, and the smallest cache: `max_model_len` tokens."""
+        cache = self.token_bytes_in_room(stage, num_layers) * self.max_model_len
+        return self.fixed_in_room(stage, num_layers) + cache
+
+    def _own_weight_bytes(self, stage: int, num_layers: int) -> int:
+        """Of one rank, its draft model left out; so with the others."""
         is_last = stage == len(self.rooms) - 1
-        own = self.largest_step.bytes_of(
+        ends = rank_end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
+        layer = largest_layer_parameters(self.config, self.ranks, experts=self.experts)
+        return self.element_bytes * (num_layers * layer + ends)
+
+    def _own_token_bytes(self, num_layers: int) -> int:
+        return part_of_layers(self.config, self.ranks).kv_bytes_per_token(num_layers, self.element_bytes)
+
+    def _own_step_bytes(self, stage: int) -> int:
+        return self.largest_step.bytes_of(
             self.config,
-            is_last=is_last,
+            is_last=stage == len(self.rooms) - 1,
             element_bytes=self.element_bytes,
             ranks=self.ranks,
             experts=self.experts,
         )
-        draft = self.draft_of(stage)
-        return own if draft is None else max(own, draft.step_bytes)
-
-    def fixed_bytes(self, stage: int, num_layers: int) -> int:
-        """What `stage` takes whatever its cache: weights, and the largest step."""
-        return self.weight_bytes(stage, num_layers) + self.step_bytes(stage)
-
-    def needed_in_room(self, stage: int, num_layers: int) -> int:
-        """The same of all ranks that share the stage's room, and the smallest cache: `max_model_len` tokens."""
-        fixed = self.ranks_in_room(stage) * self.fixed_bytes(stage, num_layers)
-        return fixed + self.token_bytes_in_room(stage, num_layers) * self.max_model_len
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""

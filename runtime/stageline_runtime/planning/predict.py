@@ -275,7 +275,7 @@ def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
     capacities = [0] * len(cut)
     for stages in memory.stages_of_hosts().values():
         per_token = sum(memory.token_bytes_in_room(stage, cut[stage].count) for stage in stages)
-        fixed = sum(memory.ranks_in_room(stage) * memory.fixed_bytes(stage, cut[stage].count) for stage in stages)
+        fixed = sum(memory.fixed_in_room(stage, cut[stage].count) for stage in stages)
         free = memory.usable_bytes_of(stages) - fixed
         for stage in stages:
             capacities[stage] = max(0, free // per_token)

@@ -44,7 +44,8 @@ class RankBackend(Protocol):
     def open(self, store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float) -> Any:
         """One rank's end of a communicator, with the methods of torch's process groups; raises RuntimeError.
 
-        Its own limit for an exchange is `timeout_seconds`, which is longer than any that is watched.
+        Its own limit for an exchange is `timeout_seconds`, which is longer than any that is watched. An exchange on
+        the stream that computes may return None in place of a work, as those of `ProcessGroupNCCL` do.
         """
 
     def error(self, group: Any) -> str | None:
@@ -155,10 +156,11 @@ class DeviceRanks:
         self._count += 1
         queued = _Queued(self._count, operation)
         self._queued.append(queued)
-        is_timed = self._count % TIMED_EVERY == 0
+        is_timed = self.times.is_computing and self._count % TIMED_EVERY == 0
         before = self._accelerator.main.record(timed=True) if is_timed else None
         try:
-            call().wait()  # the stream does; where the host is the device, it waits for the result
+            if (work := call()) is not None:
+                work.wait()  # the stream does; where the host is the device, it waits for the result
         except RuntimeError as error:
             raise RanksEndedError(operation, f"rank {self.rank}: {str(error).splitlines()[0]}") from error
         self._area.tell(self.rank, self._count)

@@ -1,5 +1,7 @@
 """What a rank's exchanges took so far, and which one it is in. Without torch: telemetry reads it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -10,6 +12,17 @@ class ExchangeTimes:
     count: int = 0
     seconds: float = 0.0
     """Most of it waiting for others: the rank that waits least is the slow one."""
+    is_computing: bool = True
+    """Whether exchanges are part of what is computed; others aren't counted."""
+
+    @contextmanager
+    def beside_compute(self) -> Iterator[None]:
+        """Nothing that is exchanged within the block is counted."""
+        self.is_computing = False
+        try:
+            yield
+        finally:
+            self.is_computing = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,9 @@ class SharedMemoryRanks:
         began = time.perf_counter()
         while status == _WAITING:
             status = self._library.exchange(self._area.address, self.rank, self._progress_address, *arguments)
-        self.times.seconds += time.perf_counter() - began
-        self.times.count += 1
+        if self.times.is_computing:
+            self.times.seconds += time.perf_counter() - began
+            self.times.count += 1
         if status == _ENDED:
             raise RanksEndedError(operation)
         if status == _DIFFER:

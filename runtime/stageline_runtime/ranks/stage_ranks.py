@@ -45,6 +45,11 @@ class StageRanks:
         return ranks
 
     @property
+    def of_stage(self) -> RankGroup:
+        """All ranks of the stage, whatever they divide."""
+        return self.experts if self.experts.size > 1 else self.tensor
+
+    @property
     def samples(self) -> bool:
         """Whether this rank samples, where its stage is the last one: one of those that compute the same rows."""
         return self.tensor.rank == 0

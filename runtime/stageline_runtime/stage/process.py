@@ -40,7 +40,6 @@ from stageline_runtime.plan_bus.messages import (
     WorkOutstanding,
 )
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
-from stageline_runtime.ranks.agreement import have_all_heard
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.failures import as_failure
@@ -62,7 +61,6 @@ from stageline_runtime.termination import RuntimeFailure, write_drained, write_l
 logger = logging.getLogger(__name__)
 
 MESSAGE_POLL_SECONDS = 0.5
-AGREE_ON_CANCELLED = "all-gather, cancelled"
 RELEASE_SECONDS = 5.0
 """How long a device may take to let go of its work when the stage ends."""
 
@@ -89,14 +87,13 @@ class StageProcess:
         self._stage: LoadedStage | None = None
         self._timeline = Timeline()
         self._clock = StateClock(listener=self._timeline.mark)
-        self._is_rank = is_rank = contract.ranks > 1
         self._progress = StageProgress(
             stage=contract.stage,
             stage_count=contract.stage_count,
             incarnation=contract.incarnation,
             clock=self._clock,
             timeline=self._timeline,
-            is_rank=is_rank,
+            is_rank=contract.ranks > 1,
         )
         self._bus: StageBus | None = None
         self._inherited = inherited
@@ -194,7 +191,8 @@ class StageProcess:
         if self._shutdown:
             return
         plan = self._plans.popleft()
-        cancelled = self._is_cancelled(plan)
+        cancelled = self._joined.exchange_beforehand(plan, plan.seq in self._cancelled, self._watchdog)
+        self._cancelled.discard(plan.seq)
         if stage.in_flight is None:
             self._say_begun(bus, stage.runner, plan)
         part = self._parts[plan.seq]
@@ -281,17 +279,6 @@ class StageProcess:
             bus.send(record.times())
         if plan.dummy:
             self._progress.enter(Phase.READY)
-
-    def _is_cancelled(self, plan: StepPlan) -> bool:
-        """Ranks hear of it at different moments and have to compute alike: they leave out what all have heard of."""
-        has_heard = plan.seq in self._cancelled
-        self._cancelled.discard(plan.seq)
-        if not self._is_rank:
-            return has_heard
-        if self._joined.agreeing is None or not plan.may_be_cancelled:
-            return False
-        self._watchdog.watch(plan.seq, AGREE_ON_CANCELLED, None)
-        return have_all_heard(self._joined.agreeing, has_heard, AGREE_ON_CANCELLED)
 
     def _part(self, plan: StepPlan) -> StepPlan:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""

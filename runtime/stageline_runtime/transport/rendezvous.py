@@ -47,7 +47,7 @@ def join(
     wire: Transport
     if contract.config.tls is not None:
         assert kind is not TransportKind.NCCL, "NCCL has no TLS"
-        if contract.config.tensor != 1:
+        if contract.ranks != 1:
             detail = "spec.network.tls is for stages of one rank only"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="rendezvous")
         wire = _join_secure_ring(contract, sizes, next_address)

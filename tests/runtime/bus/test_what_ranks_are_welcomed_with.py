@@ -98,16 +98,22 @@ def test_ranks_of_experts_need_their_weights_and_steps_and_one_of_them_a_sequenc
     assert raised.value.failure_class is FailureClass.OUT_OF_MEMORY, raised.value
 
 
-def test_ranks_that_share_layers_hold_a_sequence_together() -> None:
+@pytest.mark.parametrize("draft", [None, small_llama(2)], ids=["alone", "with-a-draft-model"])
+def test_ranks_that_share_layers_hold_a_sequence_together(draft: ModelConfig | None) -> None:
+    """And one draft model, which is the first one's."""
     model = small_llama(4)
     whole = LayerRange(first=0, last=3)
-    held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2, ranks=2)
-    step = STEP.bytes_of(model, is_last=True, element_bytes=2, ranks=2)
-    needed = 2 * (held + step) + 256 * model.kv_bytes_per_token(4, 2)
-    enough = with_memory(int(needed / USABLE_SHARE) + 2)
-    assert welcomed(model, enough, tensor=2, max_model_len=256).stages_on_host == 2
-    failure = refused(model, with_memory(enough.available_bytes - 4096), tensor=2, max_model_len=256)
-    assert failure.failure_class is FailureClass.OUT_OF_MEMORY, failure
+    held = 2 * weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2, ranks=2)
+    step = 2 * STEP.bytes_of(model, is_last=True, element_bytes=2, ranks=2)
+    token = model.kv_bytes_per_token(4, 2)
+    if draft is not None:
+        beside = DraftMemory.of(draft, STEP, 2)
+        held, step, token = held + beside.weight_bytes, max(step, beside.step_bytes), token + beside.token_bytes
+    enough = with_memory(int((held + step + 256 * token) / USABLE_SHARE) + 2)
+    assert welcomed(model, enough, draft, tensor=2, max_model_len=256).stages_on_host == 2
+    with pytest.raises(RuntimeFailure) as raised:
+        welcomed(model, with_memory(enough.available_bytes - 4096), draft, tensor=2, max_model_len=256)
+    assert raised.value.failure_class is FailureClass.OUT_OF_MEMORY, raised.value
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,10 @@ from stageline_runtime.plan_bus.messages import (
 )
 from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.sampler import sample
+from stageline_runtime.stage.ranks.joining import JoinedRanks
 from stageline_runtime.stage.step.deferred_sampling import DeferredRows, DeferredSampling
 from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
@@ -67,6 +69,7 @@ class DeviceStage(LocalStage):
         clock = StateClock(lambda: interleaving.turns)
         watchdog = Watchdog(float("inf"), lambda: False, _never)
         marks = DeviceMarks(accelerator.main, watchdog)
+        self._joined = JoinedRanks(StageRanks(experts=ranks), device=accelerator.device)
         self._in_flight = InFlight(accelerator, clock, watchdog, marks)
         self._runner = StageRunner(
             model.stages[stage * engine.workload.num_ranks + place.rank],
@@ -100,8 +103,9 @@ class DeviceStage(LocalStage):
                 self._runner.accept(self._part(message))
                 self._plans.append(message)
             if self._plans:
-                plan = self._part(self._plans.popleft())
-                is_dead = plan.seq in cancelled and self._ranks.size == 1  # ranks on devices ask nobody
+                whole = self._plans.popleft()
+                plan = self._part(whole)
+                is_dead = self._joined.exchange_beforehand(whole, plan.seq in cancelled, self._watchdog)
                 self._engine.seen["not computed"] += is_dead
                 sampled = self._runner.run(plan, cancelled=is_dead)
                 self._in_flight.add(plan, sampled, cancelled=is_dead)

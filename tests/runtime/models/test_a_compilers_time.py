@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from stageline_api import env
 from stageline_api.failures import FailureClass
+from stageline_api.runtime_config import RuntimeConfig
+from stageline_runtime.contract import PodContract
 from stageline_runtime.native import build
 from stageline_runtime.native.build import CompilerTooLateError, NativeUnavailableError, compile_library
+from stageline_runtime.stage.ranks import supervisor
 from stageline_runtime.stage.ranks.shared_kernels import no_shared_memory
 
 WRITES_WHAT_IS_ASKED_FOR = 'while [ "$1" != -o ]; do shift; done; touch "$2"'
@@ -41,3 +45,60 @@ def test_one_that_does_not_end_may_the_next_time_and_one_that_is_not_there_will_
     failures = [no_shared_memory(2, error, "start the ranks") for error in (late.value, absent)]
     assert [failure.failure_class for failure in failures] == [FailureClass.MODEL_LOAD, FailureClass.BAD_CONFIG]
     assert failures[0].detail.startswith("spec.parallelism: 2 ranks can't share memory: ")
+
+
+def supervisor_of(device: str) -> supervisor.RankSupervisor:
+    config = RuntimeConfig(
+        model_name="tiny",
+        namespace="lab",
+        served_name="tiny",
+        source="file:///models/tiny",
+        cache_dir="/cache",
+        stage_count=1,
+        tensor=2,
+        device=device,
+    )
+    contract = PodContract(
+        config=config,
+        stage=0,
+        stage_count=1,
+        group=0,
+        incarnation=1,
+        pod_ip="127.0.0.1",
+        master_addr="127.0.0.1",
+        master_port=1,
+        bus_token="t",
+    )
+    return supervisor.RankSupervisor(contract)
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto", "cuda"])
+def test_ranks_that_may_have_devices_are_started_without_kernels(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they do, only they find out; one that has none then says what it lacks."""
+    monkeypatch.delenv(env.NATIVE_LIBRARY, raising=False)
+    asked: list[Path] = []
+
+    def without_a_compiler(directory: Path) -> Path:
+        asked.append(directory)
+        raise NativeUnavailableError("no C compiler on the path (cc, gcc, clang)")
+
+    monkeypatch.setattr(supervisor, "library_for_others", without_a_compiler)
+    if device == "cpu":
+        with pytest.raises(NativeUnavailableError, match="no C compiler"):
+            supervisor_of(device)._provide_kernels(tmp_path)
+    else:
+        supervisor_of(device)._provide_kernels(tmp_path)
+    assert asked == ([] if device == "cuda" else [tmp_path])
+
+
+def test_a_compiler_that_is_late_ends_the_stage_before_its_ranks_try_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_directory: Path) -> Path:
+        raise CompilerTooLateError("cc has not ended within 900 s")
+
+    monkeypatch.setattr(supervisor, "library_for_others", late)
+    with pytest.raises(CompilerTooLateError):
+        supervisor_of("auto")._provide_kernels(tmp_path)

@@ -108,6 +108,23 @@ def test_a_lost_rank_is_named(stage: int, rank: int, number: signal.Signals, mix
         assert (words["failure_class"], words["stage"], words["rank"]) == (expected, stage, rank), group.account()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(("stage_count", "stage"), [(1, 0), (2, 1)])
+def test_a_rank_that_stands_still_is_named_though_there_is_no_request(
+    stage_count: int, stage: int, mixtral: Path, tmp_path: Path
+) -> None:
+    """Nobody would wait for it but the engine, which doesn't know what its ranks do."""
+    settings = CONFIG | {"timeouts": {"step_seconds": STEP_SECONDS}}
+    with running_group(tmp_path, mixtral, stage_count, **settings) as group:
+        group.wait_until(lambda: 1 in rank_pids(group, stage), "a process of rank 1")
+        os.kill(rank_pids(group, stage)[1], signal.SIGSTOP)
+        for name in group.processes:
+            group.wait_ended(name)
+        words = group.last_words(f"stage-{stage}")
+        told = (words["failure_class"], words["stage"], words["rank"], words["operation"])
+        assert told == ("StepTimeout", stage, 1, "all-reduce, heartbeat"), group.account()
+
+
 @pytest.mark.parametrize(
     ("write", "ranks", "reason"),
     [(write_tiny_mixtral, 3, "4 experts"), pytest.param(write_tiny_llama, 2, "no experts", marks=pytest.mark.thorough)],

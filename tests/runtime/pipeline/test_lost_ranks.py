@@ -144,6 +144,23 @@ def test_a_stopped_rank_is_found_by_the_watchdogs(stage: int, rank: int, tiny_ll
         assert words["operation"].startswith("all-"), words
 
 
+@pytest.mark.parametrize(
+    ("stage_count", "stage", "rank"),
+    [(1, 0, 1), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((1, 0, 0), (2, 0, 1), (2, 1, 1)))],
+)
+def test_a_rank_that_stands_still_is_named_though_there_is_no_request(
+    stage_count: int, stage: int, rank: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The ranks of each stage meet in the heartbeats of an idle group."""
+    settings = CONFIG | {"timeouts": {"step_seconds": STEP_SECONDS}}
+    with running_group(tmp_path, tiny_llama, stage_count, **settings) as group:
+        os.kill(pid_of(group, stage, rank), signal.SIGSTOP)
+        assert_named(group, stage, rank, "StepTimeout")
+        words = group.last_words(f"stage-{stage}")
+        assert words["operation"] == "all-reduce, heartbeat", words
+        assert f"(without rank {rank}) took longer than {STEP_SECONDS:g} s" in words["detail"], words
+
+
 def test_ranks_end_with_their_supervisor(tiny_llama: Path, tmp_path: Path) -> None:
     """Each an interpreter of its own, as in a pod."""
     with running_group(tmp_path, tiny_llama, 1, is_fresh=True, **CONFIG) as group:

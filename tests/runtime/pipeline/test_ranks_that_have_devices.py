@@ -132,6 +132,15 @@ def test_a_rank_lost_while_it_serves_is_named(
         assert words["operation"].startswith("all-"), words
 
 
+@pytest.mark.thorough
+def test_a_rank_that_stands_still_is_named_though_there_is_no_request(tiny_llama: Path, tmp_path: Path) -> None:
+    settings = CONFIG | {"tensor": 2, "timeouts": {"step_seconds": STEP_SECONDS}}
+    with running_group(tmp_path, tiny_llama, 1, stage_command=COMMAND, **settings) as group:
+        os.kill(rank_pids(group, 0)[1], signal.SIGSTOP)
+        words = assert_named(group, 0, 1, "StepTimeout")
+        assert words["operation"] == "all-reduce, heartbeat", words
+
+
 @pytest.mark.parametrize(
     ("number", "rank"), [pytest.param(signal.SIGSTOP, None, marks=pytest.mark.thorough), (signal.SIGKILL, 1)]
 )

@@ -15,7 +15,7 @@ from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, cut_layers, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
 from stageline_runtime.planning.rank_costs import engine_costs
 
@@ -58,8 +58,30 @@ def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None
     ranked = replace(memory, ranks=2)
     assert 2 * ranked.token_bytes(0, 3) == memory.token_bytes(0, 3)
     assert ranked.weight_bytes(0, 3) < memory.weight_bytes(0, 3)
-    of_one = ranked.fixed_bytes(0, 3) + 64 * ranked.token_bytes(0, 3)
+    of_one = fixed_bytes(ranked, 3) + 64 * ranked.token_bytes(0, 3)
     assert ranked.needed_in_room(0, 3) == in_room * of_one
+
+
+def fixed_bytes(memory: CutMemory, num_layers: int) -> int:
+    """What one rank of the first stage takes whatever its cache."""
+    return memory.weight_bytes(0, num_layers) + memory.step_bytes(0)
+
+
+def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> None:
+    memory = CutMemory(
+        config=small_llama(3),
+        rooms=(StageRoom(host="a", available_bytes=10**9),),
+        max_model_len=64,
+        largest_step=LargestStep(tokens=8, rows=4),
+        element_bytes=4,
+        ranks=2,
+    )
+    drafting = replace(memory, draft=small_llama(2))
+    draft = DraftMemory.of(small_llama(2), memory.largest_step, 4)
+    step = max(2 * memory.step_bytes(0), draft.step_bytes)
+    beside = draft.weight_bytes + step - 2 * memory.step_bytes(0) + 64 * draft.token_bytes
+    assert drafting.needed_in_room(0, 3) == memory.needed_in_room(0, 3) + beside
+    assert drafting.weight_bytes(0, 3) == memory.weight_bytes(0, 3) + draft.weight_bytes, "of the rank that has it"
 
 
 def test_costs_are_divided_and_two_sums_a_layer_are_added() -> None:
@@ -112,10 +134,10 @@ def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
     )
     ranked = replace(memory, experts=4)
     assert ranked.token_bytes_in_room(0, 4) == memory.token_bytes(0, 4)
-    assert ranked.needed_in_room(0, 4) == 4 * ranked.fixed_bytes(0, 4) + 64 * memory.token_bytes(0, 4)
+    assert ranked.needed_in_room(0, 4) == 4 * fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4)
     assert ranked.weight_bytes(0, 4) < memory.weight_bytes(0, 4) < 4 * ranked.weight_bytes(0, 4)
     on_devices = replace(ranked, rooms=(StageRoom(host="a", available_bytes=10**12, is_device=True),))
-    assert on_devices.needed_in_room(0, 4) == ranked.fixed_bytes(0, 4) + 64 * memory.token_bytes(0, 4)
+    assert on_devices.needed_in_room(0, 4) == fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4)
 
 
 def test_a_layer_costs_each_of_its_ranks_its_part_of_the_experts() -> None:

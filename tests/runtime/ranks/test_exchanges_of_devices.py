@@ -216,7 +216,8 @@ class QueuedGroup:
         self.failure: str | None = None
         self.done: list[str] = []
 
-    def allreduce(self, tensors: list[Tensor], options: Any) -> "QueuedGroup":
+    def allreduce(self, tensors: list[Tensor], options: Any) -> None:
+        """As `ProcessGroupNCCL` has it: what is queued on the active stream has no work to wait for."""
         assert not options.asyncOp, "it would run on a stream of its own"
         (rows,) = tensors
 
@@ -227,10 +228,6 @@ class QueuedGroup:
             return True
 
         self.device.current.tasks.append(run)
-        return self
-
-    def wait(self) -> None:
-        """Of the stream, which runs in order."""
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -286,6 +283,16 @@ def test_one_exchange_of_seven_is_timed_by_the_device_wait_included_and_stands_f
     assert ranks.times.count == TIMED_EVERY
     waited = group.device.now() - before
     assert 0.9 * waited * TIMED_EVERY <= ranks.times.seconds <= waited * TIMED_EVERY
+
+
+def test_what_is_exchanged_beside_the_compute_is_not_counted_as_part_of_it() -> None:
+    ranks, group, _ = queued_ranks(3)
+    with ranks.times.beside_compute():
+        for number in range(2 * TIMED_EVERY):
+            ranks.all_reduce(torch.ones(1), str(number))
+    group.device.synchronize()
+    ranks.check()
+    assert ranks.times == ExchangeTimes()
 
 
 def test_an_end_of_another_rank_and_an_error_of_the_communicator_are_found_without_waiting() -> None:

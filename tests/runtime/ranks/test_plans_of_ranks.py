@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from stageline_runtime.engine.group.rank_results import RankResults, ReadyCounts
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow, SlotFill, SlotTrim, StepDone
+from stageline_runtime.plan_bus.messages import (
+    Drafted,
+    DraftedRow,
+    RequestSampling,
+    SampledRow,
+    SlotFill,
+    SlotTrim,
+    StepDone,
+)
 from stageline_runtime.plan_bus.step_plan import (
     BLOCK_TOKENS,
     PlanRow,
@@ -75,12 +83,26 @@ def test_heartbeats_and_warm_ups_are_everybodys() -> None:
 def test_a_plan_is_done_when_every_rank_has_said_so() -> None:
     results = RankResults(2)
     rows = [SampledRow(slot, 1, 40 + slot) for slot in range(3)]
-    assert results.take(StepDone(0, (rows[0],))) is None
-    assert results.take(StepDone(1, ())) is None, "the same rank goes on"
-    assert results.take(StepDone(0, (rows[1], rows[2]))) == StepDone(0, tuple(rows))
-    assert results.take(StepDone(1, ())) == StepDone(1, ())
+    assert results.take(StepDone(0, (rows[0],))) == ()
+    assert results.take(StepDone(1, ())) == (), "the same rank goes on"
+    assert results.take(StepDone(0, (rows[1], rows[2]))) == (StepDone(0, tuple(rows)),)
+    assert results.take(StepDone(1, ())) == (StepDone(1, ()),)
     counts = ReadyCounts(2)
     assert [counts.is_last(number) for number in (1, 2, 1, 2, 1)] == [False, False, True, True, False]
+
+
+def test_drafts_are_told_once_all_ranks_have_said_what_was_sampled() -> None:
+    results = RankResults(3)
+    drafted = [Drafted(0, (DraftedRow(rank, 1, 9, (5, 6)),), 0.1) for rank in range(3)]
+    said = [StepDone(0, (SampledRow(rank, 1, 40 + rank),)) for rank in range(3)]
+    assert results.take(said[2]) == results.take(drafted[2]) == ()
+    assert results.take(said[0]) == results.take(StepDone(1, ())) == results.take(drafted[0]) == ()
+    done = StepDone(0, (*said[2].rows, *said[0].rows, *said[1].rows))
+    assert results.take(said[1]) == (done, drafted[2], drafted[0])
+    assert results.take(drafted[1]) == (drafted[1],)
+    alone = RankResults(1)
+    assert alone.take(said[0]) == (said[0],)
+    assert alone.take(drafted[0]) == (drafted[0],)
 
 
 def test_requests_are_spread_over_ranks_and_begin_with_what_their_own_holds() -> None:

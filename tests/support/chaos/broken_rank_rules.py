@@ -1,14 +1,19 @@
-"""The runtime with one rule of ranks that divide experts broken; as `broken_rules`. The first is what hung in vLLM."""
+"""The runtime with one rule of ranks broken; as `broken_rules`. The first is what hung in vLLM."""
 
 from collections.abc import Callable, Iterable
 
 import msgspec
 import pytest
+import torch
 
+from stageline_runtime.engine.group.rank_results import RankResults
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, StepPlan
 from stageline_runtime.plan_bus.step_plan import padded_size, plan_of_rank
+from stageline_runtime.ranks.agreement import meet
 from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.sampling.part_draws import Vocabulary, candidates_of_part
+from stageline_runtime.stage.step.rank_sampling import PartDraws
 
 Patch = pytest.MonkeyPatch
 
@@ -46,7 +51,7 @@ def heed_a_cancellation_alone(patch: Patch) -> None:
     def alone(_ranks: RankGroup, has_heard: bool, _operation: str) -> bool:
         return has_heard
 
-    patch.setattr("chaos.local_group.have_all_heard", alone)
+    patch.setattr("stageline_runtime.stage.ranks.joining.have_all_heard", alone)
 
 
 def copy_what_another_rank_holds(patch: Patch) -> None:
@@ -69,6 +74,53 @@ def lend_a_pools_blocks_to_another(patch: Patch) -> None:
     patch.setattr(SlotLedger, "available_blocks", of_all)
 
 
+def tell_drafts_before_what_was_sampled(patch: Patch) -> None:
+    patch.setattr(RankResults, "_take_drafted", lambda _self, drafted: (drafted,))
+
+
+def rest_in_heartbeats_as_one_rank(patch: Patch) -> None:
+    """The others wait for it there."""
+
+    def alone(ranks: RankGroup, device: torch.device) -> None:
+        if ranks.rank > 0:
+            meet(ranks, device)
+
+    patch.setattr("stageline_runtime.stage.ranks.joining.meet", alone)
+
+
+def feed_back_what_each_rank_sampled(patch: Patch) -> None:
+    def own(_ranks: RankGroup, feedback: torch.Tensor) -> torch.Tensor:
+        return feedback
+
+    patch.setattr("stageline_runtime.stage.step.runner.share_sampled", own)
+
+
+def draw_only_from_the_first_part(patch: Patch) -> None:
+    def first(parts: torch.Tensor) -> torch.Tensor:
+        return parts[0, :, 1].long()
+
+    patch.setattr("stageline_runtime.stage.step.rank_sampling.best_of_parts", first)
+
+
+def forget_where_a_part_begins(patch: Patch) -> None:
+    """Each rank takes its candidates for tokens of the first part."""
+
+    def of_first(
+        logits: torch.Tensor, _first: int, rows: list[RequestSampling], vocabulary: Vocabulary
+    ) -> torch.Tensor:
+        return candidates_of_part(logits, 0, rows, vocabulary)
+
+    patch.setattr("stageline_runtime.stage.step.rank_sampling.candidates_of_part", of_first)
+
+
+def take_verifying_rows_for_plain_ones(patch: Patch) -> None:
+    def of_request(self: PartDraws, row: PlanRow) -> RequestSampling | None:
+        generation, sampling = self._by_slot.get(row.slot, (0, None))
+        return None if generation != row.generation else sampling
+
+    patch.setattr(PartDraws, "_sampling_of", of_request)
+
+
 BROKEN_RANK_RULES: list[Callable[[Patch], None]] = [
     let_a_rank_without_rows_rest,
     pad_each_part_for_itself,
@@ -76,4 +128,13 @@ BROKEN_RANK_RULES: list[Callable[[Patch], None]] = [
     heed_a_cancellation_alone,
     copy_what_another_rank_holds,
     lend_a_pools_blocks_to_another,
+    tell_drafts_before_what_was_sampled,
+    rest_in_heartbeats_as_one_rank,
+]
+BROKEN_RULES_OF_SHARED_LAYERS: list[Callable[[Patch], None]] = [
+    heed_a_cancellation_alone,
+    feed_back_what_each_rank_sampled,
+    draw_only_from_the_first_part,
+    forget_where_a_part_begins,
+    take_verifying_rows_for_plain_ones,
 ]

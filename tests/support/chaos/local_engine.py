@@ -55,10 +55,10 @@ class LocalEngine:
             SLOT_TOKENS,
             workload.num_blocks,
             prefix_cache=workload.prefix_cache,
-            num_ranks=workload.num_ranks,
+            num_ranks=workload.num_samplers,
             num_pools=workload.num_pools,
         )
-        self._results = RankResults(workload.num_ranks)
+        self._results = RankResults(workload.num_samplers)
         self.scheduler = Scheduler(
             ledger,
             max_step_tokens=workload.max_step_tokens,
@@ -113,9 +113,9 @@ class LocalEngine:
             bus.append(message)
 
     def parts(self, plan: StepPlan) -> list[StepPlan]:
-        """What each rank runs of a plan."""
-        ranks = self.workload.num_ranks
-        return [plan_of_rank(plan, rank, ranks) for rank in range(ranks)]
+        """What each rank that samples runs of a plan; others run what the first one does."""
+        samplers = self.workload.num_samplers
+        return [plan_of_rank(plan, rank, samplers) for rank in range(samplers)]
 
     def _idle(self) -> bool:
         return not (
@@ -258,13 +258,16 @@ class LocalEngine:
         self._pump()
 
     def _hear(self) -> None:
-        match self.done.popleft():
-            case StepDone() as answer:
-                if (done := self._results.take(answer)) is not None:
-                    self._step_done(done)
-            case Drafted() as drafted:
-                self._see_drafted(drafted)
-                self._take_drafts(drafted)
+        answer = self.done.popleft()
+        answers = self._results.take(answer)
+        self.seen["drafts before all have answered"] += isinstance(answer, Drafted) and not answers
+        for told in answers:
+            match told:
+                case StepDone():
+                    self._step_done(told)
+                case Drafted():
+                    self._see_drafted(told)
+                    self._take_drafts(told)
 
     def _see_drafted(self, drafted: Drafted) -> None:
         by_rank = [
@@ -273,6 +276,7 @@ class LocalEngine:
             if part.draft_steps
         ]
         assert [(row.slot, row.generation) for row in drafted.rows] in by_rank, drafted
+        assert drafted.seq < self._plans_done, f"{drafted} came before what was sampled"
         self._drafts_due.remove(drafted.seq)
         for row in drafted.rows:
             self._check_drafted(row)
@@ -286,11 +290,7 @@ class LocalEngine:
             return
         ask = self.asks[name]
         context = [*ask.prompt, *self.expected(ask)][: row.position]
-        if len(context) < row.position:
-            # It has ended; the engine hears so once all ranks of the last stage have answered.
-            assert self.workload.num_ranks > 1, f"{name} has ended, and the engine has heard so"
-            self.seen["drafts before all have answered"] += 1
-            return
+        assert len(context) == row.position, f"{name} has ended, and the engine has heard so"
         for token in row.token_ids:
             logits = torch.tensor([reference_logits(context, stages_of_draft_model(self.workload))])
             said = int(sample(logits, [ask.sampling], [len(context)]))

@@ -1,5 +1,7 @@
 """A whole group in one process: real runners and scheduler over the local transport, in a seeded interleaving.
 
+A stage may have several ranks, each a task of the interleaving: they divide experts, or share layers.
+
 `run_group(workload, seed)` acts out a workload and checks at each step and at the end what must hold in every order. It
 raises AssertionError, WireError or DeadlockError with what went wrong; the same arguments give the same run.
 """
@@ -15,27 +17,29 @@ import torch
 
 from chaos.interleaving import Interleaving
 from chaos.local_engine import LocalEngine, stages_of_draft_model
-from chaos.local_ranks import RankedHashModel, local_ranks
+from chaos.local_ranks import RankedHashModel, SharedHashModel, local_ranks
 from chaos.local_transport import LocalNetwork, Posting
 from chaos.local_workloads import Ask, Workload, expected_output
 from chaos.watched_slot_tokens import WatchedSlotTokens
 from oracles.hash_draft_model import HashDraftModel
-from oracles.hash_model import VOCAB_SIZE, reference_logits
+from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
 from oracles.scripted_drafts import MODELS, MOST
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import Begun, Cancel, Shutdown, StepDone, StepPlan
 from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
-from stageline_runtime.ranks.agreement import have_all_heard
 from stageline_runtime.ranks.protocol import RankGroup
+from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.load_draft import blocks_ahead
+from stageline_runtime.stage.ranks.joining import JoinedRanks
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.telemetry.state_clock import StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport
+from stageline_runtime.transport.rank_lane import RankLane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +57,13 @@ class LocalModel:
 def hash_model(workload: Workload, ends: Sequence[Sequence[RankGroup]]) -> LocalModel:
     """The model of plain integers, cheap enough for thousands of runs; `ends[stage]` are its ranks'."""
     num_slots = workload.num_stages * workload.slots_per_cohort
+    make: Callable[[int, int, int | None, RankGroup], HashModel]
+    make = SharedHashModel if workload.shares_layers else RankedHashModel
     return LocalModel(
         stages=[
-            RankedHashModel(stage, num_slots, workload.num_blocks, end)
-            for stage, of_stage in enumerate(ends)
-            for end in of_stage
+            make(stage, num_slots, workload.num_blocks, end) for stage, of_stage in enumerate(ends) for end in of_stage
         ],
-        hidden_size=1,
+        hidden_size=workload.num_ranks if workload.shares_layers else 1,
         dtype=torch.int64,
         expected=lambda ask: _expected_hashes(ask, workload.num_stages),
         logits_after=lambda context: torch.tensor(reference_logits(context, workload.num_stages)),
@@ -88,23 +92,35 @@ class LocalStage:
         stage = place.stage
         self.ran: list[int] = []
         self.place = place
-        self._ranks = ranks
         self._engine = engine
         self._interleaving = interleaving
         self._plans: deque[StepPlan] = deque()
+        of_stage = StageRanks(tensor=ranks) if workload.shares_layers else StageRanks(experts=ranks)
+        self._joined = JoinedRanks(of_stage, agreeing=ranks)
+        # Never started: what hangs is a deadlock here.
+        self._watchdog = Watchdog(float("inf"), lambda: False, _never)
         with mock.patch("stageline_runtime.stage.step.runner.SlotTokens", partial(WatchedSlotTokens, seen=engine.seen)):
             self._runner = StageRunner(
                 model.stages[stage * workload.num_ranks + place.rank],
-                network.transport(stage, workload.num_stages, hidden_size=model.hidden_size, dtype=model.dtype),
+                self._transport(model, network),
                 StateClock(lambda: interleaving.turns),
-                Watchdog(float("inf"), lambda: False, _never),  # never started: what hangs is a deadlock here
+                self._watchdog,
                 stage=stage,
                 stage_count=workload.num_stages,
                 num_slots=workload.num_stages * workload.slots_per_cohort,
                 hidden_size=model.hidden_size,
                 dtype=model.dtype,
-                drafter=drafter_of(workload) if stage == workload.num_stages - 1 else None,
+                drafter=drafter_of(workload) if stage == workload.num_stages - 1 and of_stage.samples else None,
+                ranks=of_stage.tensor,
+                vocab_size=VOCAB_SIZE,
             )
+
+    def _transport(self, model: LocalModel, network: LocalNetwork) -> Transport:
+        """The rank's lane."""
+        of_stage, num_stages = self._joined.ranks.tensor, self._engine.workload.num_stages
+        width = model.hidden_size // of_stage.size
+        lane = network.transport(self.place.stage, num_stages, hidden_size=width, dtype=model.dtype)
+        return lane if of_stage.size == 1 or num_stages == 1 else RankLane(lane, of_stage)
 
     def live(self) -> None:
         """Serve until told to shut down."""
@@ -126,27 +142,22 @@ class LocalStage:
                 continue
             plan = self._plans.popleft()
             self._begin(plan)
-            self._run(self._part(plan), is_cancelled=self._is_cancelled(plan, cancelled))
+            is_cancelled = self._joined.exchange_beforehand(plan, plan.seq in cancelled, self._watchdog)
+            self._run(self._part(plan), is_cancelled=is_cancelled)
 
     def _run(self, part: StepPlan, *, is_cancelled: bool) -> None:
         self._engine.seen["not computed"] += is_cancelled
         sampled = self._runner.run(part, cancelled=is_cancelled)
         self.ran.append(part.seq)
         assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
-        if self._runner.is_last:
+        if self._runner.tells:
             self._engine.done.append(StepDone(part.seq, sampled, self._runner.take_reports(part)))
         drafts = self._runner.draft(part)
         if drafts is not None:
             self._engine.done.append(drafts.drafted())
 
     def _part(self, plan: StepPlan) -> StepPlan:
-        return plan_of_rank(plan, self.place.rank, self._ranks.size)
-
-    def _is_cancelled(self, plan: StepPlan, heard: set[int]) -> bool:
-        """As the stage's process has it: alone it heeds what it has heard, with others what all have."""
-        if self._ranks.size == 1:
-            return plan.seq in heard
-        return plan.may_be_cancelled and have_all_heard(self._ranks, plan.seq in heard, "all-gather, cancelled")
+        return plan_of_rank(plan, self.place.rank, self._joined.ranks.experts.size)
 
     def _begin(self, plan: StepPlan) -> None:
         if self._runner.is_first:
@@ -201,7 +212,7 @@ def run_group(
         interleaving.run()
     finally:
         engine.close()
-    check_end(engine, networks, stages, model.hidden_size)
+    check_end(engine, networks, stages, model.hidden_size // (workload.num_ranks if workload.shares_layers else 1))
     assert all(len(set(each.counts)) == 1 for each in exchanges), [each.counts for each in exchanges]
     return engine
 
@@ -209,7 +220,7 @@ def run_group(
 def check_end(
     engine: LocalEngine, networks: Sequence[LocalNetwork], stages: Sequence[LocalStage], hidden_size: int
 ) -> None:
-    """Nothing is left over: no request, token, slot, plan or receive."""
+    """Nothing is left over: no request, token, slot, plan or receive. `hidden_size` is that of a lane."""
     assert not engine.live, f"unfinished: {engine.live}"
     assert engine.scheduler.ledger.held_slots == engine.scheduler.ledger.held_blocks == 0
     assert engine.scheduler.num_plans_in_flight == 0
@@ -218,7 +229,7 @@ def check_end(
     parts = [engine.parts(plan) for plan in engine.plans]
     for rank, network in enumerate(networks):
         assert not network.outstanding(), network.outstanding()
-        expected = named_receives([each[rank] for each in parts], engine.workload.num_stages, hidden_size)
+        expected = named_receives([each[rank % len(each)] for each in parts], engine.workload.num_stages, hidden_size)
         actual = sorted(network.postings, key=_posting_key)
         assert actual == sorted(expected, key=_posting_key), (actual, expected)
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from chaos.interleaving import Interleaving
-from oracles.hash_model import HashModel
+from oracles.hash_model import VOCAB_SIZE, HashModel
+from stageline_runtime.model_facts.rank_cut import head_rows
 from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.ranks.expert_exchange import expert_exchange
+from stageline_runtime.ranks.layer_sums import layer_sums
 from stageline_runtime.ranks.protocol import RankGroup
 
 
@@ -84,3 +86,50 @@ class RankedHashModel(HashModel):
         gathered = self._exchange.gather(out)
         is_own = gathered % self._ranks.size == self._ranks.rank
         return self._exchange.scatter(torch.where(is_own, gathered, 0))
+
+
+class SharedHashModel(HashModel):
+    """The hash model as layers that ranks share: each gives a share of what is handed on, and has a part of the head.
+
+    Hidden tensors are `[padded_tokens, num_ranks]`, of which a lane carries a column: the value and the column's
+    number. Each row has to be of the same value in all columns.
+    """
+
+    def __init__(self, stage: int, num_slots: int, num_blocks: int | None, ranks: RankGroup) -> None:
+        super().__init__(stage, num_slots, num_blocks)
+        self._ranks = ranks
+        self._columns = torch.arange(ranks.size)
+        self._sums = layer_sums(ranks, stage)
+        self._width = head_rows(VOCAB_SIZE, ranks.size)
+        self.first_token = ranks.rank * self._width
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return super().embed(token_ids) + self._columns
+
+    def layers(self, hidden: Tensor, batch: AttentionBatch) -> Tensor:
+        out = super().layers(self._values(hidden), batch)
+        share = out // self._ranks.size
+        own = out - (self._ranks.size - 1) * share if self._ranks.rank == 0 else share
+        return (own if self._sums is None else self._sums.attention(own)) + self._columns
+
+    def head(self, hidden_rows: Tensor) -> Tensor:
+        return self.whole_head(self.head_part(hidden_rows))
+
+    def head_part(self, hidden_rows: Tensor) -> Tensor:
+        """As `CutsHead`."""
+        return super().head(self._values(hidden_rows))[:, self.first_token : self.first_token + self._width]
+
+    def whole_head(self, part: Tensor) -> Tensor:
+        """As `CutsHead`."""
+        padded = torch.nn.functional.pad(part, (0, self._width - part.shape[1]))
+        gathered = self._ranks.all_gather(padded, "all-gather, logits")
+        return gathered.transpose(0, 1).flatten(1)[:, :VOCAB_SIZE].contiguous()
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        """`[num_rows, 1]`; of a plan that another stage left out as cancelled, nothing lies there."""
+        values = hidden - self._columns
+        is_whole = (values == values[:, :1]).all(dim=1) | (hidden == 0).all(dim=1)
+        assert is_whole.all(), (
+            f"rank {self._ranks.rank}: parts of different rows lie beside each other: {hidden.tolist()}"
+        )
+        return values[:, :1].contiguous()

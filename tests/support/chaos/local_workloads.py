@@ -100,7 +100,9 @@ class Workload:
     num_blocks: int | None = None
     """KV cache of all slots of a pool together; None: enough."""
     num_ranks: int = 1
-    """Of each stage, among which experts are divided: each has requests of its own."""
+    """Of each stage, among which experts are divided, so that each has requests of its own, or layers shared."""
+    shares_layers: bool = False
+    """Whether it is the layers."""
     num_pools: int = 1
     """Of the cache: one, or one for each rank."""
     prefix_cache: bool = False
@@ -108,6 +110,11 @@ class Workload:
     """Where requests take drafts from; None: there are none."""
     draft_context_tokens: int = SLOT_TOKENS
     """Of a draft model."""
+
+    @property
+    def num_samplers(self) -> int:
+        """Ranks of the last stage that sample: those that have requests of their own."""
+        return 1 if self.shares_layers else self.num_ranks
 
     @property
     def most_blocks(self) -> int:

@@ -1,10 +1,21 @@
 """What the ranks of the last stage answer to one plan, put together. Pure.
 
 Where requests belong to one rank each, every rank of the last stage samples its own rows, and a plan is done when all
-of them have said so. Each rank answers plans in order, so plans are done in order too.
+of them have said so. Each rank answers plans in order, so plans are done in order too. What a rank has drafted after a
+plan is kept until then: who hears of drafts knows the tokens that they follow, as with one rank.
 """
 
-from stageline_runtime.plan_bus.messages import StepDone
+from dataclasses import dataclass, field
+
+from stageline_runtime.plan_bus.messages import Drafted, StepDone
+
+
+@dataclass(slots=True)
+class _Answered:
+    """A plan that some ranks have yet to answer."""
+
+    done: list[StepDone] = field(default_factory=list)
+    drafted: list[Drafted] = field(default_factory=list)
 
 
 class RankResults:
@@ -12,19 +23,33 @@ class RankResults:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._answers: dict[int, list[StepDone]] = {}
+        self._waiting: dict[int, _Answered] = {}
 
-    def take(self, done: StepDone) -> StepDone | None:
-        """One rank's answer; returns that of all of them with the last one."""
+    def take(self, answer: StepDone | Drafted) -> tuple[StepDone | Drafted, ...]:
+        """One rank's answer; returns what can be told now, in this order: with the last rank's that of all of them."""
+        if isinstance(answer, Drafted):
+            return self._take_drafted(answer)
         if self._ranks == 1:
-            return done
-        answers = self._answers.setdefault(done.seq, [])
-        answers.append(done)
-        if len(answers) < self._ranks:
-            return None
-        del self._answers[done.seq]
-        rows = tuple(row for answer in answers for row in answer.rows)
-        return StepDone(done.seq, rows, tuple(report for answer in answers for report in answer.reports))
+            return (answer,)
+        waiting = self._waiting.setdefault(answer.seq, _Answered())
+        waiting.done.append(answer)
+        if len(waiting.done) < self._ranks:
+            return ()
+        del self._waiting[answer.seq]
+        return (_of_all(waiting.done), *waiting.drafted)
+
+    def _take_drafted(self, drafted: Drafted) -> tuple[Drafted, ...]:
+        """A rank says what it has sampled before it says what it has drafted."""
+        waiting = self._waiting.get(drafted.seq)
+        if waiting is None:
+            return (drafted,)
+        waiting.drafted.append(drafted)
+        return ()
+
+
+def _of_all(answers: list[StepDone]) -> StepDone:
+    rows = tuple(row for answer in answers for row in answer.rows)
+    return StepDone(answers[0].seq, rows, tuple(report for answer in answers for report in answer.reports))
 
 
 class ReadyCounts:

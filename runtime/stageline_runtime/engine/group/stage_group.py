@@ -310,11 +310,9 @@ class StageGroup:
             case Loaded():
                 self._loaded.add(place)
                 self._progress.set()
-            case StepDone():
-                if (done := self._results.take(message)) is not None:
-                    self._on_step_done(done)
-            case Drafted():
-                self._on_drafted(message)
+            case StepDone() | Drafted():
+                for answer in self._results.take(message):
+                    self._take_answer(answer)
             case Begun():
                 self._on_begun(message)
             case DrainRequested():
@@ -327,6 +325,13 @@ class StageGroup:
             case StepTimes():
                 if self._on_step_times is not None:
                     self._on_step_times(place.stage, message)
+
+    def _take_answer(self, answer: StepDone | Drafted) -> None:
+        match answer:
+            case StepDone():
+                self._on_step_done(answer)
+            case Drafted():
+                self._on_drafted(answer)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = refusal_of(hello, self._contract, self._hellos, self._strangers.forget(connection))

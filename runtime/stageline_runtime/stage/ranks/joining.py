@@ -4,15 +4,22 @@ What it has from its supervisor says where they meet; a rank without a device ne
 has to ask or watch of it later is in `JoinedRanks`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
+from stageline_runtime.models.protocol import CPU
 from stageline_runtime.native.build import NativeUnavailableError
+from stageline_runtime.plan_bus.messages import StepPlan
+from stageline_runtime.ranks.agreement import MEET, have_all_heard, meet
 from stageline_runtime.ranks.device_ranks import DeviceRanks, RankBackend
 from stageline_runtime.ranks.device_rendezvous import JOIN, RankMeeting, join_device_ranks
+from stageline_runtime.ranks.exchange_times import ExchangeTimes
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.ranks.stage_ranks import StageRanks
@@ -20,6 +27,8 @@ from stageline_runtime.stage.ranks.inherited import InheritedRank
 from stageline_runtime.stage.ranks.shared_kernels import no_shared_memory
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
+
+AGREE_ON_CANCELLED: Final = "all-gather, cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,27 @@ class JoinedRanks:
     agreeing: RankGroup | None = None
     """Ranks that share a host's memory, and so can agree on what only the host knows."""
     on_devices: DeviceRanks | None = None
+    device: torch.device = CPU
+    times: ExchangeTimes = field(default_factory=ExchangeTimes)
+    """What exchanges within the compute took."""
+
+    def exchange_beforehand(self, plan: StepPlan, has_heard: bool, watchdog: Watchdog) -> bool:
+        """What ranks exchange of a plan beside its compute; returns whether it is left out.
+
+        Ranks hear at different moments that the engine has cancelled it (`has_heard`) and have to compute alike: they
+        leave out what all have heard of, and on devices nothing.
+        """
+        of_stage = self.ranks.of_stage
+        if of_stage.size == 1:
+            return has_heard
+        with self.times.beside_compute():
+            if plan.is_heartbeat:
+                watchdog.watch(plan.seq, MEET, None)
+                meet(of_stage, self.device)
+            if self.agreeing is None or not plan.may_be_cancelled:
+                return False
+            watchdog.watch(plan.seq, AGREE_ON_CANCELLED, None)
+            return have_all_heard(self.agreeing, has_heard, AGREE_ON_CANCELLED)
 
 
 def join_ranks(
@@ -56,7 +86,7 @@ def join_ranks(
         raise no_shared_memory(contract.ranks, error, JOIN) from error
     progress.exchanges = ranks.times
     shared = StageRanks(experts=ranks) if contract.config.expert > 1 else StageRanks(tensor=ranks)
-    return JoinedRanks(shared, agreeing=ranks)
+    return JoinedRanks(shared, agreeing=ranks, times=ranks.times)
 
 
 def _by_devices(
@@ -93,5 +123,7 @@ def _by_devices(
         meeting.meet(purpose, timeouts.load_seconds, FailureClass.MODEL_LOAD)
 
     if contract.config.expert > 1:
-        return JoinedRanks(StageRanks(experts=ranks, await_all=await_all), on_devices=ranks)
-    return JoinedRanks(StageRanks(tensor=ranks, await_all=await_all), on_devices=ranks)
+        shared = StageRanks(experts=ranks, await_all=await_all)
+    else:
+        shared = StageRanks(tensor=ranks, await_all=await_all)
+    return JoinedRanks(shared, on_devices=ranks, device=accelerator.device, times=ranks.times)

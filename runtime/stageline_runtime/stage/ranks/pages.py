@@ -8,6 +8,7 @@ taken to be where it was.
 import http.client
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -30,6 +31,8 @@ class RankPages:
     def __init__(self, contract: PodContract, addresses: Sequence[bytes]) -> None:
         self._addresses = tuple(addresses)
         self._accounts: dict[int, RankAccount] = {}
+        # Enough for two who ask at a time: a rank that stands still keeps a thread for as long as it may take.
+        self._threads = ThreadPoolExecutor(2 * len(self._addresses), thread_name_prefix="ask-ranks")
         self._nobody = StageStatus(
             phase=Phase.STARTING,
             stage=contract.stage,
@@ -58,12 +61,12 @@ class RankPages:
         return None
 
     def accounts(self) -> list[RankAccount | None]:
-        """What each rank says now, or said last; None before it has said anything."""
-        for rank in range(len(self._addresses)):
-            answer = self._ask(rank, "/account")
+        """What each rank says now, or said last; None before it has said anything. All are asked at once."""
+        ranks = range(len(self._addresses))
+        for rank, answer in zip(ranks, self._threads.map(lambda rank: self._ask(rank, "/account"), ranks), strict=True):
             if answer is not None:
                 self._accounts[rank] = RankAccount.model_validate_json(answer)
-        return [self._accounts.get(rank) for rank in range(len(self._addresses))]
+        return [self._accounts.get(rank) for rank in ranks]
 
     def _ask(self, rank: int, path: str, accept: str = "") -> bytes | None:
         connection = _RankConnection(self._addresses[rank])

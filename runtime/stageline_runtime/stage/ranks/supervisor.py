@@ -26,7 +26,7 @@ from stageline_api import env
 from stageline_api.failures import ExitCode, TerminationMessage
 from stageline_runtime import bound_child
 from stageline_runtime.contract import PodContract
-from stageline_runtime.native.build import NativeUnavailableError, library_for_others
+from stageline_runtime.native.build import CompilerTooLateError, NativeUnavailableError, library_for_others
 from stageline_runtime.planning.this_machine import kernel_kills
 from stageline_runtime.ranks.rank_area import RankArea
 from stageline_runtime.stage.ranks.ends import RankEnd, last_words_of
@@ -138,8 +138,7 @@ class RankSupervisor:
         try:
             with tempfile.TemporaryDirectory(prefix="stageline-ranks-") as directory:
                 os.environ[env.RANK_STORE] = f"{directory}/meeting"
-                if self._contract.config.device != "cuda":
-                    os.environ[env.NATIVE_LIBRARY] = str(library_for_others(Path(directory)))
+                self._provide_kernels(Path(directory))
                 return self._run(area, descriptor)
         except NativeUnavailableError as error:
             failure = no_shared_memory(self._contract.ranks, error, "start the ranks")
@@ -147,6 +146,25 @@ class RankSupervisor:
         finally:
             for rank in self._ranks:
                 rank.close()
+
+    def _provide_kernels(self, directory: Path) -> None:
+        """Make the compiled kernels once for all ranks, where these may compute on CPUs.
+
+        Raises:
+            NativeUnavailableError: they can't be had. Not where the device is found by the ranks (`auto`): those that
+                have devices need none, and one without says so itself.
+        """
+        device = self._contract.config.device
+        if device == "cuda":
+            return
+        try:
+            os.environ[env.NATIVE_LIBRARY] = str(library_for_others(directory))
+        except CompilerTooLateError:
+            raise
+        except NativeUnavailableError as error:
+            if device == "cpu":
+                raise
+            logger.warning("no compiled kernels, which ranks on CPUs can't do without: %s", error)
 
     def _run(self, area: RankArea, descriptor: int) -> int:
         for number in range(self._contract.ranks):
@@ -166,6 +184,8 @@ class RankSupervisor:
         """How the ranks ended, in the order in which they did, but for those that took too long to."""
         ends = self._ended(None)
         area.end()
+        if self._drain_asked and all(end.status == 0 and end.words is None for end in ends):
+            return ends  # told to end before there was an engine to ask: nobody has anything to finish
         is_failure = any(end.is_failure for end in ends)
         deadline = time.monotonic() + (LAST_WORDS_SECONDS if is_failure else DRAINED_SECONDS)
         while len(ends) < len(self._ranks) and (left := deadline - time.monotonic()) > 0:
@@ -187,13 +207,14 @@ class RankSupervisor:
     def _end_of(self, rank: RankProcess) -> RankEnd:
         status = rank.process.wait()
         logger.info("rank %d has ended with status %d", rank.rank, status)
+        if self._drain_asked and rank is self._ranks[0] and status == -signal.SIGTERM:
+            status = ExitCode.DRAINED  # its libraries were still loading, so that it didn't know what to do with it
         return RankEnd(rank.rank, status, rank.last_words(), kernel_kills() > self._kills_before)
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        """The first rank asks the engine to drain the group, for all; the second time, end."""
-        if not self._ranks:
-            os._exit(ExitCode.DRAINED)
-        for rank in self._ranks if self._drain_asked else self._ranks[:1]:
-            with suppress(ProcessLookupError):
-                rank.process.terminate()
+        """The first rank asks the engine to drain the group, for all; before there is one, or the second time, end."""
+        if not self._ranks or self._drain_asked:
+            raise SystemExit(int(ExitCode.DRAINED))
         self._drain_asked = True
+        with suppress(ProcessLookupError):
+            self._ranks[0].process.terminate()
