@@ -87,13 +87,14 @@ class StageProcess:
         self._stage: LoadedStage | None = None
         self._timeline = Timeline()
         self._clock = StateClock(listener=self._timeline.mark)
+        self._is_rank = is_rank = contract.ranks > 1
         self._progress = StageProgress(
             stage=contract.stage,
             stage_count=contract.stage_count,
             incarnation=contract.incarnation,
             clock=self._clock,
             timeline=self._timeline,
-            is_rank=contract.ranks > 1,
+            is_rank=is_rank,
         )
         self._bus: StageBus | None = None
         self._inherited = inherited
@@ -191,8 +192,7 @@ class StageProcess:
         if self._shutdown:
             return
         plan = self._plans.popleft()
-        cancelled = self._joined.exchange_beforehand(plan, plan.seq in self._cancelled, self._watchdog)
-        self._cancelled.discard(plan.seq)
+        cancelled = self._is_left_out(plan)
         if stage.in_flight is None:
             self._say_begun(bus, stage.runner, plan)
         part = self._parts[plan.seq]
@@ -279,6 +279,13 @@ class StageProcess:
             bus.send(record.times())
         if plan.dummy:
             self._progress.enter(Phase.READY)
+
+    def _is_left_out(self, plan: StepPlan) -> bool:
+        has_heard = plan.seq in self._cancelled
+        self._cancelled.discard(plan.seq)
+        if not self._is_rank:
+            return has_heard
+        return self._joined.exchange_beforehand(plan, has_heard, self._watchdog)
 
     def _part(self, plan: StepPlan) -> StepPlan:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""
