@@ -257,6 +257,10 @@ class HeldBody:
             body += chunk
         return body
 
+    async def work(self, work: Callable[[], Made]) -> Made:
+        """`work` on what is held, off the loop where that is much."""
+        return await off_the_loop(self.size_bytes, work)
+
     def grow(self, size_bytes: int) -> None:
         """Count bytes that came; raises ApiError 503 when they have no room."""
         self.memory.take(size_bytes, self.share)

@@ -6,7 +6,6 @@ from the engine in one read is written in one, in the call that read it, before 
 Connections to engines are let go before the answer is over, however it ends.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,10 +45,13 @@ RESUMED_HEADER = "x-stageline-resumed"
 RESUMED_COMMENT = b": resumed\n\n"
 """Goes out with what follows it: clients that strip each piece of the body, as `vllm bench serve` does, would take what
 comes after a comment by itself for its end."""
-QUICK_BYTES = 64 * 1024
-"""What is kept of a whole answer of up to this many bytes is written out in a millisecond or two."""
 IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """What tells the client of these fields; nothing where there are none."""
+    return {IGNORED_HEADER: ",".join(names)} if names else {}
 
 
 @dataclass(slots=True)
@@ -96,8 +98,7 @@ class Exchange:
         """Headers of every answer: the client's own id, or the answer's, so that it can be quoted; its key's limits;
         what was ignored."""
         names = {"x-request-id": self.client_request_id or self.stamp.id}
-        ignored = {IGNORED_HEADER: ",".join(self.ignored)} if self.ignored else {}
-        return names | ignored | self.permit.admission.headers_for(self.permit.caller)
+        return names | ignored_header(self.ignored) | self.permit.admission.headers_for(self.permit.caller)
 
 
 class Answer(Response):
@@ -179,21 +180,16 @@ class WholeAnswer(Answer):
         exchange = self.exchange
         kept = [KeptChoice(shape, exchange.with_logprobs) for shape in exchange.shapes]
         ends: dict[int, Finished] = {}
-        kept_bytes = 0
-
-        def hold(size_bytes: int) -> None:
-            nonlocal kept_bytes
-            exchange.permit.body.grow(size_bytes)
-            kept_bytes += size_bytes
+        held = exchange.permit.body
 
         def collect(choice: int, events: Sequence[StreamEvent]) -> None:
             for event in events:
                 exchange.count(event, choice)
                 match event:
                     case Delta():
-                        hold(kept[choice].take(event))
+                        held.grow(kept[choice].take(event))
                     case PromptTokens():
-                        hold(kept[choice].take_prompt(event))
+                        held.grow(kept[choice].take_prompt(event))
                     case Finished():
                         ends[choice] = event
                     case Admitted():
@@ -202,10 +198,8 @@ class WholeAnswer(Answer):
                         self.resumes += 1
 
         await exchange.run(collect)
-        if kept_bytes > QUICK_BYTES:  # calls of tools are looked for letter by letter
-            whole = await asyncio.to_thread(self._whole, kept, ends)
-        else:
-            whole = self._whole(kept, ends)
+        # Calls of tools are looked for letter by letter.
+        whole = await held.work(lambda: self._whole(kept, ends))
         kept.clear()
         await self._send_at_once(client, whole)
 

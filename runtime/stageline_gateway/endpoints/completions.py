@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
-from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.client_stream import client_of
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
 from stageline_gateway.endpoints.direct_routes import add_direct_post
@@ -74,7 +73,7 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
         context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
             fields = await body.read_object(request, is_here=client_of(request.scope).has_whole_body)
-            checked = await off_the_loop(body.size_bytes, lambda: prepare(fields, strict))
+            checked = await body.work(lambda: prepare(fields, strict))
             prepared = _with_context(checked, context, caller)
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher

@@ -61,12 +61,16 @@ class JsonAnswer(Response):
 
 
 def error_answer(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonAnswer:
-    return JsonAnswer(error.body(), status_code=error.status, headers={**(headers or {}), **error.headers()})
+    return _refusal(error, error.body(), headers)
 
 
 def refuse_message(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonAnswer:
     """As Anthropic writes it."""
-    return JsonAnswer(error_body(error), status_code=error.status, headers={**(headers or {}), **error.headers()})
+    return _refusal(error, error_body(error), headers)
+
+
+def _refusal(error: ApiError, body: dict[str, Any], headers: Mapping[str, str] | None) -> JsonAnswer:
+    return JsonAnswer(body, status_code=error.status, headers={**(headers or {}), **error.headers()})
 
 
 def add_error_forms(app: FastAPI) -> None:

@@ -23,7 +23,7 @@ from stageline_api.engine_http import (
     TokenizeRequest,
 )
 from stageline_gateway.admission.request_body import off_the_loop
-from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, IGNORED_HEADER
+from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, ignored_header
 from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.translated import Refuse
@@ -164,15 +164,14 @@ async def answer_question(
         span = services.tracing.begin(request.url.path, context.trace)
         with services.admission.body_of(caller) as held:
             fields = await held.read_object(request)
-            question = await off_the_loop(held.size_bytes, lambda: ask(fields))
+            question = await held.work(lambda: ask(fields))
             model = services.served.asked_by(caller, question.model, services.settings.retry_after_seconds)
             held.grow(held.text_bytes)
             permit = services.admission.permit(caller, model, held)
         with permit:
             done = await _ask(services, model, question, permit.body.grow, mine | span.trace.headers())
         status = 200
-        ignored = {IGNORED_HEADER: ",".join(question.ignored)} if question.ignored else {}
-        done.headers.update(mine | ignored)
+        done.headers.update(mine | ignored_header(question.ignored))
         return done
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE_CODE)

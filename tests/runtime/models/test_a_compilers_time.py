@@ -1,13 +1,13 @@
 """A compiler is limited by what it computes; that a machine is busy is no configuration's fault."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from processes.transport_ends import transport_contract
 from stageline_api import env
 from stageline_api.failures import FailureClass
-from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.contract import PodContract
 from stageline_runtime.native import build
 from stageline_runtime.native.build import CompilerTooLateError, NativeUnavailableError, compile_library
 from stageline_runtime.stage.ranks import supervisor
@@ -48,28 +48,9 @@ def test_one_that_does_not_end_may_the_next_time_and_one_that_is_not_there_will_
 
 
 def supervisor_of(device: str) -> supervisor.RankSupervisor:
-    config = RuntimeConfig(
-        model_name="tiny",
-        namespace="lab",
-        served_name="tiny",
-        source="file:///models/tiny",
-        cache_dir="/cache",
-        stage_count=1,
-        tensor=2,
-        device=device,
-    )
-    contract = PodContract(
-        config=config,
-        stage=0,
-        stage_count=1,
-        group=0,
-        incarnation=1,
-        pod_ip="127.0.0.1",
-        master_addr="127.0.0.1",
-        master_port=1,
-        bus_token="t",
-    )
-    return supervisor.RankSupervisor(contract)
+    contract = transport_contract(0, 1, 60, stage_count=1)
+    config = contract.config.model_copy(update={"tensor": 2, "device": device})
+    return supervisor.RankSupervisor(replace(contract, config=config))
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", "cuda"])

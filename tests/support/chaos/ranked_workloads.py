@@ -16,10 +16,7 @@ from stageline_runtime.plan_bus.step_plan import blocks_of
 def ranked_workload(seed: int, num_stages: int, drafting: Drafting | None = None) -> Workload:
     """With two or three ranks, which have a cache each in every other workload, and little of it in most."""
     random = Random(f"ranks {seed}")
-    if drafting is None:
-        workload = draw_workload(Random(seed), num_stages)
-    else:
-        workload = drafting_workload(seed, num_stages, drafting)
+    workload = _drawn(seed, num_stages, drafting)
     num_ranks = random.choice((2, 2, 3))
     num_pools = random.choice((1, num_ranks))
     ranked = replace(
@@ -37,10 +34,7 @@ def ranked_workload(seed: int, num_stages: int, drafting: Drafting | None = None
 def shared_workload(seed: int, num_stages: int, drafting: Drafting | None = None) -> Workload:
     """With two or three ranks that share layers; some requests restrict what may be drawn, whatever the group has."""
     random = Random(f"shared {seed}")
-    if drafting is None:
-        workload = draw_workload(Random(seed), num_stages)
-    else:
-        workload = drafting_workload(seed, num_stages, drafting)
+    workload = _drawn(seed, num_stages, drafting)
     script = tuple(
         replace(timed, act=Add(tuple(_restricted(ask, random) for ask in timed.act.asks)))
         if isinstance(timed.act, Add)
@@ -55,3 +49,10 @@ def _restricted(ask: Ask, random: Random) -> Ask:
         return ask
     top_p, top_k = random.choice(((0.6, 0), (1.0, 4), (0.9, 12)))
     return replace(ask, sampling=msgspec.structs.replace(ask.sampling, top_p=top_p, top_k=top_k))
+
+
+def _drawn(seed: int, num_stages: int, drafting: Drafting | None) -> Workload:
+    """Of a group without ranks."""
+    return (
+        draw_workload(Random(seed), num_stages) if drafting is None else drafting_workload(seed, num_stages, drafting)
+    )
