@@ -16,6 +16,8 @@ KEYS_SECRET: Final = "stageline-engine-keys"
 KEYS_ENTRY: Final = "keys"
 SHORTEST_KEY: Final = 16
 """Characters. One that the operator draws has 64."""
+_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
+"""None of them is a form's: a page may send these to another origin only after asking it."""
 _KEY: Final = re.compile(r"[!-~]+")
 
 
@@ -73,6 +75,6 @@ def why_unwelcome(headers: Mapping[str, str], any_name: bool = False) -> str | N
         return "Nothing is answered to web pages on this port."
     if not any_name and not is_of_this_machine(headers.get("host", "localhost")):
         return "This port is asked by its address, not by a name."
-    if headers.get("content-type", "application/json").partition(";")[0].strip().lower() != "application/json":
+    if headers.get("content-type", "application/json").partition(";")[0].strip().lower() not in _CONTENT_TYPES:
         return "The content type must be application/json."
     return None

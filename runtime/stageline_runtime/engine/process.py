@@ -15,6 +15,7 @@ from stageline_runtime.contract import PodContract, read_engine_keys, read_serve
 from stageline_runtime.engine.core_life import CoreLife
 from stageline_runtime.engine.draft_model import read_draft_model
 from stageline_runtime.engine.edge.http_server import serving
+from stageline_runtime.engine.edge.multiplexed import MultiplexedConnections
 from stageline_runtime.engine.edge.routes import build_app
 from stageline_runtime.engine.edge.state_routes import add_stage_routes, build_state_app
 from stageline_runtime.engine.group.stage_group import StageGroup
@@ -112,14 +113,22 @@ class EngineProcess:
             on_begun=bound.begun,
             draft=draft,
         )
-        app = build_app(core, prompts, guided.prepare, keys=self._keys)
+        connections = MultiplexedConnections()
+        app = build_app(core, prompts, guided.prepare, connections, keys=self._keys)
         add_stage_routes(app, group.connected_stages, probe.report)
         state_app = build_state_app(core, group.connected_stages, probe.report)
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
         core.weights = lambda: group.weights
         tls = None if self._served is None else self._served.context
-        async with serving(app, state_app, self._contract.pod_ip, linger_seconds=LINGER_SECONDS, tls=tls):
+        async with serving(
+            app,
+            state_app,
+            self._contract.pod_ip,
+            linger_seconds=LINGER_SECONDS,
+            before_end=connections.leave,
+            tls=tls,
+        ):
             for each in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")
             try:

@@ -25,7 +25,7 @@ from processes.scripted_core_server import (
 from stageline_api.engine_http import Admitted, Delta, Event, Failed, Finished, FinishReason
 from stageline_gateway.engine_client.engine_connection import LINE_LIMIT_BYTES
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
-from stageline_runtime.engine.edge import event_stream
+from stageline_runtime.engine.edge import answer_lines
 from stageline_runtime.plan_bus.messages import TokenLogprobs
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
@@ -243,7 +243,7 @@ def test_a_long_wait_for_a_slot_is_no_silence_while_the_group_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A blank line for each look that finds steps begun since the last one, and none once the group stands still."""
-    monkeypatch.setattr(event_stream, "QUEUED_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(answer_lines, "QUEUED_WORD_SECONDS", 0.01)
     has_slot = asyncio.Event()
 
     async def play(_request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from oracles.tokenizer_models import write_byte_level
 from stageline_api.engine_http import MAX_MESSAGES, ChatMessage, ChatPrompt, ErrorCode, Prompt, TextPrompt
-from stageline_runtime.engine.edge.routes import LARGE, ReadingThreads
+from stageline_runtime.engine.edge.generation import LARGE, ReadingThreads
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.prompts import MOST_CHARACTERS_A_TOKEN, PromptReader
 

@@ -148,7 +148,7 @@ def test_what_can_not_be_told_is_refused_by_name(tmp_path: Path, sampling: dict[
 def test_what_waits_for_clients_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted when a request comes, by the most it may need, and until its stream has ended."""
     room = PromptRoom(limit_bytes=100)
-    monkeypatch.setattr("stageline_runtime.engine.edge.routes.PromptRoom", lambda: room)
+    monkeypatch.setattr("stageline_runtime.engine.edge.generation.PromptRoom", lambda: room)
     goes_on = asyncio.Event()
 
     async def waits(request: AdmittedRequest) -> AsyncGenerator[CoreEvent]:

@@ -10,6 +10,7 @@ import uvicorn
 
 from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 from processes.vllm_stand_in import MAX_MODEL_LEN, StandIn
+from stageline_runtime.engine.edge.multiplexed import MultiplexedConnections
 from stageline_runtime.engine.edge.routes import build_app
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.engine.text.schema_check import SchemaCheck
@@ -28,12 +29,14 @@ def engine_over(vllm: StandIn) -> Iterator[str]:
         async def serve() -> None:
             core = vllm.core()
             schemas = SchemaCheck(vllm.model_dir, VOCAB_SIZE, [EOS_TOKEN_ID])
-            app = build_app(core, reader, schemas.check)
+            connections = MultiplexedConnections()
+            app = build_app(core, reader, schemas.check, connections)
             settings = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5)
             server = uvicorn.Server(settings)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             started.set()
             await asyncio.to_thread(stop.wait)
+            connections.leave()
             server.should_exit = True
             await serving
             await core.close()

@@ -28,6 +28,7 @@ from stageline_runtime.engine.core_api import (
     FailEvent,
     TokenEvent,
 )
+from stageline_runtime.engine.edge.multiplexed import MultiplexedConnections
 from stageline_runtime.engine.edge.routes import build_app
 from stageline_runtime.engine.edge.state_routes import build_state_app
 from stageline_runtime.engine.text.prompts import PromptReader
@@ -152,9 +153,10 @@ async def serve(
         directory, vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, eos_token_ids=[EOS_TOKEN_ID]
     )
     schemas = SchemaCheck(directory, VOCAB_SIZE, [EOS_TOKEN_ID])
-    app = build_app(core, reader, schemas.check, keys=keys, max_body_bytes=max_body_bytes)
+    connections = MultiplexedConnections()
+    app = build_app(core, reader, schemas.check, connections, keys=keys, max_body_bytes=max_body_bytes)
     try:
-        async with _served(app) as client:
+        async with _served(app, connections.leave) as client:
             yield client
     finally:
         await schemas.close()
@@ -164,12 +166,12 @@ async def serve(
 async def serve_state(core: ScriptedCore) -> AsyncIterator[httpx.AsyncClient]:
     """Serve what `core` says of itself until the block ends, as on the port that asks for no key."""
     stages = GroupStages(served_name="tiny", stage_count=1, incarnation=1, stages=())
-    async with _served(build_state_app(core, lambda: stages, lambda: GroupClocks(stages=()))) as client:
+    async with _served(build_state_app(core, lambda: stages, lambda: GroupClocks(stages=())), lambda: None) as client:
         yield client
 
 
 @asynccontextmanager
-async def _served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def _served(app: FastAPI, before_end: Callable[[], None]) -> AsyncIterator[httpx.AsyncClient]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -182,6 +184,7 @@ async def _served(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
             async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
                 yield client
         finally:
+            before_end()
             server.should_exit = True
             await task
 

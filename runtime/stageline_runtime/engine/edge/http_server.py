@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,9 +27,17 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, state_app: FastAPI, host: str, *, linger_seconds: int, tls: ssl.SSLContext | None = None
+    app: FastAPI,
+    state_app: FastAPI,
+    host: str,
+    *,
+    linger_seconds: int,
+    before_end: Callable[[], None],
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Answer on the engine's two ports of `host`; at the end, clients have `linger_seconds` to read their streams.
+
+    `before_end` is called first then: whatever would stay open with nothing to say has to end.
 
     With `tls` the first of them speaks HTTPS. The second, for probes and figures, never does: no prompt, token or key
     crosses there, and who scrapes it knows no certificates.
@@ -46,6 +54,7 @@ async def serving(
         try:
             yield
         finally:
+            before_end()
             for server in servers:
                 server.should_exit = True
             await serving

@@ -1,14 +1,10 @@
 """The engine's HTTP interface for who shows its key: generation, tokenizing, drain, and what it says of itself.
 
-A request is read, checked and tokenized here, then handed to the core; nothing unchecked passes. Long prompts and chat
-templates are handled in a worker thread, so that no client slows another's tokens. The core is used from the event
-loop only.
+Bodies are read and checked here, and nothing unchecked passes; what becomes of a request to generate is `generation`'s.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -24,16 +20,22 @@ from stageline_api.engine_http import (
     Tokenized,
     TokenizeRequest,
 )
-from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
+from stageline_api.multiplexing import MULTIPLEXED_PATH
+from stageline_runtime.engine.core_api import EngineCoreApi
 from stageline_runtime.engine.edge.event_stream import EventStream
+from stageline_runtime.engine.edge.generation import Generation, PrepareGuide, ReadingThreads, ReadRequest
 from stageline_runtime.engine.edge.http_errors import body_too_large, invalid_body, refusal_response
-from stageline_runtime.engine.edge.prompt_room import PromptRoom
-from stageline_runtime.engine.edge.state_routes import UnwelcomeError, add_error_answers, add_state_routes, json_answer
-from stageline_runtime.engine.errors import EngineRefusal, PromptError
-from stageline_runtime.engine.text.output_text import OutputStart, start_output
-from stageline_runtime.engine.text.prompts import PromptReader, is_quick, size_of
+from stageline_runtime.engine.edge.multiplexed import MultiplexedAnswers, MultiplexedConnections
+from stageline_runtime.engine.edge.state_routes import (
+    UnwelcomeError,
+    add_error_answers,
+    add_state_routes,
+    json_answer,
+    status_of,
+)
+from stageline_runtime.engine.errors import EngineRefusal
+from stageline_runtime.engine.text.prompts import PromptReader
 
-logger = logging.getLogger(__name__)
 Asked = TypeVar("Asked", bound=BaseModel)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -43,24 +45,20 @@ REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
 PROBES = frozenset({"/healthz", "/readyz"})
 """What a kubelet asks, which knows no key."""
-LARGE = 256 * 1024
-"""Characters, or ids: a prompt of as many takes about a second at worst."""
-Done = TypeVar("Done")
-PrepareGuide = Callable[[str], Awaitable[None]]
-"""Returns once an answer can be held to a JSON schema at once; raises EngineRefusal where it can't be."""
 
 
 def build_app(
     core: EngineCoreApi,
     reader: PromptReader,
     prepare_guide: PrepareGuide,
+    connections: MultiplexedConnections,
     *,
     keys: Sequence[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
     """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`.
 
-    With `keys` every request but a probe must show one of them.
+    With `keys` every request but a probe must show one of them. Whoever serves it lets `connections` leave at the end.
     """
 
     async def check_caller(request: Request) -> None:
@@ -71,7 +69,9 @@ def build_app(
 
     app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(check_caller)])
     threads = ReadingThreads()
-    _add_generation(app, _Generation(core, reader, prepare_guide, threads, max_body_bytes))
+    generation = Generation(core, reader, prepare_guide, threads)
+    _add_generation(app, _GenerateRoute(generation, max_body_bytes))
+    _add_multiplexed(app, generation, connections)
     _add_tokenize_routes(app, reader, threads, max_body_bytes)
     add_state_routes(app, core)
     _add_rest(app, core)
@@ -87,29 +87,20 @@ def build_app(
     return app
 
 
-class ReadingThreads:
-    """Where prompts are read that are not quick. The threads are few, and every chat needs one for its template.
-
-    A prompt of megabytes takes seconds to tokenize: such ones wait for each other, and nobody else for them.
-    """
-
-    def __init__(self) -> None:
-        self._for_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-prompts")
-
-    async def run(self, size: int, work: Callable[[], Done]) -> Done:
-        """`work` on so many characters or ids, off the event loop."""
-        threads = self._for_large if size > LARGE else None
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
 class _KeyMissingError(Exception):
     """The request shows none of the engine's keys."""
 
 
-def _add_generation(app: FastAPI, generation: "_Generation") -> None:
+def _add_generation(app: FastAPI, route: "_GenerateRoute") -> None:
     @app.post("/v1/generate")
     async def generate(request: Request) -> Response:
-        return await generation.answer(request)
+        return await route.answer(request)
+
+
+def _add_multiplexed(app: FastAPI, generation: Generation, connections: MultiplexedConnections) -> None:
+    @app.post(MULTIPLEXED_PATH)
+    async def multiplexed(_request: Request) -> Response:
+        return MultiplexedAnswers(generation, connections)
 
 
 def _add_tokenize_routes(app: FastAPI, reader: PromptReader, threads: ReadingThreads, max_body_bytes: int) -> None:
@@ -144,26 +135,15 @@ def _add_rest(app: FastAPI, core: EngineCoreApi) -> None:
     @app.post("/v1/drain")
     async def drain() -> Response:
         core.start_drain()
-        return json_answer(core.status(), 202)
+        return json_answer(status_of(core), 202)
 
 
-class _Generation:
-    def __init__(
-        self,
-        core: EngineCoreApi,
-        reader: PromptReader,
-        prepare_guide: PrepareGuide,
-        threads: ReadingThreads,
-        max_body_bytes: int,
-    ) -> None:
-        self._core = core
-        self._reader = reader
-        self._prepare_guide = prepare_guide
+class _GenerateRoute:
+    """A request of its own: its body read, its refusal a status, its id echoed."""
+
+    def __init__(self, generation: Generation, max_body_bytes: int) -> None:
+        self._generation = generation
         self._max_body_bytes = max_body_bytes
-        self._threads = threads
-        self._prompt_room = PromptRoom()
-        self._live: set[str] = set()
-        """Ids of admitted requests; a second one of the same id would be aborted with the first."""
 
     async def answer(self, http_request: Request) -> Response:
         request_id = http_request.headers.get(REQUEST_ID_HEADER)
@@ -174,8 +154,7 @@ class _Generation:
             else:
                 request = await _parsed(GenerateRequest, body)
                 request_id = request_id or request.request_id
-                response = self._start(*await self._read(request))
-                _log_context(request)
+                response = self._start(request, await self._generation.read(request))
         except ClientDisconnect:
             return Response(status_code=400)
         except ValidationError as error:
@@ -186,48 +165,9 @@ class _Generation:
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
-    async def _read(self, request: GenerateRequest) -> tuple[AdmittedRequest, OutputStart]:
-        def read() -> tuple[AdmittedRequest, OutputStart]:
-            admitted = self._reader.read(request)
-            return admitted, start_output(self._reader.tokenizer, admitted, request.generated_characters)
-
-        done = read() if is_quick(request) else await self._threads.run(size_of(request.prompt), read)
-        if (guide := request.sampling.guide) is not None:
-            await self._prepare_guide(guide)
-        return done
-
-    def _start(self, request: AdmittedRequest, start: OutputStart) -> Response:
-        """Hand the request to the core. No await: between this and the stream nothing can be lost."""
-        request_id = request.request_id
-        if request_id in self._live:
-            message = f"A request with id {request_id!r} is being answered; ids must be unique."
-            raise PromptError(ErrorCode.INVALID_VALUE, message, param="request_id")
-        prompt_bytes = 0 if request.prompt_told is None else self._prompt_room.take(request)
-
-        def on_close() -> None:
-            self._live.discard(request_id)
-            self._prompt_room.give_back(prompt_bytes)
-
-        stream = EventStream(self._core, start, request, on_close)
-        try:
-            if start.ended is None:
-                self._core.submit(request, stream.take)
-            else:
-                stream.take(EndEvent(start.ended))
-        except EngineRefusal:
-            self._prompt_room.give_back(prompt_bytes)
-            raise
-        self._live.add(request_id)
-        return stream
-
-
-def _log_context(request: GenerateRequest) -> None:
-    """Tie the engine's id of a request to the client's names for it, if it gave any."""
-    traced = {"traceparent": request.traceparent, "tracestate": request.tracestate}
-    given = "".join(f" {key}={value!r}" for key, value in traced.items() if value is not None)
-    named = given or request.client_request_id is not None
-    about = {"request_id": request.request_id, "client_request_id": request.client_request_id}
-    logger.log(logging.INFO if named else logging.DEBUG, "request admitted%s", given, extra=about)
+    def _start(self, request: GenerateRequest, read: ReadRequest) -> Response:
+        filled = asyncio.Event()
+        return EventStream(self._generation.start(request, read, filled.set), filled)
 
 
 def _is_plain(request_id: str) -> bool:

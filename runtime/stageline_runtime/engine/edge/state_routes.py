@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from stageline_api.engine_access import why_unwelcome
 from stageline_api.engine_http import ErrorCode
-from stageline_api.health import Phase
+from stageline_api.health import EngineStatus, Phase
 from stageline_api.telemetry.timeline import GroupClocks, GroupStages
 from stageline_runtime.engine.core_api import EngineCoreApi
 from stageline_runtime.engine.edge.http_errors import internal_error_response, refusal_response
@@ -43,18 +43,18 @@ async def _check_page(request: Request) -> None:
 def add_state_routes(app: FastAPI, core: EngineCoreApi) -> None:
     @app.get("/status")
     async def status() -> Response:
-        return json_answer(core.status())
+        return json_answer(status_of(core))
 
     @app.get("/healthz")
     async def healthz() -> Response:
         """Alive unless failed: what a liveness probe asks."""
-        state = core.status()
+        state = status_of(core)
         return json_answer(state, 503 if state.phase is Phase.FAILED else 200)
 
     @app.get("/readyz")
     async def readyz() -> Response:
         """Ready for new requests: neither starting, draining nor failed. The body says which."""
-        state = core.status()
+        state = status_of(core)
         return json_answer(state, 200 if state.phase is Phase.READY else 503)
 
     @app.get("/metrics")
@@ -96,6 +96,11 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def answer_bug(_request: Request, _error: Exception) -> Response:
         return internal_error_response()
+
+
+def status_of(core: EngineCoreApi) -> EngineStatus:
+    """The core's account, and what whoever answers here can do besides: whatever computes, this edge multiplexes."""
+    return core.status().model_copy(update={"multiplexes": True})
 
 
 def json_answer(model: BaseModel, status: int = 200) -> Response:

@@ -1,0 +1,248 @@
+"""The answer to an admitted request as lines of JSON, whoever writes them: core events in, one line at a time out.
+
+The core hands each token over in its own turn of the event loop; the token becomes text at once (one token's worth of
+work, so no answer holds up another) and waits to be written, merged with what waits already. So however far a client
+lags, an answer holds at most its own output once, and a lagging client gets several tokens in one line. A line is made
+when it is taken.
+
+An answer has exactly one `Admitted`, first, and exactly one `Finished` or `Failed`, last; a blank line says that the
+request is queued and the group at work. Whoever writes it says `close` at the end, whatever ended first: then the core
+is told to abort unless the request has ended by itself.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from json.encoder import encode_basestring
+
+from stageline_api.engine_http import Admitted, Delta, Failed, Finished, FinishReason, TokenLogprob
+from stageline_runtime.engine.core_api import (
+    AdmittedRequest,
+    CoreEvent,
+    EndEvent,
+    EngineCoreApi,
+    FailEvent,
+    PromptEvent,
+    TokenEvent,
+)
+from stageline_runtime.engine.text.output_text import OutputStart, Piece
+from stageline_runtime.engine.text.told_prompt import PromptPiece
+
+logger = logging.getLogger(__name__)
+MEDIA_TYPE = "application/x-ndjson"
+MOST_LOGPROBS = 512
+"""Of one line: with twenty alternatives each they are a megabyte or two, and who reads lines takes eight at most."""
+MOST_WRITE_CHARACTERS = 256 * 1024
+"""Lines that wait are put into one write up to about so much."""
+LARGE_LINE_CHARACTERS = 16 * 1024
+"""Such a line took a millisecond or more to make: it ends its write, so that others have their turn before the next."""
+QUEUED_WORD_SECONDS = 5.0
+"""How often a request that waits for a slot is said to, as long as the group begins steps: well within what a gateway
+allows a working engine to be silent."""
+
+
+class AnswerLines:
+    """Owns an admitted request until `close`.
+
+    `wake` is called, in the core's turn, for whatever begins to wait after the beginning; `on_close` once, at the end.
+    """
+
+    def __init__(
+        self,
+        core: EngineCoreApi,
+        start: OutputStart,
+        request: AdmittedRequest,
+        *,
+        wake: Callable[[], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._output = start.output
+        self._prompt = start.prompt
+        self._wake = wake
+        self._on_close = on_close
+        self._unwritten = _Unwritten()
+        if self._prompt is not None:
+            self._unwritten.add_prompt(self._prompt.begun())
+        self._unwritten.add(Piece(start.text, (), stopped=False))
+        self._cached_tokens = 0
+        self._ended = False
+        """The request has ended, here or at the core: nothing more is taken, and there is nothing to abort."""
+        self._admitted_told = False
+        self._word_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.is_over = False
+        """Its last line has been taken."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there is a line to take."""
+        return not self.is_over and (not self._admitted_told or self._word_due or self._unwritten.has_any)
+
+    def submitted(self) -> None:
+        """The core has the request: look now and then whether it still waits there."""
+        self._say_if_queued_later(self._core.steps_while_queued(self._request.request_id))
+
+    def take(self, event: CoreEvent) -> None:
+        """The request's sink. A bug on the way to text ends this answer, not the core's turn with all the others."""
+        if self._ended:
+            return
+        try:
+            self._take(event)
+        except Exception:
+            about = {"request_id": self._request.request_id}
+            logger.exception("the core's event could not be answered", extra=about)
+            self._abort()
+            self._fail("The engine failed while it generated this answer; its log says why.")
+        if self._unwritten.has_any:
+            self._wake()
+
+    def next_line(self) -> str:
+        """The next line, without its end; blank when it only has to be said that the request still waits."""
+        self._word_due = False
+        if not self._admitted_told:
+            self._admitted_told = True
+            return self._admitted().model_dump_json()
+        if self._prompt is not None and (piece := self._unwritten.next_prompt_piece()) is not None:
+            return self._prompt.written(piece).model_dump_json()
+        if (delta := self._unwritten.next_delta()) is not None:
+            return delta
+        if (end := self._unwritten.end) is None:
+            return ""
+        self.is_over = True
+        return end.model_dump_json()
+
+    def close(self) -> None:
+        """Nothing more is wanted of it. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_close()
+
+    def _take(self, event: CoreEvent) -> None:
+        match event:
+            case PromptEvent(report=report):
+                assert self._prompt is not None, "log probabilities of a prompt that isn't told"
+                self._unwritten.add_prompt(self._prompt.reported(report))
+            case TokenEvent() if self._request.is_prompt_only:
+                self._cached_tokens = event.cached_prompt_tokens
+            case EndEvent() if self._request.is_prompt_only:
+                self._ended = True
+                self._finish(FinishReason.LENGTH)
+            case TokenEvent(token_ids=token_ids, logprobs=logprobs):
+                self._cached_tokens = event.cached_prompt_tokens
+                piece = self._output.push(token_ids, logprobs)
+                self._unwritten.add(piece)
+                if piece.stopped:
+                    self._abort(FinishReason.STOP)
+                    self._finish(FinishReason.STOP)
+            case EndEvent(reason=reason):
+                self._ended = True
+                piece = self._output.finish()
+                self._unwritten.add(piece)
+                self._finish(FinishReason.STOP if piece.stopped else reason)
+            case FailEvent(message=message, is_final=is_final):
+                self._ended = True
+                self._fail(message, is_final, event.is_suspect)
+
+    def _abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        if not self._ended:
+            self._ended = True
+            self._core.abort(self._request.request_id, reason)
+
+    def _admitted(self) -> Admitted:
+        request = self._request
+        return Admitted(
+            prompt_tokens=len(request.prompt_token_ids),
+            tool_call_format=request.tool_call_format,
+            thoughts=request.thoughts,
+            ignored=request.ignored,
+        )
+
+    def _finish(self, reason: FinishReason) -> None:
+        self._unwritten.finish(
+            Finished(
+                reason=reason,
+                prompt_tokens=len(self._request.prompt_token_ids),
+                completion_tokens=self._output.completion_tokens,
+                cached_tokens=self._cached_tokens,
+                stop_string=self._output.stop_string,
+            )
+        )
+
+    def _fail(self, message: str, is_final: bool = False, is_suspect: bool = False) -> None:
+        self._unwritten.finish(Failed(message=message, is_final=is_final, is_suspect=is_suspect))
+
+    def _say_if_queued_later(self, steps_said: int | None) -> None:
+        """Have a blank line written now and then, but none when the group began no step since: a hang is still seen."""
+
+        def say() -> None:
+            steps = self._core.steps_while_queued(self._request.request_id)
+            if steps not in (None, steps_said):
+                self._word_due = True
+                self._wake()
+            self._say_if_queued_later(steps)
+
+        # A timer of the loop, where a task of its own would wait all through every request.
+        self._timer = asyncio.get_running_loop().call_later(QUEUED_WORD_SECONDS, say)
+
+
+class _Unwritten:
+    """What waits to be written: pieces of the prompt, one merged delta, and the end of the answer."""
+
+    def __init__(self) -> None:
+        self._prompt: deque[PromptPiece] = deque()
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.end: Finished | Failed | None = None
+        """It stays: whoever has taken it takes nothing more."""
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._texts) or self.end is not None or bool(self._prompt)
+
+    def add(self, piece: Piece) -> None:
+        assert self.end is None, f"output after the end of an answer: {piece}"
+        if piece.text or piece.token_ids:
+            self._texts.append(piece.text)
+            self._token_ids += piece.token_ids
+            self._logprobs += piece.logprobs
+
+    def add_prompt(self, pieces: Iterable[PromptPiece]) -> None:
+        self._prompt.extend(pieces)
+
+    def finish(self, event: Finished | Failed) -> None:
+        assert self.end is None, f"a second end of an answer: {event!r} after {self.end!r}"
+        self.end = event
+
+    def next_prompt_piece(self) -> PromptPiece | None:
+        """The first piece of the prompt that waits; they stand before all output."""
+        return self._prompt.popleft() if self._prompt else None
+
+    def next_delta(self) -> str | None:
+        """All output that waits, or its beginning where that has many log probabilities: the text comes last then."""
+        if not self._texts:
+            return None
+        token_ids, logprobs = self._token_ids, self._logprobs
+        if len(logprobs) > MOST_LOGPROBS:
+            # Tokens have log probabilities in their order, all but what ended the output.
+            self._token_ids, self._logprobs = token_ids[MOST_LOGPROBS:], logprobs[MOST_LOGPROBS:]
+            return delta_json("", token_ids[:MOST_LOGPROBS], logprobs[:MOST_LOGPROBS])
+        text = "".join(self._texts)
+        self._texts, self._token_ids, self._logprobs = [], [], []
+        return delta_json(text, token_ids, logprobs)
+
+
+def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> str:
+    """What `Delta` writes of itself; without log probabilities, as nearly all are, at a third of its cost."""
+    if logprobs:
+        return Delta(text=text, token_ids=tuple(token_ids), logprobs=tuple(logprobs)).model_dump_json()
+    ids = ",".join(map(str, token_ids))
+    return f'{{"type":"delta","text":{encode_basestring(text)},"token_ids":[{ids}],"logprobs":[]}}'

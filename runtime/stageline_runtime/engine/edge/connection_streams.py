@@ -1,0 +1,193 @@
+"""The streams of one connection: what the client says of each in, what each has to say out, in turns.
+
+A stream is open from its `Open` until its last line was taken or it is closed, which aborts its request; whatever
+still reads its prompt is cancelled then. Of a held stream nothing is taken. Each stream that has something waits in one
+line with the others and goes to its end with what it still has, so none keeps the others from being heard. No
+stream's bug is another's.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from stageline_api.engine_http import ErrorCode, Failed, GenerateRequest
+from stageline_api.multiplexing import ClientLine, Close, GoOn, Hold, Open, Refused
+from stageline_runtime.engine.edge.answer_lines import LARGE_LINE_CHARACTERS, MOST_WRITE_CHARACTERS, AnswerLines
+from stageline_runtime.engine.edge.client_lines import BrokenConnectionError, Unreadable
+from stageline_runtime.engine.edge.generation import Generation, ReadRequest
+from stageline_runtime.engine.errors import EngineRefusal
+
+logger = logging.getLogger(__name__)
+MOST_STREAMS: Final = 8192
+"""Open at once; more are refused."""
+MOST_UNTOLD: Final = 2 * MOST_STREAMS
+"""Streams, refused ones among them, until the client reads what it was told."""
+
+
+class _Stream:
+    __slots__ = ("answer", "is_held", "last_word", "number", "reading")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_held = False
+        self.reading: asyncio.Task[None] | None = None
+        self.answer: AnswerLines | None = None
+        self.last_word: Refused | Failed | None = None
+        """In place of an answer."""
+
+    @property
+    def has_waiting(self) -> bool:
+        return self.last_word is not None or (self.answer is not None and self.answer.has_waiting)
+
+
+class ConnectionStreams:
+    """`wake` is called when something waits after nothing did."""
+
+    def __init__(self, generation: Generation, wake: Callable[[], None]) -> None:
+        self._generation = generation
+        self._wake = wake
+        self._streams: dict[int, _Stream] = {}
+        self._waiting: OrderedDict[int, _Stream] = OrderedDict()
+        self._last_number = -1
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def obey(self, line: ClientLine | Unreadable) -> None:
+        """Do what the client says.
+
+        Raises:
+            BrokenConnectionError: a number comes again, or nothing is read of what it is told.
+        """
+        match line:
+            case Open() | Unreadable():
+                self._open(line)
+            case Close(stream=number):
+                self.close(number)
+            case Hold(stream=number):
+                if (stream := self._streams.get(number)) is not None:
+                    stream.is_held = True
+                    self._waiting.pop(number, None)
+            case GoOn(stream=number):
+                if (stream := self._streams.get(number)) is not None:
+                    stream.is_held = False
+                    self._wait_if_any(stream)
+            case _:
+                assert_never(line)
+
+    def close(self, number: int) -> None:
+        """Nothing more is wanted of the stream, if it is open."""
+        stream = self._streams.pop(number, None)
+        if stream is None:
+            return
+        self._waiting.pop(number, None)
+        if stream.reading is not None:
+            stream.reading.cancel()
+        if stream.answer is not None:
+            stream.answer.close()
+
+    def close_all(self) -> None:
+        for number in list(self._streams):
+            self.close(number)
+
+    def next_lines(self) -> bytes:
+        """Lines that wait, for one write: a line of each stream in turn, until there are none or it is enough."""
+        lines: list[bytes] = []
+        num_characters = 0
+        while self._waiting and num_characters < MOST_WRITE_CHARACTERS:
+            number, stream = self._waiting.popitem(last=False)
+            line = self._line_of(stream)
+            lines.append(line)
+            num_characters += len(line)
+            if number in self._streams and stream.has_waiting:
+                self._waiting[number] = stream
+            if len(line) > LARGE_LINE_CHARACTERS:
+                break
+        return b"".join(lines)
+
+    def _line_of(self, stream: _Stream) -> bytes:
+        number, answer, is_over = stream.number, stream.answer, True
+        try:
+            if stream.last_word is not None:
+                line = stream.last_word.model_dump_json()
+            else:
+                assert answer is not None, "a stream waits with nothing to say"
+                line = answer.next_line()
+                is_over = answer.is_over
+            written = f"{number} {line}\n".encode() if line else b"%d\n" % number
+        except Exception:
+            written = f"{number} {_failed('an answer could not be written').model_dump_json()}\n".encode()
+            is_over = True
+        if is_over:
+            self.close(number)
+        return written
+
+    def _open(self, line: Open | Unreadable) -> None:
+        number = line.stream
+        if number <= self._last_number:
+            raise BrokenConnectionError(f"stream {number} is opened after stream {self._last_number}")
+        if len(self._streams) >= MOST_UNTOLD:
+            raise BrokenConnectionError(f"{MOST_UNTOLD} streams wait for it to read")
+        self._last_number = number
+        stream = _Stream(number)
+        is_full = len(self._streams) >= MOST_STREAMS
+        self._streams[number] = stream
+        if isinstance(line, Unreadable):
+            self._end_with(stream, Refused(error=line.refusal.body()))
+        elif is_full:
+            refusal = EngineRefusal(ErrorCode.QUEUE_FULL, f"{MOST_STREAMS} streams are open on this connection", 1.0)
+            self._end_with(stream, Refused(error=refusal.body()))
+        else:
+            self._read_and_start(stream, line.request)
+
+    def _read_and_start(self, stream: _Stream, request: GenerateRequest) -> None:
+        try:
+            read = self._generation.read_at_once(request)
+            if read is None:
+                stream.reading = asyncio.create_task(self._read_and_start_later(stream, request))
+            else:
+                self._start(stream, request, read)
+        except EngineRefusal as refusal:
+            self._end_with(stream, Refused(error=refusal.body()))
+        except Exception:
+            self._end_with(stream, _failed("a request could not be read", request.request_id))
+
+    async def _read_and_start_later(self, stream: _Stream, request: GenerateRequest) -> None:
+        try:
+            read = await self._generation.read(request)
+            self._start(stream, request, read)
+        except EngineRefusal as refusal:
+            self._end_with(stream, Refused(error=refusal.body()))
+        except Exception:
+            self._end_with(stream, _failed("a request could not be read", request.request_id))
+        finally:
+            stream.reading = None
+
+    def _start(self, stream: _Stream, request: GenerateRequest, read: ReadRequest) -> None:
+        stream.answer = self._generation.start(request, read, lambda: self._wait_if_any(stream))
+        self._wait_if_any(stream)
+
+    def _end_with(self, stream: _Stream, word: Refused | Failed) -> None:
+        stream.last_word = word
+        self._wait_if_any(stream)
+
+    def _wait_if_any(self, stream: _Stream) -> None:
+        """Where it has something to say, may say it, and is still open, it waits with the others."""
+        number = stream.number
+        if number in self._waiting or stream.is_held or number not in self._streams or not stream.has_waiting:
+            return
+        if not self._waiting:
+            self._wake()
+        self._waiting[number] = stream
+
+
+def _failed(what: str, request_id: str | None = None) -> Failed:
+    """Called where an exception is handled, which goes to the log."""
+    logger.exception(what, extra={} if request_id is None else {"request_id": request_id})
+    return Failed(message="The engine failed on this request; its log says why.")

@@ -1,0 +1,126 @@
+"""`POST /v1/multiplexed` as an ASGI response: the client's lines are read while the streams' lines are written.
+
+One task reads, one writes. The writer takes what all streams have to say and sends it at once; while it waits for a
+client that is slow to read, what comes is merged in each stream. The body ends when no stream is left and the engine
+leaves, or when the client has ended its own or broken what is agreed; a client that leaves, or breaks it, aborts all of
+its streams.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from stageline_runtime.engine.edge.answer_lines import MEDIA_TYPE
+from stageline_runtime.engine.edge.client_lines import BrokenConnectionError, LineCutter, read_line
+from stageline_runtime.engine.edge.connection_streams import ConnectionStreams
+from stageline_runtime.engine.edge.generation import Generation
+
+logger = logging.getLogger(__name__)
+TURN_SECONDS: Final = 0.002
+"""For so long the lines of a burst are obeyed in one turn of the event loop, so that their requests start together."""
+
+
+class MultiplexedConnections:
+    """All that are open, so that the engine can let them end. None outlives its engine for being idle."""
+
+    def __init__(self) -> None:
+        self._open: set[MultiplexedAnswers] = set()
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Let each end as soon as it has no stream."""
+        self._leaving = True
+        for each in self._open:
+            each.end_when_idle()
+
+    def opened(self, answers: "MultiplexedAnswers") -> None:
+        self._open.add(answers)
+        if self._leaving:
+            answers.end_when_idle()
+
+    def closed(self, answers: "MultiplexedAnswers") -> None:
+        self._open.discard(answers)
+
+
+class MultiplexedAnswers(Response):
+    def __init__(self, generation: Generation, connections: MultiplexedConnections) -> None:
+        super().__init__(media_type=MEDIA_TYPE, headers={"Connection": "close"})
+        # The body is streamed; the base class has counted an empty one.
+        del self.headers["content-length"]
+        self._connections = connections
+        self._filled = asyncio.Event()
+        self._streams = ConnectionStreams(generation, self._filled.set)
+        self._ends_when_idle = False
+
+    def end_when_idle(self) -> None:
+        self._ends_when_idle = True
+        self._filled.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry streams until the client leaves, or the body ends."""
+        self._connections.opened(self)
+        write = asyncio.create_task(self._write(send))
+        read = asyncio.create_task(self._read(receive, scope.get("client")))
+        try:
+            await asyncio.wait((write, read), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._streams.close_all()
+            self._connections.closed(self)
+            write.cancel()
+            read.cancel()
+            ends = await asyncio.gather(write, read, return_exceptions=True)
+        # A client that leaves breaks the write; anything else that does is ours to see in the log.
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, OSError):
+                raise end
+
+    async def _write(self, send: Send) -> None:
+        # At once, so that the client knows it was let in.
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        streams = self._streams
+        while streams or not self._ends_when_idle:
+            self._filled.clear()
+            if lines := streams.next_lines():
+                # Waits while the client's socket is full; what comes meanwhile is merged.
+                await send({"type": "http.response.body", "body": lines, "more_body": True})
+            if streams.has_waiting:
+                await asyncio.sleep(0)  # others have their turn, whether or not the socket is full
+            elif streams or not self._ends_when_idle:
+                await self._filled.wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _read(self, receive: Receive, client: tuple[str, int] | None) -> None:
+        """Returns when the client has left."""
+        try:
+            await self._obey_all(receive)
+        except BrokenConnectionError as broken:
+            logger.warning("the connection of %s ends with %d streams: %s", client, len(self._streams), broken)
+            self._streams.close_all()
+        self.end_when_idle()
+        while (await receive())["type"] != "http.disconnect":
+            pass  # Nothing of it counts any more.
+
+    async def _obey_all(self, receive: Receive) -> None:
+        """Returns when the client has said all it will, or has left.
+
+        Raises:
+            BrokenConnectionError: what it says breaks what is agreed.
+        """
+        cutter = LineCutter()
+        while (message := await receive())["type"] == "http.request":
+            began = time.perf_counter()
+            for line in cutter.cut(message["body"]):
+                self._streams.obey(read_line(line))
+                if time.perf_counter() - began > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    began = time.perf_counter()
+            if self._ends_when_idle:
+                self._filled.set()  # What was closed may have been the last.
+            if not message["more_body"]:
+                cutter.end()
+                return
+        self._streams.close_all()
