@@ -1,4 +1,4 @@
-"""A client of `POST /v1/multiplexed` over a raw socket: writes lines, and gives back lines and the writes they came in."""
+"""A client of `POST /v1/multiplexed` over a raw socket: lines out, and lines in by the writes that they came in."""
 
 import asyncio
 import json
@@ -19,11 +19,14 @@ class MultiplexedClient:
         self._socket = connection
         self._received = b""
         self.head = b""
+        self.is_whole = False
+        """The engine has ended its body as it should."""
 
     async def begin(self, host: str, **headers: str) -> None:
         """Send the request's head, and read that of the answer."""
-        given = {"content-type": "application/x-ndjson", "transfer-encoding": "chunked", "host": host} | headers
-        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        given = {"content-type": "application/x-ndjson", "transfer-encoding": "chunked", "host": host} | named
+        head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         await self.write(f"POST {MULTIPLEXED_PATH} HTTP/1.1\r\n{head}\r\n".encode())
         while b"\r\n\r\n" not in self._received:
             assert await self._receive(), f"no head: {self._received!r}"
@@ -51,6 +54,7 @@ class MultiplexedClient:
             if not await self._receive():
                 return []
         size = int(self._received[:ended], 16)
+        self.is_whole = size == 0
         while len(self._received) < ended + 2 + size + 2:
             assert await self._receive(), "the connection ended within a chunk"
         chunk = self._received[ended + 2 : ended + 2 + size]
@@ -64,6 +68,16 @@ class MultiplexedClient:
         while some := await self.next_write():
             lines += some
         return lines
+
+    async def until_admitted(self, *numbers: int) -> None:
+        """Read until each of these has been admitted, and nothing else was told."""
+        admitted: list[int] = []
+        while len(admitted) < len(numbers):
+            some = await self.next_write()
+            assert some, f"the body ended with {admitted} of {numbers} admitted"
+            assert all(event is not None and event["type"] == "admitted" for _, event in some), some
+            admitted += [number for number, _ in some]
+        assert sorted(admitted) == sorted(numbers)
 
     async def until_over(self, *numbers: int) -> dict[int, list[Any]]:
         """What these streams are told until each is over; what others are told meanwhile is dropped."""
