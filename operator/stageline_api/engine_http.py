@@ -4,7 +4,8 @@
 one `Admitted`, any number of `PromptTokens`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank
 line, every few seconds, says that the request still waits for its turn while the group works; readers skip it. A
 request that is refused before it is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection
-aborts the request. All but the probes ask for a key (`engine_access`).
+aborts the request. `POST /v1/multiplexed` does this for many requests over one connection (`multiplexing`).
+All but the probes ask for a key (`engine_access`).
 `POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
 `GET /v1/prefixes` says which beginnings of prompts the prefix cache holds, by the names that requests gave them.

@@ -8,8 +8,10 @@ stream's blank line, which says that it still waits for its turn; a line of noth
 
 Numbers are the client's own, are counted upwards, and never come twice on a connection. A stream is over with its
 `Finished`, `Failed` or `Refused`, or when the client closes it, which aborts it. The connection's end aborts all of
-them. While a stream is held the engine keeps what it has to say, merged, and writes none of it: so one slow reader
-stops nobody else's tokens. The engine ends its body when it shuts down and no stream is left.
+them, and so does a line of the client's that can't be read, is too long or opens a number again: the engine ends its
+body then. A request that is wrong within its line is `Refused`, and no other stream's matter. While a stream is held
+the engine keeps what it has to say, merged, and writes none of it: so one slow reader stops nobody else's tokens. When
+the client has ended its body, or the engine shuts down, the engine's body ends as soon as no stream is left.
 
 Why lines over HTTP and not WebSocket or HTTP/2: both ends have an HTTP/1.1 parser in C already, with its bounds, its
 key and its TLS; see docs/adr/0043. For engines whose status says `multiplexes`, and for requests of `MOST_LINE_BYTES`

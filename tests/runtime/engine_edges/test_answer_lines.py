@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from stageline_api.engine_http import Delta, TokenLogprob
 from stageline_runtime.engine.edge.answer_lines import delta_json
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",))) | st.text(st.characters(max_codepoint=0x9F))
+TEXTS = st.text(st.characters(codec="utf-8")) | st.text(st.characters(max_codepoint=0x9F))
 LOGPROBS = st.lists(
     st.builds(
         TokenLogprob,

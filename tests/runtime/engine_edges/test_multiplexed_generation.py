@@ -310,12 +310,12 @@ def test_who_shows_no_key_or_comes_from_a_web_page_gets_no_connection(tmp_path: 
             heads = []
             for headers in (
                 {},
-                {"authorization": f"Bearer {KEY}", "content_type": "text/plain"},
+                {"authorization": f"Bearer {KEY}", "content-type": "text/plain"},
                 {"authorization": f"Bearer {KEY}", "origin": "http://evil.example"},
                 {"authorization": f"Bearer {KEY}"},
-                {"authorization": f"Bearer {KEY}", "content_type": "application/json"},
+                {"authorization": f"Bearer {KEY}", "content-type": "application/json"},
             ):
-                async with multiplexed(client, **headers) as connection:
+                async with multiplexed(client, headers) as connection:
                     heads.append(connection.head.split()[1])
             return heads
 

@@ -1,5 +1,6 @@
 """SIGTERM and `POST /v1/drain` let running streams finish, refuse new requests, and end every process with status 0."""
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 
 from oracles.pipeline_checks import greedy, open_stream
+from processes.multiplexed_client import multiplexed
 from processes.running_group import RunningGroup, running_group
 
 WAYS = {
@@ -60,6 +62,22 @@ def test_an_idle_group_drains_at_once(tiny_llama: Path, tmp_path: Path) -> None:
         for process in group.processes.values():
             process.send_signal(signal.SIGTERM)
         assert_all_drained(group)
+
+
+def test_a_connection_without_streams_holds_up_no_drain(tiny_llama: Path, tmp_path: Path) -> None:
+    """It ends as it should, and the engine doesn't give it the time to read that it gives streams."""
+
+    async def drained_meanwhile(group: RunningGroup) -> None:
+        async with httpx.AsyncClient(base_url=group.url) as client, multiplexed(client) as connection:
+            tell(group, "engine")
+            assert await asyncio.wait_for(connection.rest(), 60) == []
+            assert connection.is_whole
+
+    with running_group(tmp_path, tiny_llama, 1) as group:
+        assert group.engine_status()["multiplexes"] is True
+        asyncio.run(drained_meanwhile(group))
+        assert_all_drained(group)
+        assert "graceful shutdown exceeded" not in group.log("engine")
 
 
 @pytest.mark.thorough

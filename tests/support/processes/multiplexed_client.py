@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -22,10 +23,9 @@ class MultiplexedClient:
         self.is_whole = False
         """The engine has ended its body as it should."""
 
-    async def begin(self, host: str, **headers: str) -> None:
+    async def begin(self, host: str, headers: Mapping[str, str]) -> None:
         """Send the request's head, and read that of the answer."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        given = {"content-type": "application/x-ndjson", "transfer-encoding": "chunked", "host": host} | named
+        given = {"content-type": "application/x-ndjson", "transfer-encoding": "chunked", "host": host} | dict(headers)
         head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         await self.write(f"POST {MULTIPLEXED_PATH} HTTP/1.1\r\n{head}\r\n".encode())
         while b"\r\n\r\n" not in self._received:
@@ -103,7 +103,10 @@ class MultiplexedClient:
 
 @asynccontextmanager
 async def multiplexed(
-    client: httpx.AsyncClient, *, receive_buffer_bytes: int | None = None, **headers: str
+    client: httpx.AsyncClient,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    *,
+    receive_buffer_bytes: int | None = None,
 ) -> AsyncIterator[MultiplexedClient]:
     """A connection to the server that `client` asks, its head read."""
     with socket.socket() as raw:
@@ -113,7 +116,7 @@ async def multiplexed(
         host, port = client.base_url.host, client.base_url.port
         await asyncio.get_running_loop().sock_connect(raw, (host, port))
         connection = MultiplexedClient(raw)
-        await connection.begin(f"{host}:{port}", **headers)
+        await connection.begin(f"{host}:{port}", headers)
         yield connection
 
 

@@ -50,6 +50,8 @@ class EventStream(Response):
                 self._filled.clear()
                 await self._filled.wait()
             body = self._waiting_lines().encode()
+            if answer.is_over:
+                answer.close()  # Whoever reads the end may use the id again.
             # Waits while the client's socket is full; what comes meanwhile is merged.
             await send({"type": "http.response.body", "body": body, "more_body": not answer.is_over})
             if answer.has_waiting:
