@@ -13,6 +13,7 @@ import pytest
 from processes.multiplexed_client import MultiplexedClient, about, multiplexed, open_line
 from processes.scripted_core_server import (
     MAX_MODEL_LEN,
+    Parser,
     ScriptedCore,
     ids_of,
     says,
@@ -115,6 +116,29 @@ def test_streams_together_get_what_each_gets_alone(tmp_path: Path) -> None:
             assert joined(told[number]) == joined(alone)
 
     connected(ScriptedCore(says("one 😀\nUser: two")), tmp_path, use)
+
+
+@pytest.mark.parametrize("parser", ["h11", "httptools"])
+def test_both_bodies_are_open_at_once_whichever_parser_reads_them(tmp_path: Path, parser: Parser) -> None:
+    """A pod's image has one of them, a laptop's environment the other."""
+    core = stepped()
+
+    async def run() -> None:
+        async with serve(core, tmp_path, parser=parser) as client, multiplexed(client) as connection:
+            for number in range(3):
+                await connection.say(open_line(number, asked(f"r{number}")))
+                await connection.until_admitted(number)
+                core.step("a")
+                assert {event["text"] for _, event in await connection.next_write()} == {"a"}
+            await connection.say(about("close", 0), b"no line")
+            assert await connection.rest() == []
+            assert connection.is_whole
+            async with multiplexed(client) as lost:
+                await lost.say(open_line(0, asked("lost")))
+                await lost.until_admitted(0)
+            await until(lambda: core.aborted == ["r0", "r1", "r2", "lost"], f"aborts: {core.aborted}")
+
+    asyncio.run(run())
 
 
 def test_all_tokens_of_a_step_come_in_one_write(tmp_path: Path) -> None:
