@@ -215,6 +215,11 @@ SEAMS: Final = (
         "vllm.entrypoints.openai.models.serving:OpenAIServingModels.init_static_loras",
         "in the traceback of an adapter that can't be loaded",
     ),
+    Seam(
+        "vllm.entrypoints.serve.middleware.register",
+        "a middleware of ours goes around all that the server answers",
+        phrases=("in args.middleware", "app.add_middleware(imported)"),
+    ),
     Seam("vllm.plugins:DEFAULT_PLUGINS_GROUP", "how the state clock is loaded"),
 )
 

@@ -8,6 +8,8 @@ from typing import Final
 from stageline_api.engine_http import MAX_TOP_LOGPROBS
 
 LOGITS_PROCESSOR: Final = "stageline_vllm.plugin.keyed_noise:KeyedNoise"
+KEY_MIDDLEWARE: Final = "stageline_vllm.plugin.asks_for_key.AsksForKey"
+"""For `--middleware` of the node that has the server."""
 MAX_LOGPROBS: Final = MAX_TOP_LOGPROBS + 1
 """vLLM's list has the sampled token among the best, so one more is asked for than is reported."""
 

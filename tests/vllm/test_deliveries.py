@@ -107,6 +107,10 @@ def test_the_real_vllm_loads_what_was_delivered(
         answer = group.generate(max_tokens=5)
         assert answer.status_code == 200, answer.text
         assert steps_of(group) - before >= 5, group.explain()
+        assert set(group.statuses().values()) == {401}, "whoever reaches vLLM's server gets nothing of it"
+        known = group.statuses(**group.headers)
+        assert (known["POST /inference/v1/generate"], known["POST /invocations"]) == (200, 200), known
+        assert group.key not in group.log(0)
         (node,) = children_of(group.processes[0].pid)
         variables = Path(f"/proc/{node}/environ").read_bytes().decode().split("\0")
         path = next(each for each in variables if each.startswith("PYTHONPATH=")).partition("=")[2]

@@ -138,7 +138,7 @@ def _answer(group: SupervisedGroup, prompt: list[int], max_tokens: int) -> list[
     url = f"http://{group.addresses[0]}:{ports.VLLM_HTTP}/inference/v1/generate"
     tokens: list[int] = []
     try:
-        with httpx.stream("POST", url, json=body, timeout=120, trust_env=False) as answer:
+        with httpx.stream("POST", url, json=body, headers=group.headers, timeout=120, trust_env=False) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {") and (choices := json.loads(line.removeprefix("data: ")).get("choices")):
                     tokens += choices[0]["token_ids"]

@@ -300,7 +300,7 @@ def test_a_vllm_that_dies_fails_its_answers_for_another_group_to_continue(tmp_pa
         asyncio.run(run(vllm))
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "wants an API key"), (429, "Too Many Requests")])
+@pytest.mark.parametrize(("status", "words"), [(401, "wants another key"), (429, "Too Many Requests")])
 def test_a_server_that_takes_nothing_leaves_the_answer_to_another_group(
     tmp_path: Path, status: int, words: str
 ) -> None:

@@ -1,5 +1,6 @@
 """What a vLLM node is started with, as a function of the pod contract: words, environment, addresses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, Timeouts
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome
 from stageline_vllm.addresses import http_host, http_url, network_interface, rendezvous_port
+from stageline_vllm.server_key import server_key
 from stageline_vllm.supervisor.vllm_command import node_environment, node_words
 from stageline_vllm.worker_state import DIRECTORY_VARIABLE
 
@@ -54,6 +56,7 @@ def test_nodes_differ_by_rank_and_by_who_has_the_server(stage: int) -> None:
     assert (read.host, read.port) == (("127.0.0.1", ports.VLLM_HTTP) if stage == 0 else (None, 8000))
     assert (read.max_model_len, read.max_num_seqs, read.dtype) == (2048, 16, "bfloat16")
     assert read.enable_scale_out
+    assert read.middleware == (["stageline_vllm.plugin.asks_for_key.AsksForKey"] if stage == 0 else [])
 
 
 def test_what_a_person_added_comes_last_and_adapters_are_served_names() -> None:
@@ -85,6 +88,16 @@ def test_the_environment_names_the_cut_the_address_and_no_secret() -> None:
     assert "GLOO_SOCKET_IFNAME" not in found
     assert "VLLM_CPU_OMP_THREADS_BIND" not in found, "alone on its machine it has all of it"
     assert "secret" not in found.values()
+
+
+def test_the_node_with_the_server_has_a_key_of_its_incarnation_alone() -> None:
+    lives = [contract(), replace(contract(), group=1), replace(contract(), incarnation=4)]
+    keys = [environment(life)["VLLM_API_KEY"] for life in lives]
+    assert keys == [server_key("secret", life.group, life.incarnation) for life in lives]
+    assert len({*keys, server_key("another secret", 0, 3)}) == 4
+    assert min(map(len, keys)) == 64
+    assert "VLLM_API_KEY" not in environment(contract(stage=1))
+    assert not any(keys[0] in word for word in node_words(contract(), WELCOME, {}))
 
 
 def test_defaults_give_way_to_the_pods_environment_and_what_decides_the_group_does_not() -> None:

@@ -81,7 +81,8 @@ def test_a_group_forms_answers_and_drains(tmp_path: Path, model_dir: Path) -> No
             assert status["layers"] == layers.model_dump()
             assert status["steps"] == 5
         url = f"http://{group.addresses[0]}:{ports.VLLM_HTTP}/v1/models"
-        assert [each["id"] for each in httpx.get(url).json()["data"]] == ["tiny", "pirate"]
+        listed = httpx.get(url, headers=group.headers).json()["data"]
+        assert [each["id"] for each in listed] == ["tiny", "pirate"]
         workers = [group.worker_pid(stage) for stage in (0, 1)]
         group.say(Shutdown("a test"))
         assert [group.wait_end(stage) for stage in (0, 1)] == [0, 0], group.explain()
@@ -297,7 +298,7 @@ def tokens_until_it_breaks(group: SupervisedGroup) -> list[int]:
     url = f"http://{group.addresses[0]}:{ports.VLLM_HTTP}/inference/v1/generate"
     tokens: list[int] = []
     try:
-        with httpx.stream("POST", url, json=body, timeout=60) as answer:
+        with httpx.stream("POST", url, json=body, headers=group.headers, timeout=60) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {") and "choices" in (chunk := json.loads(line.removeprefix("data: "))):
                     tokens += chunk["choices"][0]["token_ids"]
@@ -390,6 +391,21 @@ def test_sigterm_asks_the_engine_to_drain_first(tmp_path: Path, model_dir: Path)
         assert group.generate(max_tokens=3).status_code == 200, "what runs goes on"
         group.say(Shutdown("SIGTERM to stage 1"))
         assert [group.wait_end(stage) for stage in (0, 1)] == [0, 0], group.explain()
+
+
+def test_vllms_server_answers_nobody_but_the_engine_and_the_supervisor(tmp_path: Path, model_dir: Path) -> None:
+    with supervised_group(tmp_path, model_dir) as group:
+        group.wait_formed()
+        for shown in ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {group.contract.bus_token}"}):
+            assert set(group.statuses(**shown).values()) == {401}, shown
+        known = group.statuses(**group.headers)
+        assert (known["POST /inference/v1/generate"], known["GET /metrics"], known["GET /health"]) == (200, 200, 200)
+        assert known["GET /no-such-path"] == 404
+        nodes = [children_of(group.processes[stage].pid)[0] for stage in (0, 1)]
+        lines = [Path(f"/proc/{node}/cmdline").read_text() for node in nodes]
+        assert not any(group.key in text for text in (*lines, group.log(0), group.log(1)))
+        variables = [Path(f"/proc/{node}/environ").read_text() for node in nodes]
+        assert [group.key in text for text in variables] == [True, False], "the other node has no server"
 
 
 def test_a_stranger_is_refused(tmp_path: Path, model_dir: Path) -> None:

@@ -27,6 +27,7 @@ from stageline_vllm.engine.generation import Generation, VllmServer, generate_on
 from stageline_vllm.engine.prompt_words import asks_for_prompt, most_answer_bytes
 from stageline_vllm.engine.response_reader import LINE_LIMIT_BYTES
 from stageline_vllm.engine.vllm_figures import VllmFigures, read_figures
+from stageline_vllm.server_key import authorization
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class VllmCore(CoreLife):
         self._figures = VllmFigures()
         self._figures_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
-        self._http = httpx.AsyncClient(timeout=FIGURES_SECONDS, trust_env=False)
+        headers = {"authorization": authorization(server.key)}
+        self._http = httpx.AsyncClient(timeout=FIGURES_SECONDS, trust_env=False, headers=headers)
 
     # -- life of the engine ------------------------------------------------------------------------------------
 

@@ -166,12 +166,12 @@ class Refusal:
 def refusal_of(status: int, lines: Iterable[bytes]) -> Refusal:
     """What a status and its body mean.
 
-    vLLM itself sends 400, 404, 422, 500 and 503, and 401 where somebody has given it an API key. 408, 429 and the like
-    come from what a person has put into its server, and are no fault of the request.
+    vLLM itself sends 400, 404, 422, 500 and 503, and 401 where it was given another key than the engine's. 408, 429 and
+    the like come from what a person has put into its server, and are no fault of the request.
     """
     words = f"({status}): {error_words(lines)}"
     if status == HTTPStatus.UNAUTHORIZED:
-        words += ". It wants an API key, which it must not: nothing but the group's own engine reaches it"
+        words += ". It wants another key than the engine's: all containers of a group must be of one version"
     return Refusal(words, is_about_request=status in _ABOUT_REQUEST)
 
 

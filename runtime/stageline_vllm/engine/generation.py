@@ -7,7 +7,7 @@ inside vLLM. Exactly one end is delivered, unless the request was aborted: then 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from stageline_runtime.engine.answer_streams import AnswerStreams
@@ -27,6 +27,7 @@ from stageline_vllm.engine.generate_words import (
 )
 from stageline_vllm.engine.prompt_words import asks_for_prompt, prompt_body, read_prompt
 from stageline_vllm.engine.vllm_exchange import VllmExchange, VllmUnreachableError
+from stageline_vllm.server_key import authorization
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,21 @@ GUIDE_LOST = "The answer can't be guided any further"
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """Where vLLM's server listens, and what of the model a request needs."""
+    """Where vLLM's server listens, what it asks for, and what of the model a request needs."""
 
     host: str
     port: int
+    key: str = field(repr=False)
     eos_token_ids: frozenset[int]
     grammars: JsonGrammars
+
+    async def open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
+        """A connection to it. Raises VllmUnreachableError: nobody listens there."""
+        return await VllmExchange.open(self.host, self.port, take_line)
+
+    def ask(self, exchange: VllmExchange, body: bytes) -> None:
+        """Have it generate, on a connection of its own."""
+        exchange.post(self.host, GENERATE_PATH, authorization(self.key), body)
 
 
 class Generation:
@@ -92,9 +102,8 @@ class Generation:
             await self._ask_about_prompt()
         if self._is_over:
             return
-        server = self._server
         exchange = await self._open(self._take_line)
-        exchange.post(server.host, GENERATE_PATH, generate_body(self.request, self.number, server.eos_token_ids))
+        self._server.ask(exchange, generate_body(self.request, self.number, self._server.eos_token_ids))
         status = await exchange.ended()
         if status != HTTPStatus.OK:
             self._refused(status)
@@ -102,7 +111,7 @@ class Generation:
             self._finish()
 
     async def _open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
-        exchange = self._exchange = await VllmExchange.open(self._server.host, self._server.port, take_line)
+        exchange = self._exchange = await self._server.open(take_line)
         if not self._has_begun:
             self._has_begun = True
             # Prefix-cache figures come from vLLM, for all requests together.
@@ -113,7 +122,7 @@ class Generation:
         """Tell log probabilities of the prompt; all that there is to an answer without output."""
         lines: list[bytes] = []
         exchange = await self._open(lambda _status, line: lines.append(line))
-        exchange.post(self._server.host, GENERATE_PATH, prompt_body(self.request, self.number))
+        self._server.ask(exchange, prompt_body(self.request, self.number))
         status = await exchange.ended()
         exchange.close()
         if status != HTTPStatus.OK:
@@ -195,9 +204,9 @@ async def generate_one_token(server: VllmServer) -> None:
         VllmAnswerError: it refuses, or fails.
     """
     lines: list[bytes] = []
-    exchange = await VllmExchange.open(server.host, server.port, lambda _status, line: lines.append(line))
+    exchange = await server.open(lambda _status, line: lines.append(line))
     try:
-        exchange.post(server.host, GENERATE_PATH, warm_up_body(min(server.eos_token_ids, default=0)))
+        server.ask(exchange, warm_up_body(min(server.eos_token_ids, default=0)))
         status = await exchange.ended()
     finally:
         exchange.close()

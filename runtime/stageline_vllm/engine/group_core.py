@@ -19,12 +19,14 @@ from stageline_vllm.engine.core import VllmCore
 from stageline_vllm.engine.generate_words import VllmAnswerError
 from stageline_vllm.engine.generation import VllmServer
 from stageline_vllm.engine.vllm_exchange import VllmUnreachableError
+from stageline_vllm.server_key import server_key
 
 
 def _vllm_core(parts: CoreParts) -> GroupCore:
     contract, prompts = parts.contract, parts.prompts
     grammars = JsonGrammars(parts.model_dir, parts.info.vocab_size, prompts.eos_token_ids)
-    server = VllmServer(http_host(contract.pod_ip), ports.VLLM_HTTP, prompts.eos_token_ids, grammars)
+    key = server_key(contract.bus_token, contract.group, contract.incarnation)
+    server = VllmServer(http_host(contract.pod_ip), ports.VLLM_HTTP, key, prompts.eos_token_ids, grammars)
     core = VllmCore(
         parts.info,
         parts.metrics,

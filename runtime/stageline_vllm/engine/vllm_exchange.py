@@ -39,9 +39,10 @@ class VllmExchange(asyncio.Protocol):
             raise VllmUnreachableError(f"vLLM's server at {host}:{port} can't be reached") from error
         return exchange
 
-    def post(self, host: str, path: str, body: bytes) -> None:
+    def post(self, host: str, path: str, authorization: str, body: bytes) -> None:
         assert self._transport is not None, "not connected"
-        fields = f"host: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+        fields = f"host: {host}\r\nauthorization: {authorization}\r\ncontent-type: application/json"
+        fields += f"\r\ncontent-length: {len(body)}\r\nconnection: close"
         self._transport.write(f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
 
     async def ended(self) -> int:

@@ -47,6 +47,7 @@ from stageline_runtime.stage.telemetry.health import StagePages, health_served
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
 from stageline_vllm.addresses import http_host
 from stageline_vllm.plugin_path import write_plugin_path
+from stageline_vllm.server_key import authorization, server_key
 from stageline_vllm.supervisor.adapters import check_adapters
 from stageline_vllm.supervisor.child import (
     VllmChild,
@@ -249,11 +250,13 @@ class Supervisor:
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
 
     def _server_answers(self) -> bool:
+        contract = self._contract
+        key = server_key(contract.bus_token, contract.group, contract.incarnation)
         connection = http.client.HTTPConnection(
-            http_host(self._contract.pod_ip), ports.VLLM_HTTP, timeout=HEALTH_ANSWER_SECONDS
+            http_host(contract.pod_ip), ports.VLLM_HTTP, timeout=HEALTH_ANSWER_SECONDS
         )
         try:
-            connection.request("GET", "/health")
+            connection.request("GET", "/health", headers={"Authorization": authorization(key)})
             return connection.getresponse().status == http.client.OK
         except (OSError, http.client.HTTPException):
             return False

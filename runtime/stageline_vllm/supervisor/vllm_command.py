@@ -15,7 +15,8 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome
 from stageline_vllm.addresses import http_host, network_interface, rendezvous_port
 from stageline_vllm.plugin_path import EVEN_COHORTS_SCHEDULER, plugin_names
-from stageline_vllm.serve_words import NEEDED_ENVIRONMENT, NEEDED_WORDS
+from stageline_vllm.serve_words import KEY_MIDDLEWARE, NEEDED_ENVIRONMENT, NEEDED_WORDS
+from stageline_vllm.server_key import KEY_VARIABLE, server_key
 from stageline_vllm.worker_state import DIRECTORY_VARIABLE
 
 VLLM_MODULE: Final = "vllm.entrypoints.cli.main"
@@ -85,7 +86,12 @@ def _adapter_words(contract: PodContract) -> tuple[str, ...]:
 def _server_words(contract: PodContract) -> tuple[str, ...]:
     if contract.stage != 0:
         return ("--headless",)
-    return ("--host", http_host(contract.pod_ip), "--port", str(ports.VLLM_HTTP), "--disable-uvicorn-access-log")
+    return (
+        *("--host", http_host(contract.pod_ip)),
+        *("--port", str(ports.VLLM_HTTP)),
+        *("--middleware", KEY_MIDDLEWARE),
+        "--disable-uvicorn-access-log",
+    )
 
 
 def node_environment(
@@ -106,6 +112,7 @@ def node_environment(
         "VLLM_PLUGINS": plugin_names(),
         "PYTHONPATH": _joined(python_path, environ.get("PYTHONPATH", "")),
         DIRECTORY_VARIABLE: str(state_dir),
+        **_own_key(contract),
     }
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -133,6 +140,13 @@ _NOT_PASSED_ON: Final = {
 }  # fmt: skip
 """Secrets that vLLM has no use for, and what torch would take for a group of its own. Nor what an image may have set of
 the variables that a person may not."""
+
+
+def _own_key(contract: PodContract) -> dict[str, str]:
+    """What the server asks for; other nodes have none, and needn't know."""
+    if contract.stage != 0:
+        return {}
+    return {KEY_VARIABLE: server_key(contract.bus_token, contract.group, contract.incarnation)}
 
 
 def _interface(contract: PodContract) -> dict[str, str]:

@@ -31,6 +31,7 @@ from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.model_facts.model_config import read_model_config, require_sizes
 from stageline_runtime.plan_bus.messages import GroupFailed, Pong, Shutdown, ToStage, WorkOutstanding
 from stageline_runtime.termination import RuntimeFailure
+from stageline_vllm.server_key import authorization, server_key
 
 WAIT_SECONDS = 120.0
 FAKE_SITE = ROOT / "tests/support/processes/fake_vllm/site"
@@ -113,7 +114,38 @@ class SupervisedGroup:
         """A request to vLLM's server, as the engine's core makes it."""
         url = f"http://{self.addresses[0]}:{ports.VLLM_HTTP}/inference/v1/generate"
         body = {"token_ids": [1, 2, 3], "sampling_params": {"temperature": 0, "ignore_eos": True, **sampling}}
-        return httpx.post(url, json=body, timeout=WAIT_SECONDS)
+        return httpx.post(url, json=body, headers=self.headers, timeout=WAIT_SECONDS)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What vLLM's server asks for."""
+        return {"authorization": authorization(self.key)}
+
+    @property
+    def key(self) -> str:
+        return server_key(self.contract.bus_token, self.contract.group, self.contract.incarnation)
+
+    def statuses(self, **headers: str) -> dict[str, int]:
+        """What vLLM's server answers to each of several questions."""
+        base = f"http://{self.addresses[0]}:{ports.VLLM_HTTP}"
+        asked = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 1}}
+        spoken = {"model": "tiny", "prompt": "Hi", "max_tokens": 1}
+        questions: list[tuple[str, str, Any]] = [
+            ("POST", "/inference/v1/generate", asked),
+            ("POST", "/v1/completions", spoken),
+            ("POST", "/invocations", spoken | asked),
+            ("POST", "/tokenize", spoken),
+            ("OPTIONS", "/v1/completions", None),
+            ("GET", "/v1/models", None),
+            ("GET", "/metrics", None),
+            ("GET", "/health", None),
+            ("GET", "/no-such-path", None),
+        ]
+        with httpx.Client(base_url=base, timeout=WAIT_SECONDS, trust_env=False, headers=headers) as client:
+            return {
+                f"{method} {path}": client.request(method, path, json=body).status_code
+                for method, path, body in questions
+            }
 
     def say(self, message: ToStage) -> None:
         """The engine says something to all stages."""

@@ -21,11 +21,14 @@ from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.plan_bus.messages import ToStage
 from stageline_vllm.engine.core import VllmCore
 from stageline_vllm.engine.generation import VllmServer
-from stageline_vllm.serve_words import NEEDED_ENVIRONMENT, NEEDED_WORDS
+from stageline_vllm.serve_words import KEY_MIDDLEWARE, NEEDED_ENVIRONMENT, NEEDED_WORDS
+from stageline_vllm.server_key import KEY_VARIABLE, authorization
 from stageline_vllm.worker_state import DIRECTORY_VARIABLE
 
 SUPPORT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
+KEY = "k" * 64
+HEADERS = {"authorization": authorization(KEY)}
 MAX_NUM_SEQS = 4
 MAX_MODEL_LEN = 256
 START_SECONDS = 120.0
@@ -50,11 +53,13 @@ class StandIn:
     @property
     def server(self) -> VllmServer:
         eos = frozenset({EOS_TOKEN_ID})
-        return VllmServer(HOST, self.port, eos, JsonGrammars(self.model_dir, VOCAB_SIZE, eos))
+        return VllmServer(HOST, self.port, KEY, eos, JsonGrammars(self.model_dir, VOCAB_SIZE, eos))
 
     def figure(self, name: str) -> float:
         """One of its own metrics."""
-        page = httpx.get(f"http://{HOST}:{self.port}/metrics", trust_env=False, timeout=START_SECONDS).text
+        page = httpx.get(
+            f"http://{HOST}:{self.port}/metrics", headers=HEADERS, trust_env=False, timeout=START_SECONDS
+        ).text
         return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"vllm:{name}{{"))
 
     def wait_until(self, name: str, value: float) -> None:
@@ -97,7 +102,8 @@ def stand_in(directory: Path, *words: str, environment: Mapping[str, str] | None
     port = free_port()
     adapters = (f"{name}=/adapters/{name}" for name in ADAPTERS)
     loaded = ("--enable-lora", "--lora-modules", *adapters)
-    given = (*NEEDED_WORDS, *loaded, "--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN), *words)
+    served = ("--middleware", KEY_MIDDLEWARE, "--max-num-seqs", str(MAX_NUM_SEQS))
+    given = (*NEEDED_WORDS, *loaded, *served, "--max-model-len", str(MAX_MODEL_LEN), *words)
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir), "--host", HOST]
     paths = [str(SUPPORT / "processes/fake_vllm/site"), str(SUPPORT), *filter(None, sys.path)]
     log_file = directory / "vllm.log"
@@ -107,6 +113,7 @@ def stand_in(directory: Path, *words: str, environment: Mapping[str, str] | None
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(paths), DIRECTORY_VARIABLE: str(state_dir)}
             | NEEDED_ENVIRONMENT
+            | {KEY_VARIABLE: KEY}
             | dict(environment or {}),
             stderr=log,
             stdout=log,
@@ -126,7 +133,7 @@ def _wait_healthy(running: StandIn) -> None:
     while True:
         assert running.process.poll() is None, running.log_file.read_text()
         try:
-            if httpx.get(f"http://{HOST}:{running.port}/health", trust_env=False).is_success:
+            if httpx.get(f"http://{HOST}:{running.port}/health", headers=HEADERS, trust_env=False).is_success:
                 return
         except httpx.TransportError:
             assert time.monotonic() < deadline, running.log_file.read_text()

@@ -18,6 +18,7 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
                  "--master-addr", "--logprobs-mode"):  # fmt: skip
         parser.add_argument(name)
     parser.add_argument("--logits-processors", nargs="+", default=[])
+    parser.add_argument("--middleware", action="append", default=[])
     parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     parser.add_argument("--nnodes", "-n", type=int, default=1)

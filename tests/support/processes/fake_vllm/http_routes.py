@@ -1,8 +1,10 @@
 """The stand-in's HTTP server: `/health`, `/metrics`, `/v1/models` and vLLM's token-in, token-out routes.
 
-Refusals carry vLLM's shape and statuses. `/health` reads one flag and asks no worker, as vLLM's does.
+Refusals carry vLLM's shape and statuses. `/health` reads one flag and asks no worker, as vLLM's does. A key is asked
+for where vLLM asks, and not where vLLM doesn't: `/invocations` generates for everybody, unless a middleware forbids it.
 """
 
+import importlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -10,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -17,6 +20,17 @@ from starlette.routing import Route
 from processes.fake_vllm.faults import REFUSE_WITH
 from processes.fake_vllm.scheduling import Request, Scheduler
 from processes.fake_vllm.tokens import prompt_logprobs_of
+
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+
+
+async def ask_for_vllms_key(http: HttpRequest, call_next: RequestResponseEndpoint) -> Response:
+    """What vLLM itself does where it has a key."""
+    key = os.environ.get("VLLM_API_KEY")
+    is_guarded = http.method != "OPTIONS" and http.url.path.startswith(GUARDED)
+    if key and is_guarded and http.headers.get("authorization") != f"Bearer {key}":
+        return JSONResponse({"error": "Unauthorized"}, status_code=401)
+    return await call_next(http)
 
 
 class Routes:
@@ -36,8 +50,14 @@ class Routes:
             routes += [
                 Route("/inference/v1/generate", self._generate, methods=["POST"]),
                 Route("/inference/v1/abort_requests", self._abort, methods=["POST"]),
+                Route("/invocations", self._generate, methods=["POST"]),
             ]
-        return Starlette(routes=routes)
+        app = Starlette(routes=routes)
+        app.add_middleware(BaseHTTPMiddleware, dispatch=ask_for_vllms_key)
+        for path in self._given.middleware:
+            module, _, name = path.rpartition(".")
+            app.add_middleware(getattr(importlib.import_module(module), name))
+        return app
 
     async def _health(self, _: HttpRequest) -> Response:
         return Response(status_code=503 if self._is_dead() else 200)

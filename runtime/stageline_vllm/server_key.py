@@ -1,0 +1,24 @@
+"""The key that vLLM's own server asks for, which the engine and the supervisor beside it derive each for itself.
+
+It is a code made with the group's token, so it needs no way between pods and tells nothing of the token. It travels in
+the environment of the node with the server and in the header `Authorization`; never on a command line, which every
+process of a machine can read, and never in a log. Each incarnation has another one.
+"""
+
+import hashlib
+import hmac
+from typing import Final
+
+KEY_VARIABLE: Final = "VLLM_API_KEY"
+"""vLLM's own name for it, which vLLM keeps out of its logs and caches. Alone it would guard some paths only: see
+`plugin.asks_for_key`."""
+
+
+def server_key(token: str, group: int, incarnation: int) -> str:
+    said = f"stageline vllm server\0{group}\0{incarnation}"
+    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
+
+
+def authorization(key: str) -> str:
+    """What the header of that name says of who knows the key."""
+    return f"Bearer {key}"
