@@ -30,6 +30,7 @@ from stageline_gateway.endpoints.written_pieces import WrittenPieces
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
+from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.relay.dispatch import Deliver
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
@@ -73,6 +74,8 @@ class Exchange:
     """The client's `X-Request-Id`, repeated in the answer."""
     ignored: tuple[str, ...] = ()
     """Names of the client's fields that change nothing here."""
+    words: ClientWords = field(default_factory=ClientWords)
+    """What the client calls the fields that engines name."""
     span: RequestSpan = field(default_factory=RequestSpan)
 
     @property
@@ -89,7 +92,8 @@ class Exchange:
             self.permit.give_places_back()
 
     def admitted(self, event: Admitted) -> None:
-        self.ignored += event.ignored
+        # A client is told once, whatever engines say for each of its choices.
+        self.ignored = tuple(dict.fromkeys((*self.ignored, *map(self.words.of, event.ignored))))
         for shape in self.shapes:
             shape.admitted(event)
 

@@ -144,6 +144,7 @@ def _answer(
         num_prompts=asked.num_prompts,
         client_request_id=generate.client_request_id,
         ignored=prepared.ignored,
+        words=prepared.words,
         span=span,
     )
     if prepared.dialect is not None:

@@ -25,9 +25,10 @@ from stageline_api.engine_http import (
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import ChatShape, CompletionShape, Dialect, ShapeOfChoice, Stamp
 from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool, arguments_of
+from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.request_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from stageline_gateway.openai_api.tool_shape import shape_with_tools
-from stageline_gateway.openai_api.validation import IgnoredFields, in_words, parse_chat, parse_completion
+from stageline_gateway.openai_api.validation import IgnoredFields, parse_chat, parse_completion
 
 SEED_MASK: Final = 2**63 - 1
 
@@ -134,13 +135,13 @@ class Prepared:
     """All prompts, where there are several."""
     dialect: Callable[[Stamp], Dialect] | None = None
     """Makes what writes the answer, in another API than OpenAI's chats and completions."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """Names of the chat's fields -> those of that API."""
+    words: ClientWords = field(default_factory=ClientWords)
+    """What that API's client calls the chat's fields."""
 
     def in_its_words(self, error: ApiError) -> ApiError:
         """The engine's refusal with the client's own names for fields that have several."""
         own = {"max_tokens": self.asked.limit_name, "response_format": self.asked.schema_field}
-        return in_words(self.words, in_words(own, error))
+        return self.words.told(ClientWords(own).told(error))
 
 
 Prepare = Callable[[Mapping[str, Any], bool], Prepared]
@@ -157,15 +158,14 @@ def prepare_as_chat(
     strict: bool,
     kind: str,
     dialect: Callable[[Stamp], Dialect],
-    words: Mapping[str, str],
+    words: ClientWords,
 ) -> Prepared:
     """A request of another API, whose `fields` are those of a chat by now; `ignored` is what was left out before."""
     try:
         chat = _prepared_chat(fields, ignored, strict, f"{kind}_{uuid.uuid4().hex}")
     except ApiError as error:
-        raise in_words(words, error) from None
-    ignored_names = tuple(words.get(name, name) for name in chat.ignored)
-    return replace(chat, dialect=dialect, words=words, ignored=ignored_names)
+        raise words.told(error) from None
+    return replace(chat, dialect=dialect, words=words, ignored=tuple(map(words.of, chat.ignored)))
 
 
 def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str) -> Prepared:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -86,14 +85,6 @@ def without_effect(fields: Mapping[str, Any], strict: bool, ignored: IgnoredFiel
             if strict:
                 raise _unsupported(name, value, Known(Fate.IGNORED))
             ignored[name] = None
-
-
-def in_words(words: Mapping[str, str], error: ApiError) -> ApiError:
-    """`error` with the client's own name for the field that it names."""
-    theirs = words.get(error.param or "", error.param)
-    if error.param is None or theirs is None or theirs == error.param:
-        return error
-    return replace(error, param=theirs, message=error.message.replace(error.param, theirs))
 
 
 def _lenient_message(message: Any, ignored: IgnoredFields) -> Any:

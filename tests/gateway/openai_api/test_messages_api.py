@@ -32,6 +32,10 @@ TOOL: dict[str, Any] = {
     "description": "Of a place",
     "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}},
 }
+MANY_CALLS: list[dict[str, Any]] = [
+    {"role": "assistant", "content": "Hm."},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}] * 129},
+]
 
 
 def thinks_and_calls(_: Any) -> list[Any]:
@@ -168,6 +172,8 @@ def test_an_answer_goes_on_with_the_assistants_last_words(
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "tool", "name": "absent"}, "tools": [TOOL]}, "tool_choice.name"),
+        ({"tools": [TOOL, TOOL]}, "'tools[1].name'"),
+        ({"system": "S", "messages": [*ASK["messages"], *MANY_CALLS]}, "'messages[2].content'"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"temprature": 1}, "temprature"),
     ],
@@ -182,6 +188,22 @@ def test_what_is_wrong_is_named_in_anthropics_form(
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert named in body["error"]["message"]
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"thinking": {"type": "disabled"}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking,output_config.effort"),
+    ],
+)
+def test_what_the_engine_ignored_is_named_as_the_client_wrote_it(
+    gateway: RunningGateway, engine: ScriptedEngine, told: dict[str, Any], named: str
+) -> None:
+    begin = Say(Admitted(prompt_tokens=3, ignored=("reasoning_effort",)))
+    engine.script = lambda _: [begin, *answer("Hi")[1:]]
+    assert gateway.http.post("/v1/messages", json=ASK | told).headers["x-stageline-ignored"] == named
 
 
 def test_the_engines_refusals_and_failures_have_that_form_too(gateway: RunningGateway, engine: ScriptedEngine) -> None:

@@ -29,6 +29,8 @@ WEATHER: Any = {
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
     "strict": True,
 }
+ASKED = [{"role": "user", "content": "Rain?"}]
+CALL: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
 
 
 @pytest.fixture
@@ -154,12 +156,15 @@ def test_a_stream_that_breaks_says_so(client: OpenAI, engine: ScriptedEngine) ->
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
-        ({"tool_choice": {"type": "function", "name": "absent"}, "tools": [WEATHER]}, "tool_choice.function.name"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+        ({"tool_choice": {"type": "function", "name": "absent"}, "tools": [WEATHER]}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"instructions": "Be brief.", "input": [*ASKED, CALL, CALL | {"arguments": "[]"}]}, "input[2].arguments"),
+        ({"input": [CALL | {"arguments": "{"}, *ASKED]}, "input[0].arguments"),
+        ({"input": [*ASKED, *[CALL] * 129]}, "input[129]"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"extra_body": {"n": 2}}, "n"),
@@ -170,6 +175,17 @@ def test_what_can_not_be_done_is_refused_by_name(client: OpenAI, extra: dict[str
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(**({"model": MODEL, "input": "Hi"} | extra))
     assert refused.value.param == param, refused.value
+    assert "messages" not in refused.value.message, "no word of the chat that it is answered as"
+
+
+def test_what_the_engine_ignored_is_named_as_the_client_wrote_it(
+    gateway: RunningGateway, engine: ScriptedEngine
+) -> None:
+    begin = Say(Admitted(prompt_tokens=3, ignored=("reasoning_effort",)))
+    engine.script = lambda _: [begin, *answer("Hi")[1:]]
+    asked = {"model": MODEL, "input": "Hi", "reasoning": {"effort": "low"}, "store": True}
+    answered = gateway.http.post("/v1/responses", json=asked)
+    assert answered.headers["x-stageline-ignored"] == "store,reasoning.effort"
 
 
 def test_the_engines_refusals_name_the_clients_fields(client: OpenAI, engine: ScriptedEngine) -> None:

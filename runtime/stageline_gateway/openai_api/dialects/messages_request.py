@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
@@ -16,6 +17,7 @@ from stageline_gateway.openai_api.chat_types import (
     ToolName,
     text_or_list,
 )
+from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.known_fields import Fate, Known
 from stageline_gateway.openai_api.request_types import INT32_MAX, StopString, TokenCount
 from stageline_gateway.openai_api.validation import IgnoredFields, without
@@ -294,8 +296,28 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
     return [*results, *(said if text or calls or not results else [])]
 
 
-PARAMS: Final[Mapping[str, str]] = MappingProxyType(
+def _places(request: MessagesRequest) -> Mapping[str, str]:
+    """Of which of the client's turns the chat's messages are made; calls are blocks of a turn's content."""
+    places: dict[str, str] = {}
+    number = 1 if request.system else 0
+    for index, turn in enumerate(request.messages):
+        for _ in _messages(turn):
+            places[f"messages[{number}]"] = f"messages[{index}]"
+            places[f"messages[{number}].tool_calls"] = f"messages[{index}].content"
+            number += 1
+    return places
+
+
+def client_words(request: MessagesRequest) -> ClientWords:
+    """What the client of this request calls the fields of the chat that answers it."""
+    is_off = request.thinking is not None and request.thinking.type == "disabled"
+    fields = {**_FIELDS, "reasoning_effort": "thinking"} if is_off else _FIELDS
+    return ClientWords(fields, partial(_places, request))
+
+
+_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "tools.function.name": "tools.name",
         "tools.function.strict": "tools.strict",
         "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
         "reasoning_effort": "output_config.effort",

@@ -7,9 +7,9 @@ from stageline_gateway.errors import bad_value
 from stageline_gateway.openai_api.dialects.messages_events import MessagesDialect
 from stageline_gateway.openai_api.dialects.messages_request import (
     MESSAGES_KNOWN,
-    PARAMS,
     MessagesRequest,
     as_chat,
+    client_words,
     without_hints,
 )
 from stageline_gateway.openai_api.translate import Prepared, prepare_as_chat
@@ -27,4 +27,4 @@ def prepare_message(fields: Mapping[str, Any], strict: bool) -> Prepared:
             raise bad_value("thinking.type", message, "unsupported_parameter")
     if asked.thinking is not None:
         without_effect({"thinking.display": asked.thinking.display}, strict, ignored)
-    return prepare_as_chat(as_chat(asked), ignored, strict, "msg", MessagesDialect, PARAMS)
+    return prepare_as_chat(as_chat(asked), ignored, strict, "msg", MessagesDialect, client_words(asked))

@@ -6,10 +6,10 @@ from typing import Any
 from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.dialects.responses_events import ResponsesDialect
 from stageline_gateway.openai_api.dialects.responses_request import (
-    PARAMS,
     RESPONSES_KNOWN,
     ResponsesRequest,
     as_chat,
+    client_words,
     fields_without_effect,
     without_hints,
     without_repeated,
@@ -31,4 +31,4 @@ def prepare_response(fields: Mapping[str, Any], strict: bool) -> Prepared:
     def dialect(stamp: Stamp) -> ResponsesDialect:
         return ResponsesDialect(asked, stamp)
 
-    return prepare_as_chat(as_chat(asked), ignored, strict, "resp", dialect, PARAMS)
+    return prepare_as_chat(as_chat(asked), ignored, strict, "resp", dialect, client_words(asked))

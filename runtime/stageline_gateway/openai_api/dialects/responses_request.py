@@ -5,12 +5,15 @@ Nothing is stored here: what refers to something stored is refused by name, and 
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from stageline_api.engine_http import MAX_MESSAGES
+from stageline_gateway.errors import bad_value
 from stageline_gateway.openai_api.chat_types import (
     MAX_ID_CHARACTERS,
     MAX_PARTS,
@@ -20,6 +23,7 @@ from stageline_gateway.openai_api.chat_types import (
     text_or_list,
     word_or_named,
 )
+from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.known_fields import Fate, Known
 from stageline_gateway.openai_api.request_types import TokenCount
 from stageline_gateway.openai_api.validation import IgnoredFields, without
@@ -246,18 +250,18 @@ def _without(items: Any, names: AbstractSet[str], part_names: AbstractSet[str], 
 
 def _item_without(item: Any, names: AbstractSet[str], part_names: AbstractSet[str], ignored: IgnoredFields) -> Any:
     item = without(item, names, "input", ignored)
-    for field in ("content", "output"):
-        parts = item.get(field) if isinstance(item, dict) else None
+    for name in ("content", "output"):
+        parts = item.get(name) if isinstance(item, dict) else None
         if isinstance(parts, list) and len(parts) <= MAX_PARTS:
-            item = item | {field: [without(part, part_names, f"input.{field}", ignored) for part in parts]}
+            item = item | {name: [without(part, part_names, f"input.{name}", ignored) for part in parts]}
     return item
 
 
 def as_chat(request: ResponsesRequest) -> dict[str, Any]:
-    """The fields of a chat that answers `request`."""
+    """The fields of a chat that answers `request`. Raises ApiError 400 for more calls than a turn may have."""
     fields: dict[str, Any] = {
         "model": request.model,
-        "messages": _messages(request),
+        "messages": [turn.message for turn in _turns(request)],
         "temperature": request.temperature,
         "top_p": request.top_p,
         "stream": request.stream,
@@ -286,33 +290,72 @@ def _format(asked: TextFormat | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": None if asked.json_schema is None else schema}
 
 
-def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A message of the chat, and the items of `input` that it is made of, by their indexes."""
+
+    message: dict[str, Any]
+    items: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    """Those of its items that are calls."""
+
+
+def _turns(request: ResponsesRequest) -> list[_Turn]:
     """The turns; calls go to the assistant's turn before them, as a chat has them."""
-    messages: list[dict[str, Any]] = []
+    turns: list[_Turn] = []
     if request.instructions:
-        messages.append({"role": "system", "content": request.instructions})
+        turns.append(_Turn({"role": "system", "content": request.instructions}))
     if isinstance(request.input, str):
-        return [*messages, {"role": "user", "content": request.input}]
-    for item in request.input:
+        return [*turns, _Turn({"role": "user", "content": request.input})]
+    for index, item in enumerate(request.input):
         match item:
             case InputMessage():
-                messages.append({"role": item.role, "content": _text(item.content)})
+                turns.append(_Turn({"role": item.role, "content": _text(item.content)}, [index]))
             case InputCall():
-                call: dict[str, Any] = {"id": item.call_id, "type": "function"}
-                call |= {"function": {"name": item.name, "arguments": item.arguments}}
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
-                messages[-1].setdefault("tool_calls", []).append(call)
+                if not turns or turns[-1].message["role"] != "assistant":
+                    turns.append(_Turn({"role": "assistant", "content": None}))
+                if len(turns[-1].calls) == MAX_TOOLS:
+                    param = f"input[{index}]"
+                    raise bad_value(param, f"'{param}' is one call more than the {MAX_TOOLS} that a turn may have.")
+                turns[-1].message.setdefault("tool_calls", []).append(_call(item))
+                turns[-1].items.append(index)
+                turns[-1].calls.append(index)
             case InputResult():
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                result = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+                turns.append(_Turn(result, [index]))
             case InputReasoning():
                 pass
-    return messages
+    return turns
 
 
-PARAMS: Final[Mapping[str, str]] = MappingProxyType(
+def _call(item: InputCall) -> dict[str, Any]:
+    function = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _places(request: ResponsesRequest) -> Mapping[str, str]:
+    """Where in `input` the chat's messages and their calls come from."""
+    places: dict[str, str] = {}
+    for number, turn in enumerate(_turns(request)):
+        message = f"messages[{number}]"
+        if turn.items:
+            places[message] = f"input[{turn.items[0]}]"
+        for position, index in enumerate(turn.calls):
+            call = f"{message}.tool_calls[{position}]"
+            places |= {call: f"input[{index}]", f"{call}.function": f"input[{index}]"}
+    return places
+
+
+def client_words(request: ResponsesRequest) -> ClientWords:
+    """What the client of this request calls the fields of the chat that answers it."""
+    return ClientWords(_FIELDS, partial(_places, request))
+
+
+_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "tools.function.name": "tools.name",
         "tools.function.strict": "tools.strict",
+        "tool_choice.function.name": "tool_choice.name",
         "reasoning_effort": "reasoning.effort",
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",
