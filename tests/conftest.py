@@ -19,7 +19,7 @@ settings.load_profile("stageline")
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """Hugging Face directory of SmolLM2-135M-Instruct, fetched and converted by the real preparation."""
-    from stageline_api.resource.model_source import parse_source
+    from stageline_api.resource.serving.model_source import parse_source
     from stageline_runtime.prepare.progress import reporter_for
     from stageline_runtime.prepare.sources import prepare_source
 

@@ -80,7 +80,7 @@ class RuntimeConfig(BaseModel):
     namespace: str
     served_name: str
     source: str
-    """Canonical source URL (`stageline_api.resource.model_source`)."""
+    """Canonical source URL (`stageline_api.resource.serving.model_source`)."""
     cache_dir: str
     """Root of the model cache: written by `stageline prepare`, and by stages that fetch their own shards."""
     cache_limit_bytes: int | None = None
@@ -89,7 +89,7 @@ class RuntimeConfig(BaseModel):
     engine_name: Literal["stageline", "vllm"] = "stageline"
     """What computes: the own runtime, or vLLM under a supervisor in each stage's container."""
     extra_args: tuple[str, ...] = ()
-    """Words added to `vllm serve`; checked by `stageline_api.resource.vllm_arguments`."""
+    """Words added to `vllm serve`; checked by `stageline_api.resource.serving.vllm_arguments`."""
     lora_adapters: tuple[LoraAdapter, ...] = ()
     """Served beside the model, each under its own name; vLLM only."""
     tensor: int = 1

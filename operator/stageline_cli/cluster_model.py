@@ -14,8 +14,8 @@ from urllib.parse import quote
 from stageline_api import labels
 from stageline_api.conditions import ConditionType
 from stageline_api.errors import UserError
-from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.recorded_status import read_status
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_kubernetes.errors import ApiError
 from stageline_kubernetes.reader import ApiServer
 from stageline_operator.planner.observed.observed_objects import revision_specs

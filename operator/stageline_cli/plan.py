@@ -12,10 +12,10 @@ import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.manifests.manifest_loader import load_one_model, refuse
-from stageline_api.resource.engine import MOST_RANKS
 from stageline_api.resource.field_problem import show_value
-from stageline_api.resource.model_source import FileSource, ModelSource
 from stageline_api.resource.pipeline_model import PipelineModel, model_problems
+from stageline_api.resource.serving.engine import MOST_RANKS
+from stageline_api.resource.serving.model_source import FileSource, ModelSource
 from stageline_cli.plan_ranks import RankOptions, all_reduce_seconds, ranks_to_plan, with_ranks
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir

@@ -15,8 +15,8 @@ import click
 import yaml
 
 from stageline_api.errors import UserError
-from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.recorded_status import read_status
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_cli.cluster_model import ClusterModel, Revision
 from stageline_cli.on_call.sources.choose_source import CLUSTER_OPTIONS
 from stageline_kubernetes.reader import log_in

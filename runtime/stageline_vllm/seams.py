@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stageline_api.resource.vllm_environment import OUTSIDE_VLLMS_LIST, OWNED_VARIABLES
+from stageline_api.resource.pods.vllm_environment import OUTSIDE_VLLMS_LIST, OWNED_VARIABLES
 
 
 @dataclass(frozen=True, slots=True)

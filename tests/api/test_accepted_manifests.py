@@ -13,9 +13,9 @@ from stageline_api.failures import FailureClass
 from stageline_api.manifests.accepted_before import read_accepted_before
 from stageline_api.manifests.manifest_loader import load_manifests, load_one_model
 from stageline_api.resource.base import SpecBase
-from stageline_api.resource.model_source import PackageSource
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_api.resource.serving.model_source import PackageSource
 from stageline_api.runtime_config import RuntimeConfig, Timeouts
 from stageline_operator.planner.objects.identity import revision_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_api.resource.model_source import (
+from stageline_api.resource.serving.model_source import (
     PATTERNS,
     ClaimSource,
     FileSource,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from processes.repository_files import ROOT, repository_files
-from stageline_api.resource.template import SecurityContextSpec
+from stageline_api.resource.pods.template import SecurityContextSpec
 from stageline_cli.main import cli
 
 FILES = [path for path in repository_files() if path.name.startswith("Dockerfile")]

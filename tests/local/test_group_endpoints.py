@@ -6,7 +6,7 @@ import pytest
 
 from cluster.planned_cluster import tiny_model
 from stageline_api import labels
-from stageline_api.resource.status import GroupStatus, PipelineModelStatus
+from stageline_api.resource.life.status import GroupStatus, PipelineModelStatus
 from stageline_local.session.endpoints_file import group_endpoints
 from stageline_operator.planner.types import GroupPhase
 

@@ -20,7 +20,7 @@ from processes.free_ports import free_port
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass, TerminationMessage
-from stageline_api.resource.status import GroupStatus
+from stageline_api.resource.life.status import GroupStatus
 from stageline_local.node.images import LocalImages, machine_environment
 from stageline_local.session.local_overrides import LOCAL_IMAGE
 from stageline_local.session.session import LocalSession, SessionOptions

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_api.resource.autoscaling import AutoscalingSpec
+from stageline_api.resource.life.autoscaling import AutoscalingSpec
 from stageline_operator.planner.autoscaling import GroupLoad, Scaling, Surplus, decide
 
 SPEC = AutoscalingSpec.model_validate({"minReplicas": 1, "maxReplicas": 8, "queueSeconds": 5, "scaleInSeconds": 300})

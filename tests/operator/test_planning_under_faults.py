@@ -16,7 +16,7 @@ from cluster.planned_cluster import is_over, tiny_model
 from cluster.simulated_control_plane import SimulatedControlPlane, Snapshot
 from stageline_api import labels
 from stageline_api.engine_access import KEYS_SECRET
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_operator.planner.objects.identity import config_map_name, revision_of
 from stageline_operator.planner.observed.node_losses import is_outage
 from stageline_operator.planner.types import Plan

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.pod_template import (
+from stageline_api.resource.pods.pod_template import (
     MOST_CHARACTERS,
     OWN_CONTAINERS,
     overlay_problems,
 )
+from stageline_api.resource.pods.template import RESERVED_VOLUMES
 from stageline_api.resource.stage_pods import OVERLAY_PATH
-from stageline_api.resource.template import RESERVED_VOLUMES
 from stageline_operator.planner.objects.identity import revision_of
 from stageline_operator.planner.objects.pod_overlay import with_overlay
 

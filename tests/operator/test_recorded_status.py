@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.planned_cluster import PlannedCluster, tiny_model
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_operator.controller.view.observe import recorded_status
 
 Manifest = dict[str, Any]

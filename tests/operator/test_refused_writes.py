@@ -7,8 +7,8 @@ import pytest
 
 from cluster.planned_cluster import SETTING
 from stageline_api.conditions import ConditionType, Reason
+from stageline_api.resource.life.status import Condition, PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import Condition, PipelineModelStatus
 from stageline_operator.planner.plan import plan
 from stageline_operator.planner.types import Observed
 

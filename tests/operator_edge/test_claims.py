@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import ModelKey

@@ -7,7 +7,7 @@ import pytest
 
 from stageline_api import labels
 from stageline_api.resource import pipeline_model
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_operator.controller.client.resources import ModelKey
 from stageline_operator.controller.loop.reconciler import begins_another_life, needs_fresh_view
 from stageline_operator.controller.view.object_cache import ObjectCache

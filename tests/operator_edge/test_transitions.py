@@ -5,7 +5,7 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_operator.controller.telemetry.startup import Startup
 from stageline_operator.controller.telemetry.transitions import Transition, transition_between
 

@@ -12,7 +12,7 @@ from oracles.sharded_models import shard_four_layers
 from oracles.tiny_models import write_tiny_llama
 from processes.fake_hub import COMMIT, FakeHub, running_hub
 from stageline_api.failures import ExitCode
-from stageline_api.resource.model_source import parse_source
+from stageline_api.resource.serving.model_source import parse_source
 from stageline_runtime.prepare.cache import MANIFEST_NAME, read_manifest
 from stageline_runtime.prepare.command import prepare as prepare_command
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError

@@ -16,7 +16,7 @@ from oracles.tiny_models import write_tiny_llama
 from processes.package_index import build_wheel, package_index
 from stageline_api import env
 from stageline_api.health import PrepareOutcome
-from stageline_api.resource.model_source import parse_source
+from stageline_api.resource.serving.model_source import parse_source
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.prepare.command import prepare as prepare_command
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError

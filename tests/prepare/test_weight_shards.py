@@ -15,7 +15,7 @@ from processes.fake_hub import PAUSE_SECONDS, FakeHub, running_hub
 from processes.prepare_process import PrepareProcess, partials, wait_until
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
-from stageline_api.resource.model_source import parse_source
+from stageline_api.resource.serving.model_source import parse_source
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.coverage.cut import load_cut

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from processes.fake_vllm.arguments import read_arguments
 from stageline_api import ports
-from stageline_api.resource import vllm_arguments
-from stageline_api.resource.vllm_environment import OWNED_VARIABLES
+from stageline_api.resource.pods.vllm_environment import OWNED_VARIABLES
+from stageline_api.resource.serving import vllm_arguments
 from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, Timeouts
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome

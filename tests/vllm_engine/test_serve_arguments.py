@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from stageline_api.resource.vllm_arguments import OWNED_ARGUMENTS, OWNED_SHORT_ARGUMENTS, argument_problem
+from stageline_api.resource.serving.vllm_arguments import OWNED_ARGUMENTS, OWNED_SHORT_ARGUMENTS, argument_problem
 
 RECORD: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "recorded/serve_arguments.json").read_text())
 

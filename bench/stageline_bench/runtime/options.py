@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
-from stageline_api.resource.model_source import SourceError, parse_source
+from stageline_api.resource.serving.model_source import SourceError, parse_source
 from stageline_bench.page_section import EXISTING_PAGE
 from stageline_bench.runtime.peers.peer_environment import DIRECTORY
 from stageline_bench.runtime.record.report import update_page

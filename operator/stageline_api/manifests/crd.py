@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stageline_api.resource import pipeline_model as resource
 from stageline_api.resource.base import CEL_RULES
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 
 FILE_NAME: Final = f"{resource.GROUP}_{resource.PLURAL}.yaml"
 PACKAGED_FILE: Final = Path(__file__).parents[1] / "crds" / FILE_NAME

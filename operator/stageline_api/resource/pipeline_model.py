@@ -11,22 +11,28 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from stageline_api.resource import layer_ranges
-from stageline_api.resource.autoscaling import MOST_REPLICAS, AutoscalingSpec
 from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
-from stageline_api.resource.engine import ENGINE_RULES, MOST_STAGES, EngineSpec, ParallelismSpec, engine_problems
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.gang import GANG_RULES, gang_problems
-from stageline_api.resource.model import ModelSpec
-from stageline_api.resource.placement import NetworkSpec, PlacementSpec
-from stageline_api.resource.pod import StageSpec
-from stageline_api.resource.policy import RestartSpec, RolloutSpec, TimeoutsSpec
-from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.speculative import ON_DEVICES_OF_RANKS
+from stageline_api.resource.life.autoscaling import MOST_REPLICAS, AutoscalingSpec
+from stageline_api.resource.life.policy import RestartSpec, RolloutSpec, TimeoutsSpec
+from stageline_api.resource.life.recorded_status import read_status
+from stageline_api.resource.life.status import PipelineModelStatus
+from stageline_api.resource.placing.gang import GANG_RULES, gang_problems
+from stageline_api.resource.placing.placement import NetworkSpec, PlacementSpec
+from stageline_api.resource.placing.tls import TLS_RULES, tls_problems
+from stageline_api.resource.placing.transport import TRANSPORT_RULES, transport_problems
+from stageline_api.resource.pods.pod import StageSpec
+from stageline_api.resource.pods.template import TemplateSpec
+from stageline_api.resource.serving.engine import (
+    ENGINE_RULES,
+    MOST_STAGES,
+    EngineSpec,
+    ParallelismSpec,
+    engine_problems,
+)
+from stageline_api.resource.serving.model import ModelSpec
+from stageline_api.resource.serving.speculative import ON_DEVICES_OF_RANKS
 from stageline_api.resource.stage_pods import STAGE_POD_RULES, stage_pod_problems
-from stageline_api.resource.status import PipelineModelStatus
-from stageline_api.resource.template import TemplateSpec
-from stageline_api.resource.tls import TLS_RULES, tls_problems
-from stageline_api.resource.transport import TRANSPORT_RULES, transport_problems
 from stageline_api.runtime_config import LayerRange
 
 LONGEST_NAME: Final = 40

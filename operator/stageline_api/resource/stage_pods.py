@@ -3,13 +3,13 @@
 from typing import Final
 
 from stageline_api.resource.base import cel
-from stageline_api.resource.engine import MOST_RANKS, EngineSpec, ParallelismSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.placement import NetworkSpec
-from stageline_api.resource.pod import StageSpec
-from stageline_api.resource.pod_template import overlay_problems, overlay_variables
-from stageline_api.resource.template import TemplateSpec
-from stageline_api.resource.vllm_environment import OWNED_CONDITION, OWNED_RULE, variable_problem
+from stageline_api.resource.placing.placement import NetworkSpec
+from stageline_api.resource.pods.pod import StageSpec
+from stageline_api.resource.pods.pod_template import overlay_problems, overlay_variables
+from stageline_api.resource.pods.template import TemplateSpec
+from stageline_api.resource.pods.vllm_environment import OWNED_CONDITION, OWNED_RULE, variable_problem
+from stageline_api.resource.serving.engine import MOST_RANKS, EngineSpec, ParallelismSpec
 
 OVERLAY_PATH: Final = "spec.template.podTemplate"
 GPU_RESOURCE: Final = "nvidia.com/gpu"

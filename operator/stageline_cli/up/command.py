@@ -18,8 +18,8 @@ from stageline_api import ports
 from stageline_api.errors import UserError
 from stageline_api.manifests.manifest_loader import load_one_model, refuse
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.model_source import FileSource
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.serving.model_source import FileSource
 from stageline_cli.up.display import Display, LiveDisplay, PlainDisplay
 from stageline_cli.up.run import UpOptions, UpRun
 from stageline_cli.validate import local_config_problems

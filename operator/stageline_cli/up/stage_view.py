@@ -7,7 +7,7 @@ from typing import Any, Final
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import ExitCode
 from stageline_api.health import Phase, StageStatus
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_local.monitoring.options import MonitorOptions
 from stageline_local.node.quantities import format_bytes
 from stageline_local.session.stage_polling import Readings

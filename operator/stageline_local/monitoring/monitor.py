@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stageline_api.resource import pipeline_model
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.monitoring.board_server import BoardServer
 from stageline_local.monitoring.options import MonitorOptions, find_plotly, find_prometheus
 from stageline_local.monitoring.prometheus import PrometheusServer

@@ -7,8 +7,8 @@ from typing import Any, Final
 from stageline_api import labels, ports
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.failures import place_of
+from stageline_api.resource.life.status import GroupStatus, PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import GroupStatus, PipelineModelStatus
 from stageline_local.replaced_file import replace_file
 from stageline_operator.planner.types import GroupPhase
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from stageline_api import labels
 from stageline_api.engine_access import KEYS_SECRET
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.node.process_node import ProcessNode
 from stageline_local.session.object_store import ObjectStore
 from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs

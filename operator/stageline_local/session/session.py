@@ -17,8 +17,8 @@ import httpx
 
 from stageline_api import env
 from stageline_api.engine_access import authorization
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.monitoring.options import MonitorOptions
 from stageline_local.monitoring.watcher import watcher_of
 from stageline_local.node.addresses import can_bind

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_local.node.pod_status import timestamp
 from stageline_local.replaced_file import replace_file
 from stageline_operator.planner.types import PlannedEvent

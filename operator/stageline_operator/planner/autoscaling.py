@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
-from stageline_api.resource.autoscaling import AutoscalingSpec
+from stageline_api.resource.life.autoscaling import AutoscalingSpec
 
 
 @dataclass(frozen=True, slots=True)

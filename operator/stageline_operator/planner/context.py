@@ -7,8 +7,8 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from stageline_api import labels
+from stageline_api.resource.life.status import GroupStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import GroupStatus
 from stageline_operator.planner.objects.identity import SHAPELESS_FIELDS, revision_of
 from stageline_operator.planner.types import Observed, Setting
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from stageline_api.failures import FailureClass
+from stageline_api.resource.life.status import FailureRecord, GroupStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.group.adoption import adopt
 from stageline_operator.planner.group.gang import find_first_unplaced

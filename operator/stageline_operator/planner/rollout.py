@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from stageline_api.resource.status import GroupStatus
+from stageline_api.resource.life.status import GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.types import GroupPhase
 

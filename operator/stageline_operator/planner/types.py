@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.stage_pods import GPU_RESOURCE
-from stageline_api.resource.status import PipelineModelStatus
 
 ObjectKey = tuple[str, str]
 """(kind, name) of an object in the model's namespace; the kind as `kind_of` tells it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stageline_api.resource.model_source import FileSource, parse_source
+from stageline_api.resource.serving.model_source import FileSource, parse_source
 
 CONVERTER_VERSION = 1
 """Raised whenever the same source would give other files."""

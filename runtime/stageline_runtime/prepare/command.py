@@ -18,7 +18,7 @@ from stageline_api import env
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.failures import CLASS_OF_EXIT_CODE, ExitCode, FailureClass, TerminationMessage
 from stageline_api.health import PrepareOutcome
-from stageline_api.resource.model_source import FileSource, ModelSource, SourceError, parse_source
+from stageline_api.resource.serving.model_source import FileSource, ModelSource, SourceError, parse_source
 from stageline_api.runtime_config import COMPILED_SUBDIRECTORY, RuntimeConfig
 from stageline_runtime.contract import read_config
 from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir

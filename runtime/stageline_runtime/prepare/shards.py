@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from stageline_api.resource.model_source import HubSource, parse_source
+from stageline_api.resource.serving.model_source import HubSource, parse_source
 from stageline_runtime.prepare.cache import Manifest, missing_shards, read_manifest
 from stageline_runtime.prepare.errors import PrepareError, storage_error
 from stageline_runtime.prepare.progress import Reporter

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
-from stageline_api.resource.model_source import (
+from stageline_api.resource.serving.model_source import (
     ClaimSource,
     FileSource,
     HubSource,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stageline_api.health import Phase
-from stageline_api.resource.model_source import HubSource, parse_source
+from stageline_api.resource.serving.model_source import HubSource, parse_source
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.checkpoint import files_of_tensors

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from stageline_api import ports
-from stageline_api.resource.vllm_environment import variable_problem
+from stageline_api.resource.pods.vllm_environment import variable_problem
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.messages import Welcome
 from stageline_vllm.addresses import http_host, network_interface, rendezvous_port

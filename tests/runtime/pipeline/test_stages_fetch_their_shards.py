@@ -11,7 +11,7 @@ from oracles.sharded_models import SHARDS, shard_four_layers
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_gemma2, write_tiny_llama
 from processes.fake_hub import PAUSE_SECONDS, FakeHub, running_hub
 from processes.running_group import RunningGroup, running_group
-from stageline_api.resource.model_source import parse_source
+from stageline_api.resource.serving.model_source import parse_source
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
 

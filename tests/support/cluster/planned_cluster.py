@@ -7,8 +7,8 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass, TerminationMessage
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
 from stageline_operator.planner.plan import plan
 from stageline_operator.planner.types import (

@@ -13,8 +13,8 @@ from typing import Any, Final
 from cluster.planned_cluster import SETTING, START, is_over
 from stageline_api import labels
 from stageline_api.failures import FailureClass
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_operator.planner.observed.node_losses import UNREACHABLE, NodeLosses, is_outage, judge_nodes
 from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
 from stageline_operator.planner.plan import plan

@@ -12,8 +12,8 @@ from stageline_api import labels
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import place_of
 from stageline_api.health import Phase, StageStatus
-from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
+from stageline_api.resource.life.recorded_status import read_status
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus, StageObserved
 from stageline_cli.on_call.facts.activity import (
     counter_rate,
     draft_figures,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import LEASE, ModelKey

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from stageline_api.conditions import EventReason
 from stageline_api.resource import pipeline_model
-from stageline_api.resource.autoscaling import AutoscalingSpec
+from stageline_api.resource.life.autoscaling import AutoscalingSpec
 from stageline_kubernetes.client import JSON_PATCH, KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, ModelKey

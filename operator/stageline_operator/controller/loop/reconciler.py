@@ -20,8 +20,8 @@ from typing import Any, Final, NoReturn
 from stageline_api import labels
 from stageline_api.conditions import EventReason
 from stageline_api.manifests.manifest_loader import parse_manifest
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import PipelineModelStatus
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.object_writes import (

@@ -14,8 +14,8 @@ from stageline_api.conditions import ConditionType, Reason
 from stageline_api.manifests.accepted_before import read_accepted_before
 from stageline_api.manifests.manifest_loader import parse_manifest
 from stageline_api.resource.field_problem import FieldProblem
+from stageline_api.resource.life.status import Condition, PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import Condition, PipelineModelStatus
 from stageline_operator.planner.objects.identity import SHAPELESS_FIELDS, revision_of
 from stageline_operator.planner.types import Observed, Plan
 

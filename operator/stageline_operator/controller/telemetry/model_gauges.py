@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from stageline_api.resource.policy import RestartSpec
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_api.resource.life.policy import RestartSpec
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.telemetry.metric_spec import MetricSpec
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.planner.group.failure import recent_restarts, restart_policy

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from stageline_api import labels
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_operator.controller.telemetry.startup import Startup, startup_of
 from stageline_operator.planner.types import GroupPhase
 

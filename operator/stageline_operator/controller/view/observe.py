@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from stageline_api import labels
 from stageline_api.resource import pipeline_model
-from stageline_api.resource.recorded_status import read_status
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.recorded_status import read_status
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_operator.controller.client.resources import ModelKey, controller_of
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.planner.observed.node_losses import NodeLosses, judge_nodes

@@ -6,7 +6,7 @@ Only what is ending anyway, or was made for an earlier life of the model, is rep
 
 from collections.abc import Sequence
 
-from stageline_api.resource.status import GroupStatus, StageObserved
+from stageline_api.resource.life.status import GroupStatus, StageObserved
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.observed.observed_pod import ObservedPod
 from stageline_operator.planner.types import GroupPhase

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from stageline_api.conditions import EventReason
 from stageline_api.failures import CONSEQUENCES, FailureClass, place_of
-from stageline_api.resource.policy import LONGEST_BACKOFF_SECONDS, RestartSpec
-from stageline_api.resource.status import FailureRecord, GroupStatus
+from stageline_api.resource.life.policy import LONGEST_BACKOFF_SECONDS, RestartSpec
+from stageline_api.resource.life.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.group.cause import Failure, Settling
 from stageline_operator.planner.group.obstacle import Obstacle, missing_stages

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from stageline_api.resource.status import GroupStatus
+from stageline_api.resource.life.status import GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.observed.observed_pod import ObservedPod
 from stageline_operator.planner.types import GroupPhase

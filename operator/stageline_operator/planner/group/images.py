@@ -7,7 +7,7 @@ image on record and none of vLLM's was begun by an operator that knew none: its 
 
 from typing import Any
 
-from stageline_api.resource.status import GroupStatus
+from stageline_api.resource.life.status import GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.objects.vllm_stage import is_vllm
 from stageline_operator.planner.types import VllmImages

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from stageline_api.conditions import EventReason
 from stageline_api.failures import FailureClass
-from stageline_api.resource.status import FailureRecord, GroupStatus
+from stageline_api.resource.life.status import FailureRecord, GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.group.cause import Failure, Settling, find_cause
 from stageline_operator.planner.group.failure import (

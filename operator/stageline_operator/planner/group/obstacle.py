@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stageline_api.failures import FailureClass
-from stageline_api.resource.status import GroupStatus
+from stageline_api.resource.life.status import GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.objects import GroupIncarnation
 from stageline_operator.planner.objects.identity import pod_name

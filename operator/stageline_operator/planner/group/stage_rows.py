@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from stageline_api.resource.status import GroupStatus, StageObserved
+from stageline_api.resource.life.status import GroupStatus, StageObserved
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.group.obstacle import refusal_of
 from stageline_operator.planner.observed.observed_pod import ObservedPod

@@ -4,8 +4,10 @@ import json
 from typing import Any, Final, assert_never
 
 from stageline_api import labels
-from stageline_api.resource.model import CacheSpec
-from stageline_api.resource.model_source import (
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.quantities import parse_quantity
+from stageline_api.resource.serving.model import CacheSpec
+from stageline_api.resource.serving.model_source import (
     ClaimSource,
     FileSource,
     HubSource,
@@ -13,9 +15,7 @@ from stageline_api.resource.model_source import (
     ModelSource,
     PackageSource,
 )
-from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.quantities import parse_quantity
-from stageline_api.resource.speculative import SpeculativeSpec
+from stageline_api.resource.serving.speculative import SpeculativeSpec
 from stageline_api.runtime_config import LoraAdapter, RuntimeConfig, SpeculativeConfig, TlsConfig
 from stageline_operator.planner.objects.identity import (
     certificate_name,

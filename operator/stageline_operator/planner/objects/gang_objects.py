@@ -7,7 +7,8 @@ No incarnation shares a group with another, so that pods which are still ending 
 
 from typing import Any, Final
 
-from stageline_api.resource.gang import (
+from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.placing.gang import (
     KAI_GROUP_ANNOTATION,
     KAI_NO_GROUPER_ANNOTATION,
     KUEUE_COUNT_ANNOTATION,
@@ -16,7 +17,6 @@ from stageline_api.resource.gang import (
     SCHEDULER_NAMES,
     VOLCANO_GROUP_ANNOTATION,
 )
-from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects.identity import GroupIncarnation, object_metadata
 from stageline_operator.planner.objects.native_gang import KIND_OF_API, native_manifest, native_reference
 from stageline_operator.planner.types import POD_GROUP, kind_of

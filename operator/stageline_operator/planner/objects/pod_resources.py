@@ -7,8 +7,8 @@ the stage names an amount of CPU or memory, `prepare` and `engine` name one too,
 from typing import Any, Final
 
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.pod import ResourcesSpec
-from stageline_api.resource.pod_template import claims_devices
+from stageline_api.resource.pods.pod import ResourcesSpec
+from stageline_api.resource.pods.pod_template import claims_devices
 
 COUNTED: Final[tuple[str, ...]] = ("cpu", "memory", "ephemeral-storage")
 """Resources that every container takes of its node; a quota may be about each."""

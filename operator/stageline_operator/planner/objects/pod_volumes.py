@@ -8,10 +8,10 @@ not write models may still write them.
 from pathlib import PurePosixPath
 from typing import Any, assert_never
 
-from stageline_api.resource.model import CacheSpec
-from stageline_api.resource.model_source import ClaimSource, FileSource, HubSource, ImageSource, PackageSource
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.template import VolumeSpec
+from stageline_api.resource.pods.template import VolumeSpec
+from stageline_api.resource.serving.model import CacheSpec
+from stageline_api.resource.serving.model_source import ClaimSource, FileSource, HubSource, ImageSource, PackageSource
 from stageline_api.runtime_config import COMPILED_SUBDIRECTORY
 from stageline_operator.planner.objects.config import CACHE_DIR, COMPILED_DIR, CONFIG_DIR, SOURCE_DIR, TLS_DIR
 from stageline_operator.planner.objects.identity import config_map_name

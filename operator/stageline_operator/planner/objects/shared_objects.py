@@ -13,7 +13,7 @@ from typing import Any
 
 from stageline_api import labels
 from stageline_api.conditions import EventReason
-from stageline_api.resource.status import GroupStatus
+from stageline_api.resource.life.status import GroupStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.objects import (
     GroupIncarnation,

@@ -5,7 +5,7 @@ from typing import Any
 
 from stageline_api import engine_access, env, ports
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.pod import EnvVar
+from stageline_api.resource.pods.pod import EnvVar
 from stageline_operator.planner.objects.config import COMPILED_DIR, CONFIG_DIR, CONFIG_FILE
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,

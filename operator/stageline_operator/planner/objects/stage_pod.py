@@ -5,8 +5,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from stageline_api import labels, ports
-from stageline_api.resource.model_source import HubSource
 from stageline_api.resource.pipeline_model import PipelineModel
+from stageline_api.resource.serving.model_source import HubSource
 from stageline_operator.planner.objects.identity import (
     GroupIncarnation,
     cache_claim_name,

@@ -9,7 +9,7 @@ own runtime.
 from typing import Any, Final
 
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.vllm_environment import PATH_VARIABLE
+from stageline_api.resource.pods.vllm_environment import PATH_VARIABLE
 from stageline_operator.planner.types import VllmImages
 
 FILES_CONTAINER: Final = "vllm-files"

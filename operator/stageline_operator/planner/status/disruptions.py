@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from stageline_api.conditions import ConditionType, Reason
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_operator.planner.observed.observed_pod import ObservedPod
 from stageline_operator.planner.types import GroupPhase
 

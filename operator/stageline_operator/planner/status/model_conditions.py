@@ -12,8 +12,8 @@ from typing import Final
 
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import FailureClass
+from stageline_api.resource.life.status import Condition, FailureRecord, GroupStatus, StageObserved
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_api.resource.status import Condition, FailureRecord, GroupStatus, StageObserved
 from stageline_operator.planner.group.failure import failure_sentence, spent_sentence
 from stageline_operator.planner.group.stage_rows import NotReady
 from stageline_operator.planner.types import GroupPhase

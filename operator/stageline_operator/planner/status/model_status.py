@@ -6,7 +6,7 @@ from typing import Final
 
 from stageline_api import labels
 from stageline_api.conditions import ConditionType, EventReason, Reason
-from stageline_api.resource.status import FailureRecord, GroupStatus, PipelineModelStatus
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.status.model_conditions import Judged, model_conditions
 from stageline_operator.planner.types import GroupPhase, PlannedEvent

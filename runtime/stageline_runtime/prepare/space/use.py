@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from stageline_api.resource.model_source import FileSource, SourceError, parse_source
+from stageline_api.resource.serving.model_source import FileSource, SourceError, parse_source
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.prepare.errors import storage_error

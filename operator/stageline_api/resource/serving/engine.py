@@ -4,11 +4,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from stageline_api.resource import vllm_arguments
 from stageline_api.resource.base import SpecBase, cel, cel_extra, check_absolute_path, check_pattern
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.model import SERVED_NAME_PATTERN
-from stageline_api.resource.speculative import SpeculativeSpec
+from stageline_api.resource.serving import vllm_arguments
+from stageline_api.resource.serving.model import SERVED_NAME_PATTERN
+from stageline_api.resource.serving.speculative import SpeculativeSpec
 from stageline_api.runtime_config import RuntimeConfig
 
 MOST_STAGES: Final = 64

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from stageline_api import env as contract
 from stageline_api.resource.base import Quantity, ShortText, SpecBase, cel, cel_exactly_one, cel_extra, check_pattern
 from stageline_api.resource.layer_ranges import LAYERS_PATTERN, parse_layer_range
-from stageline_api.resource.scheduling import ClassName
+from stageline_api.resource.pods.scheduling import ClassName
 from stageline_api.runtime_config import LayerRange
 
 ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"

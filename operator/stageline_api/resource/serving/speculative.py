@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from stageline_api.resource import model_source
 from stageline_api.resource.base import SpecBase, cel, cel_extra
+from stageline_api.resource.serving import model_source
 from stageline_api.runtime_config import SpeculativeConfig
 
 _DRAFT_SOURCES: Final = (model_source.FILE_PATTERN, model_source.HUB_PATTERN, model_source.PACKAGE_PATTERN)

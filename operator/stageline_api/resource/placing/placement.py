@@ -5,10 +5,10 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from stageline_api.resource.base import SpecBase, check_pattern
-from stageline_api.resource.gang import GangSpec
-from stageline_api.resource.pod import EnvVars
-from stageline_api.resource.tls import TlsSpec
-from stageline_api.resource.transport import StageTransport
+from stageline_api.resource.placing.gang import GangSpec
+from stageline_api.resource.placing.tls import TlsSpec
+from stageline_api.resource.placing.transport import StageTransport
+from stageline_api.resource.pods.pod import EnvVars
 
 INTERFACE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,15}$"
 TOPOLOGY_KEY_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.pod import RESERVED_RULE, is_reserved_variable
-from stageline_api.resource.scheduling import RESERVED_KEY_RULE, RESERVED_PREFIXES
-from stageline_api.resource.template import RESERVED_NAME_RULE, RESERVED_VOLUMES, check_mount_path
-from stageline_api.resource.vllm_environment import PATH_VARIABLE
+from stageline_api.resource.pods.pod import RESERVED_RULE, is_reserved_variable
+from stageline_api.resource.pods.scheduling import RESERVED_KEY_RULE, RESERVED_PREFIXES
+from stageline_api.resource.pods.template import RESERVED_NAME_RULE, RESERVED_VOLUMES, check_mount_path
+from stageline_api.resource.pods.vllm_environment import PATH_VARIABLE
 
 MOST_CHARACTERS: Final = 16_384
 """Of the overlay as JSON: it is in the object, in every pod, and in the status of a refused one."""

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from stageline_api.resource import model_source
 from stageline_api.resource.base import Quantity, SpecBase, cel, cel_extra, check_absolute_path, check_pattern
-from stageline_api.resource.scheduling import ClassName
+from stageline_api.resource.pods.scheduling import ClassName
+from stageline_api.resource.serving import model_source
 
 SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 SECRET_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from stageline_api.resource.base import SpecBase, cel
-from stageline_api.resource.engine import EngineSpec, ParallelismSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.scheduling import ClassName
+from stageline_api.resource.pods.scheduling import ClassName
+from stageline_api.resource.serving.engine import EngineSpec, ParallelismSpec
 
 if TYPE_CHECKING:
-    from stageline_api.resource.placement import NetworkSpec
+    from stageline_api.resource.placing.placement import NetworkSpec
 
 _ENGINE_RULE: Final = "is for engine.name stageline only: what nodes of vLLM say to each other has no TLS"
 _RANKS_RULE: Final = "is for stages of one rank only: parallelism.tensor and parallelism.expert must be 1"

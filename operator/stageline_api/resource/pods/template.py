@@ -15,8 +15,8 @@ from stageline_api.resource.base import (
     check_absolute_path,
     check_pattern,
 )
-from stageline_api.resource.pod import EnvVars, ImagePullSecret, ResourcesSpec, TolerationSpec, unique_pull_secrets
-from stageline_api.resource.scheduling import AffinitySpec, Annotations, ClassName, Labels, RawObject
+from stageline_api.resource.pods.pod import EnvVars, ImagePullSecret, ResourcesSpec, TolerationSpec, unique_pull_secrets
+from stageline_api.resource.pods.scheduling import AffinitySpec, Annotations, ClassName, Labels, RawObject
 
 VOLUME_NAME_PATTERN: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 RESERVED_VOLUMES: Final = frozenset(

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
 from stageline_api.resource.field_problem import FieldProblem, show_value
-from stageline_api.resource.scheduling import CLASS_NAME_PATTERN
-from stageline_api.resource.template import TemplateSpec
+from stageline_api.resource.pods.scheduling import CLASS_NAME_PATTERN
+from stageline_api.resource.pods.template import TemplateSpec
 
 KUEUE_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stageline_api.resource.status import PipelineModelStatus
+from stageline_api.resource.life.status import PipelineModelStatus
 
 _Path = tuple[int | str, ...]
 

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Final, Literal
 
 from stageline_api.resource.base import cel
-from stageline_api.resource.engine import EngineSpec
 from stageline_api.resource.field_problem import FieldProblem, show_value
+from stageline_api.resource.serving.engine import EngineSpec
 
 if TYPE_CHECKING:
-    from stageline_api.resource.placement import NetworkSpec
+    from stageline_api.resource.placing.placement import NetworkSpec
 
 StageTransport = Literal["auto", "gloo"]
 _ENGINE_RULE: Final = "is for engine.name stageline only: vLLM chooses by itself what its nodes talk by"

@@ -1,0 +1,1 @@
+"""How a model's groups live: restarts, rollouts, timeouts, their number, and the status that tells of it."""

@@ -1,0 +1,1 @@
+"""What is served, and by what: `spec.model`, `spec.engine`, `spec.parallelism`."""
