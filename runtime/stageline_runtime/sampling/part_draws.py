@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.noise import gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import PREFILTER_SIZE, best_free, noise_keys, truncation_of
+from stageline_runtime.sampling.sampler import PREFILTER_SIZE, best_free, best_tokens, noise_keys, truncation_of
 from stageline_runtime.sampling.truncation import is_unsure, kept_among, ordered_candidates, rough_mass
 
 OPEN = -1
@@ -38,7 +38,7 @@ def best_of_part(logits: Tensor, first: int, rows: list[RequestSampling], positi
     """Of each free row the best token of a part: `[num_rows, 2]` float64, its score and its id. `logits` are float32,
     of the tokens from `first` on.
     """
-    tokens = logits.argmax(dim=-1)
+    tokens = best_tokens(logits)
     best = torch.stack((logits.gather(1, tokens[:, None])[:, 0].double(), (tokens + first).double()), dim=1)
     sampled = [index for index, row in enumerate(rows) if row.temperature > 0.0]
     if sampled:

@@ -192,6 +192,16 @@ def test_noise_of_a_vocabulary_is_independent_and_standard() -> None:
     assert float(((winners - expected) ** 2 / expected).sum()) < 130, winners
 
 
+def test_of_equal_logits_zero_temperature_takes_the_first() -> None:
+    logits = torch.full((4, 1000), -3.0)
+    logits[0, [70, 71, 999]] = 2.0
+    logits[1, :] = float("-inf")
+    logits[2, 1:] = float("-inf")
+    logits[3, 999] = -2.0
+    assert draw(logits, [row(temperature=0.0)] * 4).tolist() == [70, 0, 0, 999]
+    assert draw(logits[:, 1:], [row(temperature=0.0)] * 4).tolist() == [69, 0, 0, 998]  # not contiguous
+
+
 def test_no_rows_give_no_tokens() -> None:
     assert draw(torch.empty(0, 10), []).tolist() == []
 
