@@ -2,19 +2,22 @@
 
 First and last stage of two, eight rows a step, each in this process: real plans over a real bus, the stage's own
 runner, sampling, clock and counters; no layers and no network between stages. Prints microseconds of the thread's CPU
-time a step, as they are and after something has used up the caches, as layers do: the tenth percentile. Other work
-makes all of it slower, so two states of the code are compared by turns.
+time a step, the tenth percentile, for what may come between two steps (`between_steps`). Other work makes all of it
+slower, so two states of the code are compared by turns.
 """
 
 import socket
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from stageline_bench.costs import between_steps
 from stageline_bench.runtime.group.paced_stage import PacedModel
 from stageline_bench.runtime.paced import HIDDEN_SIZE, write_paced_model
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
@@ -28,13 +31,10 @@ from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, NEWEST_COLUMN
 
 STAGES = 2
-STEPS = 1500
 ROWS = 8
 COHORTS = 2
 SLOT_TOKENS = 4096
 """More than the steps need."""
-CACHE_BYTES = 4 << 20
-"""Written between two steps: more than a core's own caches hold."""
 _READ_BYTES = 1 << 16
 
 
@@ -151,16 +151,15 @@ def _plan(seq: int) -> StepPlan:
     return StepPlan(seq, cohort, fills, rows, ROWS, seq - COHORTS, True, False)
 
 
-def microseconds_of_a_step(stage: int, config: ModelConfig, *, uses_up_caches: bool, steps: int = STEPS) -> float:
+@torch.inference_mode()
+def microseconds_of_a_step(stage: int, config: ModelConfig, between: Callable[[], None], steps: int) -> float:
     """CPU time of the stage's thread, the tenth percentile of `steps`."""
-    other_data = torch.zeros(CACHE_BYTES, dtype=torch.uint8)
     measured = _Stage(stage, config)
     spent: list[int] = []
     plan = measured.accept_first(_plan(0))
     for seq in range(1, steps + 1):
         measured.give(_plan(seq))
-        if uses_up_caches:
-            other_data += 1
+        between()
         began = time.thread_time_ns()
         plan = measured.step(plan)
         spent.append(time.thread_time_ns() - began)
@@ -175,8 +174,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = read_model_config(write_paced_model(Path(directory) / "model", STAGES))
     for stage, name in ((0, "first"), (STAGES - 1, "last")):
-        warm, cold = (microseconds_of_a_step(stage, config, uses_up_caches=each) for each in (False, True))
-        print(f"{name} stage: {warm:6.0f} us a step, {cold:6.0f} us with cold caches")  # noqa: T201
+        print(f"{name} stage:", *between_steps.each(partial(microseconds_of_a_step, stage, config)))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ Indices = TypeVar("Indices")
 
 
 class StageCompute(Protocol[Indices]):
-    """Embedding, layers and head of one stage; a stage calls only the parts it holds."""
+    """Embedding, layers and head of one stage; a stage calls only the parts it holds, in torch's inference mode."""
 
     def attention_batch(self, plan: StepPlan) -> Indices:
         """Derive positions, slots and masks from the plan, once per plan."""

@@ -11,6 +11,8 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
+import torch
+
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_api.standing_heap import settle_heap
@@ -171,8 +173,10 @@ class StageProcess:
         bus.send(Loaded(self._contract.stage, self._progress.memory_bytes))
         logger.info("loaded layers %d-%d, waiting for the first plan", welcome.first_layer, welcome.last_layer)
         self._stage = stage
-        while not self._shutdown:
-            self._serve(bus, stage)
+        # Once for all steps: entering it runs a good deal of torch's own Python, which each step would find cold.
+        with torch.inference_mode():
+            while not self._shutdown:
+                self._serve(bus, stage)
 
     def _agree_on_cache(self, use: MemoryUse | None) -> CacheSized | Shutdown:
         assert self._bus is not None, "it loads without having been welcomed"

@@ -48,7 +48,7 @@ class PlainSender:
 
     def send(self, tensor: Tensor, tag: int) -> None:
         """Send a contiguous tensor, which nobody may write to from now on; raises RuntimeError."""
-        size = tensor.numel() * tensor.itemsize
+        size = tensor.nbytes
         kind = self._bytes.get(size)
         if kind is None:
             kind = self._bytes[size] = ctypes.c_char * size

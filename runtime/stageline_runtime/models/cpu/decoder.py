@@ -85,12 +85,10 @@ class DecoderStage(CachedSlots):
         """Indices and masks of a plan, for `layers`; raises ValueError where a row lies outside the cache."""
         return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape, plan.graph_mode)
 
-    @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert self._embedding is not None, "this stage holds no embedding"
         return F.embedding(token_ids, self._embedding)
 
-    @torch.inference_mode()
     def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         self._cache.mark_written(batch)
         rotary = self._rotary.at(batch.positions)
@@ -122,7 +120,6 @@ class DecoderStage(CachedSlots):
         self._graphs = LayerGraphs(graphs, cache_dir)
         return self._graphs.warm_up(self._layers, self._config.hidden_size, self._rotary, sizes, progress)
 
-    @torch.inference_mode()
     def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "this stage holds no head"
         return self._head(hidden_rows)
@@ -132,12 +129,10 @@ class DecoderStage(CachedSlots):
         assert self._head is not None, "this stage holds no head"
         return self._head.first_token
 
-    @torch.inference_mode()
     def head_part(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "this stage holds no head"
         return self._head.part(hidden_rows)
 
-    @torch.inference_mode()
     def whole_head(self, part: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "this stage holds no head"
         return self._head.of_all(part)

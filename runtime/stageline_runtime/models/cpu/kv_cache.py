@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final
 
 import torch
 
@@ -91,12 +91,11 @@ class AttentionBatch:
     """(slot, end position) of each row, for the cache's high-water marks."""
 
 
-class _DecodeRow(NamedTuple):
-    """A single-token row; they sort by slot. A plain tuple: one is made for each row of each step."""
-
-    slot: int
-    token: int
-    position: int
+_EMPTY: Final = {width: torch.empty(0, width, dtype=torch.int64) for width in (3, 4)}
+"""Tables of no row, by width: a step that only decodes has no chunk."""
+_DecodeRow = tuple[int, int, int]
+"""Slot, token and position of a single-token row; they sort by slot. A plain tuple: one is made for each row of each
+step."""
 
 
 def build_attention_batch(
@@ -110,16 +109,12 @@ def build_attention_batch(
     decode, chunks, positions = _placed(rows, padded_tokens, shape)
     kernel_rows = _kernel_rows(decode, range(len(positions), padded_tokens))
     positions += [0] * (padded_tokens - len(positions))
-    # One tensor for all, cut apart: making one costs more than its few numbers. `torch.tensor` would look at each.
-    flat = array("q", [*positions, *kernel_rows, *_chunk_rows(chunks)])
-    numbers = torch.frombuffer(flat, dtype=torch.int64)
-    chunks_begin = padded_tokens + len(kernel_rows)
     return AttentionBatch(
-        positions=numbers[:padded_tokens],
+        positions=torch.frombuffer(array("q", positions), dtype=torch.int64),
         prefill=tuple(piece for offset, row in chunks for piece in _prefill_pieces(row, offset, shape)),
         decode=tuple(_decode_run(run, shape) for run in _consecutive(decode)) if shape.masks else (),
-        decode_rows=numbers[padded_tokens:chunks_begin].view(-1, 3),
-        chunk_rows=numbers[chunks_begin:].view(-1, 4),
+        decode_rows=_table(kernel_rows, 3),
+        chunk_rows=_table(_chunk_rows(chunks), 4),
         graph_mode=graph_mode,
         written=[(row.slot, row.position + row.num_tokens) for row in rows],
     )
@@ -132,34 +127,36 @@ def _placed(
     decode: list[_DecodeRow] = []
     chunks: list[tuple[int, PlanRow]] = []
     positions: list[int] = []
+    num_slots, slot_tokens = shape.num_slots, shape.slot_tokens
     for row in rows:
-        _check_row(row, shape)
-        if row.num_tokens == 1:
-            decode.append(_DecodeRow(row.slot, len(positions), row.position))
-            positions.append(row.position)
+        slot, position, num_tokens = row.slot, row.position, row.num_tokens
+        if not (0 <= slot < num_slots and num_tokens > 0 and 0 <= position <= slot_tokens - num_tokens):
+            raise _misplaced(row, shape)
+        if num_tokens == 1:
+            decode.append((slot, len(positions), position))
+            positions.append(position)
         else:
             chunks.append((len(positions), row))
-            positions += range(row.position, row.position + row.num_tokens)
+            positions += range(position, position + num_tokens)
     if len(positions) > padded_tokens:
         raise ValueError(f"rows need {len(positions)} tokens, but the plan is padded to {padded_tokens}")
     decode.sort()
     return decode, chunks, positions
 
 
-def _check_row(row: PlanRow, shape: CacheShape) -> None:
+def _misplaced(row: PlanRow, shape: CacheShape) -> ValueError:
     if not 0 <= row.slot < shape.num_slots:
-        raise ValueError(f"slot {row.slot} is outside the cache's {shape.num_slots} slots")
-    if row.num_tokens < 1 or row.position < 0 or row.position + row.num_tokens > shape.slot_tokens:
-        raise ValueError(
-            f"slot {row.slot}: {row.num_tokens} tokens at position {row.position} don't fit {shape.slot_tokens}"
-        )
+        return ValueError(f"slot {row.slot} is outside the cache's {shape.num_slots} slots")
+    return ValueError(
+        f"slot {row.slot}: {row.num_tokens} tokens at position {row.position} don't fit {shape.slot_tokens}"
+    )
 
 
 def _kernel_rows(decode: list[_DecodeRow], padding: range) -> list[int]:
     """Token, slot and position of each single-token row, one after the other; padding owns no slot."""
     rows: list[int] = []
-    for row in decode:
-        rows += (row.token, row.slot, row.position)
+    for slot, token, position in decode:
+        rows += (token, slot, position)
     for token in padding:
         rows += (token, -1, 0)
     return rows
@@ -171,6 +168,13 @@ def _chunk_rows(chunks: list[tuple[int, PlanRow]]) -> list[int]:
     for offset, row in chunks:
         rows += (offset, row.slot, row.position, row.num_tokens)
     return rows
+
+
+def _table(numbers: list[int], width: int) -> torch.Tensor:
+    """`[num_rows, width]` int64. `torch.tensor` would look at each number."""
+    if not numbers:
+        return _EMPTY[width]
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).view(-1, width)
 
 
 def _padded_context(length: int, shape: CacheShape) -> int:
@@ -203,8 +207,8 @@ def _prefill_pieces(row: PlanRow, offset: int, shape: CacheShape) -> Iterator[Pr
 def _consecutive(rows: list[_DecodeRow]) -> list[list[_DecodeRow]]:
     """Split rows, ordered by slot, where a slot is skipped."""
     runs: list[list[_DecodeRow]] = [rows[:1]] if rows else []
-    for before, row in pairwise(rows):
-        if row.slot == before.slot + 1:
+    for (slot_before, _, _), row in pairwise(rows):
+        if row[0] == slot_before + 1:
             runs[-1].append(row)
         else:
             runs.append([row])
@@ -212,14 +216,14 @@ def _consecutive(rows: list[_DecodeRow]) -> list[list[_DecodeRow]]:
 
 
 def _decode_run(run: list[_DecodeRow], shape: CacheShape) -> DecodeRun:
-    context = _padded_context(max(row.position for row in run) + 1, shape)
-    last_visible = torch.tensor([row.position for row in run])[:, None]
+    slots, tokens, positions = zip(*run, strict=True)
+    context = _padded_context(max(positions) + 1, shape)
+    last_visible = torch.tensor(positions)[:, None]
     visible = torch.arange(context)[None, :] <= last_visible
-    tokens = [row.token for row in run]
-    in_order = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
+    in_order = tokens == tuple(range(tokens[0], tokens[0] + len(tokens)))
     return DecodeRun(
         tokens=slice(tokens[0], tokens[-1] + 1) if in_order else torch.tensor(tokens, dtype=torch.int64),
-        slots=slice(run[0].slot, run[-1].slot + 1),
+        slots=slice(slots[0], slots[-1] + 1),
         context=context,
         mask=_additive(visible, shape.dtype)[:, None, None, :],
     )

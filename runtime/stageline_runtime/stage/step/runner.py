@@ -233,9 +233,10 @@ class StageRunner:
         if self._guides is not None:
             self._guides.prepare(schema, when_ready)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan, *, cancelled: bool = False) -> Sampled:
         """Run one plan; returns the sampled rows (the last stage's; empty elsewhere). On a device: queue it.
+
+        Whoever calls it is in torch's inference mode.
 
         A cancelled plan has only rows that run dead: nothing is computed, all that it names is sent and received.
 
@@ -343,7 +344,8 @@ class StageRunner:
         """The hidden states `[num_draws, hidden_size]` that the plan's sampled rows are drawn from."""
         indices = sampled_token_indices(plan)
         if indices == list(range(len(indices))):
-            return hidden[: len(indices)]  # every step that only decodes: nothing to gather
+            # Every step that only decodes: nothing to gather, and without padding nothing to cut off.
+            return hidden if len(indices) == plan.padded_tokens else hidden[: len(indices)]
         chosen = torch.tensor(indices, dtype=torch.int64)
         return hidden[chosen if self._accelerator is None else self._accelerator.place(chosen)]
 

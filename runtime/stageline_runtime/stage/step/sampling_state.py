@@ -9,6 +9,7 @@ by one would have said. Where history changes logits, each draw waits for the on
 verifying row whose first token is not the newest one drawn for its slot was a wrong guess and changes nothing.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -274,7 +275,10 @@ def _feedback(sampled: Sequence[SampledRow]) -> Tensor:
     numbers: list[int] = []
     for row in sampled:
         numbers += (row.generation, row.num_sampled, row.num_rejected, row.token)
-    return torch.tensor(numbers, dtype=torch.int64).view(-1, FEEDBACK_WIDTH)
+    if not numbers:
+        return torch.empty(0, FEEDBACK_WIDTH, dtype=torch.int64)
+    # `torch.tensor` would look at each number.
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).view(-1, FEEDBACK_WIDTH)
 
 
 def feedback_of_drawn(plan: StepPlan, tokens: list[int]) -> Tensor:
