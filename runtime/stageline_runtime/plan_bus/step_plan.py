@@ -250,6 +250,8 @@ def rank_of_slot(slot: int, ranks: int) -> int:
 
 def padded_part(rows: Iterable[PlanRow], ranks: int) -> int:
     """How many rows every rank's part of a plan with these `rows` is padded to: the largest part decides."""
+    if ranks == 1:
+        return padded_size(sum(row.num_tokens for row in rows))
     tokens: Counter[int] = Counter()
     for row in rows:
         tokens[rank_of_slot(row.slot, ranks)] += row.num_tokens

@@ -55,8 +55,9 @@ class EngineMetrics:
         self._plans.inc()
         self._rows.observe(len(plan.rows))
         self._tokens.observe(sum(row.num_tokens for row in plan.rows))
-        self._preemptions.inc(preemptions - self._preemptions_counted)
-        self._preemptions_counted = preemptions
+        if preemptions != self._preemptions_counted:
+            self._preemptions.inc(preemptions - self._preemptions_counted)
+            self._preemptions_counted = preemptions
 
     def cancelled(self) -> None:
         """The stages were told not to compute a plan."""
