@@ -2,8 +2,8 @@
 
 The core hands each token over in its own turn of the event loop; the token becomes text at once (one token's worth of
 work, so no answer holds up another) and waits to be written, merged with what waits already. So however far a client
-lags, an answer holds at most its own output once, and a lagging client gets several tokens in one line. A line is made
-when it is taken.
+lags, an answer holds at most its own output once, log probabilities packed, and a lagging client gets several tokens in
+one line. A line is made when it is taken.
 
 An answer has exactly one `Admitted`, first, and exactly one `Finished` or `Failed`, last; a blank line says that the
 request is queued and the group at work. Whoever writes it says `close` at the end, whatever ended first: then the core
@@ -13,10 +13,12 @@ is told to abort unless the request has ended by itself.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from json.encoder import encode_basestring
 
-from stageline_api.engine_http import Admitted, Delta, Failed, Finished, FinishReason, TokenLogprob
+from pydantic_core import to_json
+
+from stageline_api.engine_http import Admitted, Failed, Finished, FinishReason
 from stageline_runtime.engine.core_api import (
     AdmittedRequest,
     CoreEvent,
@@ -63,7 +65,7 @@ class AnswerLines:
         self._prompt = start.prompt
         self._wake = wake
         self._on_close = on_close
-        self._unwritten = _Unwritten()
+        self._unwritten = _Unwritten(start)
         if self._prompt is not None:
             self._unwritten.add_prompt(self._prompt.begun())
         self._unwritten.add(Piece(start.text, (), stopped=False))
@@ -196,11 +198,11 @@ class AnswerLines:
 class _Unwritten:
     """What waits to be written: pieces of the prompt, one merged delta, and the end of the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: OutputStart) -> None:
         self._prompt: deque[PromptPiece] = deque()
         self._texts: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = start.logprobs
         self.end: Finished | Failed | None = None
         """It stays: whoever has taken it takes nothing more."""
 
@@ -210,10 +212,12 @@ class _Unwritten:
 
     def add(self, piece: Piece) -> None:
         assert self.end is None, f"output after the end of an answer: {piece}"
+        if piece.logprobs:
+            assert self._logprobs is not None, "log probabilities that nobody asked for"
+            self._logprobs.add(piece.logprobs)
         if piece.text or piece.token_ids:
             self._texts.append(piece.text)
             self._token_ids += piece.token_ids
-            self._logprobs += piece.logprobs
 
     def add_prompt(self, pieces: Iterable[PromptPiece]) -> None:
         self._prompt.extend(pieces)
@@ -231,18 +235,21 @@ class _Unwritten:
         if not self._texts:
             return None
         token_ids, logprobs = self._token_ids, self._logprobs
-        if len(logprobs) > MOST_LOGPROBS:
+        if logprobs is not None and len(logprobs) > MOST_LOGPROBS:
             # Tokens have log probabilities in their order, all but what ended the output.
-            self._token_ids, self._logprobs = token_ids[MOST_LOGPROBS:], logprobs[MOST_LOGPROBS:]
-            return delta_json("", token_ids[:MOST_LOGPROBS], logprobs[:MOST_LOGPROBS])
+            self._token_ids = token_ids[MOST_LOGPROBS:]
+            return delta_json("", token_ids[:MOST_LOGPROBS], logprobs.take_described(MOST_LOGPROBS))
         text = "".join(self._texts)
-        self._texts, self._token_ids, self._logprobs = [], [], []
-        return delta_json(text, token_ids, logprobs)
+        self._texts, self._token_ids = [], []
+        described = logprobs.take_described(len(logprobs)) if logprobs else []
+        return delta_json(text, token_ids, described)
 
 
-def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> str:
+def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[Mapping[str, object]] = ()) -> str:
     """What `Delta` writes of itself; without log probabilities, as nearly all are, at a third of its cost."""
     if logprobs:
-        return Delta(text=text, token_ids=tuple(token_ids), logprobs=tuple(logprobs)).model_dump_json()
+        # What is infinite is null, as in a type.
+        delta = {"type": "delta", "text": text, "token_ids": token_ids, "logprobs": logprobs}
+        return to_json(delta, inf_nan_mode="null").decode()
     ids = ",".join(map(str, token_ids))
     return f'{{"type":"delta","text":{encode_basestring(text)},"token_ids":[{ids}],"logprobs":[]}}'

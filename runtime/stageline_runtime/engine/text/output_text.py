@@ -11,11 +11,11 @@ character, a possible stop string) stands exactly where it stood, and only what 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stageline_api.engine_http import ErrorCode, FinishReason, TokenLogprob
+from stageline_api.engine_http import ErrorCode, FinishReason
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer, StopMatch, StopStrings
-from stageline_runtime.engine.text.token_bytes import describe
+from stageline_runtime.engine.text.packed_logprobs import ListedToken, PackedLogprobs
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.engine.text.told_prompt import ToldPrompt
 from stageline_runtime.plan_bus.messages import TokenLogprobs
@@ -28,13 +28,12 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     stopped: bool
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[ListedToken, ...] = ()
     """Of the tokens that are listed, when the request asked for them."""
 
 
 class OutputText:
     def __init__(self, tokenizer: EngineTokenizer, request: AdmittedRequest) -> None:
-        self._token_bytes = tokenizer.token_bytes
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(request.stop)
         self._hidden_token_ids = request.stop_token_ids
@@ -64,12 +63,12 @@ class OutputText:
     def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> Piece:
         """Take sampled tokens, up to the one that completes a stop string; ids after it are dropped."""
         texts: list[str] = []
-        described: list[TokenLogprob] = []
+        listed: list[ListedToken] = []
         for count, index in enumerate(token_ids, start=1):
             self.completion_tokens += 1
             is_hidden = index in self._hidden_token_ids
             if logprobs and (self._lists_hidden or not is_hidden):
-                described.append(describe(index, logprobs[count - 1], self._token_bytes))
+                listed.append((index, logprobs[count - 1]))
             if is_hidden:
                 continue
             text = self._detokenizer.push((index,))
@@ -77,8 +76,8 @@ class OutputText:
             match = self._stops.push(text) if self.completion_tokens > self._min_tokens else StopMatch(text, False)
             texts.append(match.text)
             if match.matched:
-                return Piece(self._unseen("".join(texts)), tuple(token_ids[:count]), True, tuple(described))
-        return Piece(self._unseen("".join(texts)), tuple(token_ids), False, tuple(described))
+                return Piece(self._unseen("".join(texts)), tuple(token_ids[:count]), True, tuple(listed))
+        return Piece(self._unseen("".join(texts)), tuple(token_ids), False, tuple(listed))
 
     def finish(self) -> Piece:
         """The end of the tokens: releases what was held back, unless that completes a stop string."""
@@ -101,6 +100,8 @@ class OutputStart:
     output: OutputText
     prompt: ToldPrompt | None = None
     """What the answer tells of its prompt; None: nothing."""
+    logprobs: PackedLogprobs | None = None
+    """Where those of its new tokens wait; None: the request wants none."""
     text: str = ""
     """Of the ids generated before, what the client lacks."""
     ended: FinishReason | None = None
@@ -115,17 +116,18 @@ def start_output(tokenizer: EngineTokenizer, request: AdmittedRequest, relayed_c
     """
     output = OutputText(tokenizer, request)
     prompt = None if request.prompt_told is None else ToldPrompt(tokenizer.token_bytes, request)
+    logprobs = None if request.sampling.num_top_logprobs is None else PackedLogprobs(tokenizer.token_bytes)
     generated = request.generated_token_ids
     if not generated:
         if relayed_characters:
             message = f"generated_characters is {relayed_characters}, but there are no generated_token_ids."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_characters")
-        return OutputStart(output, prompt)
+        return OutputStart(output, prompt, logprobs)
     piece = output.resume(generated, relayed_characters)
     if len(piece.token_ids) < len(generated):
         message = f"generated_token_ids go on after the stop string that ends at the {len(piece.token_ids)}th of them."
         raise PromptError(ErrorCode.INVALID_VALUE, message, param="generated_token_ids")
-    return OutputStart(output, prompt, piece.text, _ended(request, stopped=piece.stopped))
+    return OutputStart(output, prompt, logprobs, piece.text, _ended(request, stopped=piece.stopped))
 
 
 def _ended(request: AdmittedRequest, *, stopped: bool) -> FinishReason | None:

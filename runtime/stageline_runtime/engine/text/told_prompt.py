@@ -60,11 +60,9 @@ class ToldPrompt:
         rank: int | None = None,
         top: tuple[tuple[int, float], ...] = (),
     ) -> PromptToken:
-        bytes_of = self._token_bytes.of
-        listed = tuple(TopLogprob(token_id=other, bytes=tuple(bytes_of(other)), logprob=value) for other, value in top)
-        return PromptToken(
-            token_id=index, bytes=tuple(bytes_of(index)), logprob=logprob, rank=rank, top_logprobs=listed
-        )
+        bytes_of = self._token_bytes.numbers
+        listed = tuple(TopLogprob(token_id=other, bytes=bytes_of(other), logprob=value) for other, value in top)
+        return PromptToken(token_id=index, bytes=bytes_of(index), logprob=logprob, rank=rank, top_logprobs=listed)
 
 
 def _pieces(first: int, end: int, report: PromptReport | None = None) -> Iterator[PromptPiece]:
