@@ -7,6 +7,7 @@ knows the name. Without a file no such engine is asked anything: never in clear,
 import asyncio
 import logging
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,18 @@ POLL_SECONDS: Final = 1.0
 NO_AUTHORITY: Final = "its engine talks by TLS, and this gateway was given no --engine-authority"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    url: str
+    tls_name: str = ""
+    """Whose certificate it must show; empty: it speaks plain HTTP."""
+
+    @property
+    def host(self) -> str:
+        """As the `Host` of a request names it."""
+        return self.url.partition("://")[2].partition("/")[0]
 
 
 class EngineTrust:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TextPrompt
+from stageline_bench.gateway.engine_words import SERVED_NAME
 from stageline_bench.gateway.processes import cpu_seconds, memory_bytes, python_module, started
 from stageline_bench.gateway.relays import TOKENS_MARK, Relay
 from stageline_bench.gateway.stream_clients import Load, Seen
-from stageline_bench.gateway.synthetic_engine import SERVED_NAME
 
 CLIENT_CORE: Final = 1
 PATIENCE_SECONDS: Final = 120.0

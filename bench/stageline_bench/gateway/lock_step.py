@@ -23,17 +23,26 @@ from typing import Final
 
 import click
 
-from stageline_api.health import EngineStatus, Phase
 from stageline_bench.benchmark_program import run_benchmark
 from stageline_bench.gateway import relays
+from stageline_bench.gateway.engine_words import (
+    ADMITTED,
+    END,
+    HEAD,
+    SHARED,
+    TOKEN,
+    SharedBody,
+    chunk,
+    finished,
+    of_stream,
+    status,
+)
 from stageline_bench.gateway.figures import request_body
-from stageline_bench.gateway.synthetic_engine import ADMITTED, DELTA, END, HEAD, SERVED_NAME, chunk
 
 PATIENCE_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 4.0
 LONG: Final = 51
 BURST: Final = 5
-STATUS: Final = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME).model_dump_json().encode()
 
 
 @dataclass(frozen=True)
@@ -41,14 +50,28 @@ class Asked:
     """A request that the engine holds until it is answered."""
 
     connection: socket.socket
+    stream: int | None = None
+    """Its number on a connection that others may share; None: it has its own."""
     answered: threading.Event = field(default_factory=threading.Event)
+
+    def say(self, line: bytes, times: int = 1) -> None:
+        """Write a line so many times, at once."""
+        self.connection.sendall(chunk(of_stream(self.stream, line) * times))
+
+    def end(self, tokens: int) -> None:
+        """All that were wanted have been sent."""
+        self.say(finished(tokens))
+        if self.stream is None:
+            self.connection.sendall(END)
+        self.answered.set()
 
 
 class HeldEngine:
     """Answers probes by itself, and puts each request to generate into `asked`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, multiplexes: bool = True) -> None:
         self.asked: queue.Queue[Asked] = queue.Queue()
+        self._status = status(multiplexes=multiplexes)
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -63,13 +86,23 @@ class HeldEngine:
         with connection, connection.makefile("rb") as stream:
             while head := b"".join(iter(stream.readline, b"\r\n")):
                 if head.startswith(b"GET "):
-                    length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(STATUS)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + STATUS)
+                    connection.sendall(self._status)
+                    return
+                connection.sendall(HEAD)
+                if head.startswith(SHARED):
+                    self._share(connection)
                     return
                 stream.read(int(head.lower().partition(b"content-length:")[2].partition(b"\r")[0]))
                 asked = Asked(connection)
                 self.asked.put(asked)
                 asked.answered.wait()
+
+    def _share(self, connection: socket.socket) -> None:
+        body = SharedBody()
+        while came := connection.recv(65536):
+            for line in body.feed(came):
+                if line["type"] == "open":
+                    self.asked.put(Asked(connection, line["stream"]))
 
 
 @dataclass(frozen=True)
@@ -90,19 +123,17 @@ class Stream:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.sendall(head.encode() + body)
             asked = self.engine.asked.get(timeout=PATIENCE_SECONDS)
-            asked.connection.sendall(HEAD + ADMITTED)
-            self._relay_tokens(client, asked.connection, tokens, burst)
-            end = {"type": "finished", "reason": "length", "prompt_tokens": 8, "completion_tokens": tokens}
-            asked.connection.sendall(chunk(json.dumps(end).encode() + b"\n") + END)
-            asked.answered.set()
+            asked.say(ADMITTED)
+            self._relay_tokens(client, asked, tokens, burst)
+            asked.end(tokens)
             while client.recv(65536):
                 pass
 
-    def _relay_tokens(self, client: socket.socket, engine: socket.socket, tokens: int, burst: int) -> None:
+    def _relay_tokens(self, client: socket.socket, asked: Asked, tokens: int, burst: int) -> None:
         mark, seen, sent = relays.TOKENS_MARK[self.relay.path].encode(), b"", 0
         while sent < tokens:
             count = min(burst, tokens - sent)
-            engine.sendall(DELTA * count)
+            asked.say(TOKEN, count)
             sent += count
             while seen.count(mark) < sent:
                 came = client.recv(65536)
@@ -156,9 +187,10 @@ def _summary(short: list[float], long: list[float], bursts: list[float]) -> dict
 
 @click.command()
 @click.option("--windows", type=click.IntRange(2), default=15, show_default=True)
-def bench(windows: int) -> None:
+@click.option("--apart", is_flag=True, help="The engine does not let streams share a connection.")
+def bench(windows: int, apart: bool) -> None:
     """CPU time of the gateway, of one with two workers, and of nginx where there is one."""
-    engine = HeldEngine()
+    engine = HeldEngine(multiplexes=not apart)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         directory = Path(scratch)
         started = [stack.enter_context(start(engine.port, relays.free_port(), directory)) for start in RELAYS]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from stageline_api.endpoints import Endpoints, GroupEndpoint
+from stageline_bench.gateway.engine_words import SERVED_NAME
 from stageline_bench.gateway.processes import children, python_module, started, wait_for
-from stageline_bench.gateway.synthetic_engine import SERVED_NAME
 
 RELAY_CORE: Final = 0
-TOKENS_MARK: Final = {"/v1/generate": '"token_ids"', "/v1/completions": '"text":" word"'}
+TOKENS_MARK: Final = {"/v1/generate": '"token_ids"', "/v1/completions": " word"}
 
 NGINX_CONFIG: Final = """
 daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log stderr warn;

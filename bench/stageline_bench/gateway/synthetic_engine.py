@@ -1,42 +1,110 @@
 """An engine that computes nothing: `GenerateRequest`s in, tokens at a steady rate out, as cheaply as Python can.
 
-Each stream has a phase of its own, so tokens of many streams are spread over time as a busy engine's are. The first
-token comes at once: all of the time to it is the way.
+Tokens come as an engine's do, by steps: a stream belongs to one of `COHORTS` cohorts, whose steps take turns, and all
+streams of a cohort have a token of each of its steps. On a connection that streams share, the tokens of a step are one
+write. The first token comes at once: all of the time to it is the way.
 """
 
 import asyncio
 import json
+import math
 import sys
-from typing import Final, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
-from stageline_api.health import EngineStatus, Phase
+from stageline_bench.gateway.engine_words import (
+    ADMITTED,
+    END,
+    HEAD,
+    SHARED,
+    TOKEN,
+    SharedBody,
+    chunk,
+    finished,
+    of_stream,
+    status,
+)
 
-SERVED_NAME: Final = "synthetic"
-HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
-END: Final = b"0\r\n\r\n"
-WORD: Final = " word"
+COHORTS: Final = 4
+SHORTEST_STEP_SECONDS: Final = 1e-3
 
 
-def chunk(content: bytes) -> bytes:
-    """One chunk of a chunked body."""
-    return b"%x\r\n%b\r\n" % (len(content), content)
+@dataclass(eq=False)
+class Stream:
+    """One generation, and where its lines go."""
+
+    write: Callable[[bytes], None]
+    number: int | None
+    tokens: int
+    period_seconds: float
+    on_end: Callable[[], None]
+    left: int = 0
+    is_open: bool = True
+
+    def next_lines(self) -> bytes:
+        """Those of its next token."""
+        self.left -= 1
+        return of_stream(self.number, TOKEN) + (b"" if self.left else of_stream(self.number, finished(self.tokens)))
 
 
-ADMITTED: Final = chunk(b'{"type":"admitted","prompt_tokens":8}\n')
-DELTA: Final = chunk(json.dumps({"type": "delta", "text": WORD, "token_ids": [7]}).encode() + b"\n")
-
-
-class SyntheticStream(asyncio.Protocol):
-    """One connection: reads a request, writes its tokens, and takes the next one unless the client said that it is the
-    last. The rate is the request's seed: see `rate_of`."""
+class Steps:
+    """Gives each stream a token in every step of its cohort."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._due: dict[int, list[Stream]] = {}
+        """Streams by the step that they have their next token in: a number of shortest steps."""
+
+    def start(self, stream: Stream) -> None:
+        """Admit it, with its first token."""
+        stream.left = stream.tokens
+        self._say(stream, of_stream(stream.number, ADMITTED) + stream.next_lines())
+        cohort_seconds = max(stream.period_seconds / COHORTS, SHORTEST_STEP_SECONDS)
+        steps = round(cohort_seconds / SHORTEST_STEP_SECONDS)
+        due = math.ceil((self._loop.time() + stream.period_seconds) / SHORTEST_STEP_SECONDS / steps) * steps
+        self._await(due, [stream])
+
+    def _await(self, due: int, streams: list[Stream]) -> None:
+        if due not in self._due:
+            self._due[due] = []
+            self._loop.call_at(due * SHORTEST_STEP_SECONDS, self._step, due)
+        self._due[due] += streams
+
+    def _step(self, due: int) -> None:
+        written: dict[Callable[[bytes], None], list[bytes]] = {}
+        again: dict[int, list[Stream]] = {}
+        for stream in self._due.pop(due):
+            if not stream.is_open:
+                continue
+            written.setdefault(stream.write, []).append(stream.next_lines())
+            if stream.left:
+                period = max(1, round(stream.period_seconds / SHORTEST_STEP_SECONDS))
+                again.setdefault(due + period, []).append(stream)
+            else:
+                self._loop.call_soon(stream.on_end)
+        for write, lines in written.items():
+            write(chunk(b"".join(lines)))
+        for next_due, streams in again.items():
+            self._await(next_due, streams)
+
+    def _say(self, stream: Stream, lines: bytes) -> None:
+        stream.write(chunk(lines))
+        if not stream.left:
+            stream.on_end()
+
+
+class SyntheticConnection(asyncio.Protocol):
+    """Takes one request after another, unless the client said that it is the last; or many at once. The rate is the
+    request's seed: see `rate_of`."""
+
+    def __init__(self, steps: Steps, *, multiplexes: bool) -> None:
+        self._steps = steps
+        self._multiplexes = multiplexes
         self._transport: asyncio.Transport | None = None
         self._received = b""
-        self._timer: asyncio.TimerHandle | None = None
-        self._left = self._tokens = 0
-        self._period_seconds = self._due = 0.0
+        self._shared: SharedBody | None = None
+        self._streams: dict[int | None, Stream] = {}
         self._is_last = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -46,47 +114,55 @@ class SyntheticStream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         """It left, or its stream is done."""
         self._transport = None
-        if self._timer is not None:
-            self._timer.cancel()
+        for stream in self._streams.values():
+            stream.is_open = False
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the request."""
+        """Bytes of a request."""
+        if self._shared is not None:
+            self._take(self._shared, data)
+            return
         self._received += data
         head, found, body = self._received.partition(b"\r\n\r\n")
         if not found or self._transport is None:
             return
-        if head.startswith(b"GET "):
-            status = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME).model_dump_json().encode()
-            length = f"HTTP/1.1 200 OK\r\ncontent-length: {len(status)}\r\nconnection: close\r\n\r\n".encode()
-            self._transport.write(length + status)
+        if head.startswith(SHARED):
+            self._shared = SharedBody()
+            self._transport.write(HEAD)
+            self._take(self._shared, body)
+        elif head.startswith(b"GET "):
+            self._transport.write(status(multiplexes=self._multiplexes))
             self._transport.close()
         elif len(body) >= _content_length(head):
             self._received = b""
             self._is_last = b"connection: close" in head.lower() or b"HTTP/1.0" in head
-            self._start(json.loads(body))
+            self._transport.write(HEAD)
+            self._start(None, json.loads(body))
 
-    def _start(self, request: dict[str, object]) -> None:
-        assert self._transport is not None
-        sampling = cast(dict[str, float], request["sampling"])
-        self._tokens = self._left = int(sampling["max_tokens"])
-        self._period_seconds = 1 / rate_of(int(sampling["seed"]))
-        self._transport.write(HEAD + ADMITTED)
-        self._due = self._loop.time()
-        self._next()
+    def _take(self, shared: SharedBody, data: bytes) -> None:
+        for line in shared.feed(data):
+            if line["type"] == "open":
+                self._start(line["stream"], line["request"])
+            elif line["type"] == "close" and (stream := self._streams.pop(line["stream"], None)) is not None:
+                stream.is_open = False
 
-    def _next(self) -> None:
-        if self._transport is None:
-            return
-        self._transport.write(DELTA)
-        self._left -= 1
-        if not self._left:
-            finished = {"type": "finished", "reason": "length", "prompt_tokens": 8, "completion_tokens": self._tokens}
-            self._transport.write(chunk(json.dumps(finished).encode() + b"\n") + END)
+    def _start(self, number: int | None, request: dict[str, Any]) -> None:
+        sampling = request["sampling"]
+        period_seconds = 1 / rate_of(int(sampling["seed"]))
+        stream = Stream(self._write, number, int(sampling["max_tokens"]), period_seconds, lambda: self._ended(number))
+        self._streams[number] = stream
+        self._steps.start(stream)
+
+    def _write(self, content: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(content)
+
+    def _ended(self, number: int | None) -> None:
+        self._streams.pop(number, None)
+        if number is None and self._transport is not None:
+            self._transport.write(END)
             if self._is_last:
                 self._transport.close()
-            return
-        self._due += self._period_seconds
-        self._timer = self._loop.call_at(self._due, self._next)
 
 
 def rate_of(seed: int) -> float:
@@ -101,13 +177,16 @@ def _content_length(head: bytes) -> int:
     return 0
 
 
-async def serve() -> None:
+async def serve(*, multiplexes: bool) -> None:
     """Listen on a free loopback port, print it, serve until killed."""
-    server = await asyncio.get_running_loop().create_server(SyntheticStream, "127.0.0.1", 0, backlog=2048)
+    steps = Steps()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: SyntheticConnection(steps, multiplexes=multiplexes), "127.0.0.1", 0, backlog=2048
+    )
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(multiplexes="--apart" not in sys.argv[1:]))

@@ -173,13 +173,12 @@ class BodyMemory:
         none may get it, but never two.
         """
         self._add(size_bytes, share)
-        try:
-            self.check_room(0, share)
-        except ApiError:
+        held_bytes = self.held_bytes
+        if held_bytes > self.limit_bytes or (share is not None and share.held_bytes > share.limit_bytes):
             self._add(-size_bytes, share)
             self.check_room(size_bytes, share)  # says what is held without it
-            raise
-        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+        elif held_bytes > self.most_held_bytes:
+            self.most_held_bytes = held_bytes
 
     def give_back(self, size_bytes: int, share: BodyShare | None = None) -> None:
         self._add(-size_bytes, share)
@@ -263,8 +262,9 @@ class HeldBody:
 
     def grow(self, size_bytes: int) -> None:
         """Count bytes that came; raises ApiError 503 when they have no room."""
-        self.memory.take(size_bytes, self.share)
-        self.size_bytes += size_bytes
+        if size_bytes:
+            self.memory.take(size_bytes, self.share)
+            self.size_bytes += size_bytes
 
     def copy(self, copies: int) -> None:
         """Count copies of the text before they are made: each choice sends the prompt to an engine by itself.

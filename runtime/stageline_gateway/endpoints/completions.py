@@ -69,7 +69,7 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
     try:
         caller = services.admission.caller_of(request.headers)
         # Not before: who has no key fills no collector.
-        span = services.tracing.begin(request.url.path, context.trace)
+        span = services.tracing.begin(request.scope["path"], context.trace)
         context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
             fields = await body.read_object(request, is_here=client_of(request.scope).has_whole_body)

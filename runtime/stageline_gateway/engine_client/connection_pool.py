@@ -1,9 +1,9 @@
-"""Connections to engines, used one request after another.
+"""Connections to engines: those used one request after another, and to each engine one that requests share.
 
 A connection goes back when its answer has come to its end; all others are closed, which aborts their requests. Bytes
 that nobody asked for close it, too. It rests for seconds only: what an idle connection leads to may be gone, and the
 fewer of them there are, the seldomer a request finds out. One that does, before any answer came, is sent again on a new
-connection (`generation`).
+connection (`generation`). A shared one rests as long. It was asked for with a key, and serves who shows the same.
 """
 
 import asyncio
@@ -14,21 +14,28 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_trust import EngineTrust
+from stageline_gateway.engine_client.multiplexed import MultiplexedConnection
+from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
 IDLE_SECONDS: Final = 5.0
 """Far less than engines keep a connection (75 s), so that none is used that its engine is about to close."""
 MOST_IDLE: Final = 256
 """To one engine."""
+HTTP_OK: Final = 200
 END_SECONDS: Final = 1.0
 """How long the end of an answer may come after its last event."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    url: str
-    tls_name: str = ""
-    """Whose certificate it must show; empty: it speaks plain HTTP."""
+_Sharing = tuple[EngineAddress, str]
+"""An engine, and what authorization it is shown."""
+
+
+@dataclass(eq=False)
+class NotSharedError(Exception):
+    """The engine has no connection for many streams; what it said instead."""
+
+    status: int
+    body: bytes
 
 
 class ConnectionPool:
@@ -36,6 +43,8 @@ class ConnectionPool:
         self._connect_seconds = connect_seconds
         self._trust = trust
         self._idle: dict[EngineAddress, deque[tuple[EngineConnection, asyncio.TimerHandle]]] = {}
+        self._shared: dict[_Sharing, MultiplexedConnection] = {}
+        self._opening: dict[_Sharing, asyncio.Task[MultiplexedConnection]] = {}
 
     async def take(self, engine: EngineAddress, *, is_new: bool = False) -> tuple[EngineConnection, bool]:
         """A connection to `engine`, and whether it was used before; `is_new` asks for one that wasn't.
@@ -51,6 +60,43 @@ class ConnectionPool:
                 connection.begin()
                 return connection, True
         return await self._connect(engine), False
+
+    async def share(self, engine: EngineAddress, authorization: str, limit_seconds: float) -> MultiplexedConnection:
+        """The connection to `engine` that requests share; who comes while it is being opened waits for the same one.
+
+        Raises as `take`, and as `MultiplexedConnection.begin`; NotSharedError where the engine refuses it.
+        """
+        sharing = engine, authorization
+        shared = self._shared.get(sharing)
+        if shared is not None and shared.is_open:
+            return shared
+        opening = self._opening.get(sharing)
+        if opening is None:
+            opening = self._opening[sharing] = asyncio.create_task(self._open_shared(sharing, limit_seconds))
+            opening.add_done_callback(partial(self._opened, sharing))
+        return await asyncio.shield(opening)  # others may wait for it too
+
+    def _opened(self, sharing: _Sharing, opening: asyncio.Task[MultiplexedConnection]) -> None:
+        del self._opening[sharing]
+        if not opening.cancelled() and opening.exception() is None:
+            self._shared[sharing] = opening.result()
+
+    async def _open_shared(self, sharing: _Sharing, limit_seconds: float) -> MultiplexedConnection:
+        engine, authorization = sharing
+        connection = await self._connect(engine)
+        try:
+            shared = MultiplexedConnection(connection, IDLE_SECONDS, partial(self._forget_shared, sharing))
+            status, said = await shared.begin(engine.host, authorization, limit_seconds)
+            if status != HTTP_OK:
+                raise NotSharedError(status, said)
+        except BaseException:
+            connection.close()
+            raise
+        return shared
+
+    def _forget_shared(self, sharing: _Sharing, ended: MultiplexedConnection) -> None:
+        if self._shared.get(sharing) is ended:
+            del self._shared[sharing]
 
     async def _connect(self, engine: EngineAddress) -> EngineConnection:
         parts = urlsplit(engine.url)
@@ -83,6 +129,10 @@ class ConnectionPool:
                 timer.cancel()
                 connection.close()
         self._idle.clear()
+        for opening in self._opening.values():
+            opening.cancel()
+        for shared in tuple(self._shared.values()):
+            shared.close()
 
     def _has_ended(self, engine: EngineAddress, connection: EngineConnection, timer: asyncio.TimerHandle) -> None:
         timer.cancel()

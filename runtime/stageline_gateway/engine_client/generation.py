@@ -1,7 +1,8 @@
 """One generation on one engine: POST /v1/generate and its newline-delimited JSON events.
 
-A request has a connection to itself, and leaving `generate` before the answer's end closes it, for whatever reason:
-that aborts the request in the engine. Its taker gets exactly one Admitted, any number of PromptTokens and of Delta, and
+A request has a connection to itself, or a stream of one that it shares, where the engine offers that and its lines are
+short; leaving `generate` before the answer's end closes connection or stream, for whatever reason: that aborts the
+request in the engine. Its taker gets exactly one Admitted, any number of PromptTokens and of Delta, and
 one Finished, all that came in one read at once; everything else is an `EngineRefusedError`, an `EngineLostError` or an
 `AnswerFailedError`.
 """
@@ -10,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, assert_never
-from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from stageline_api.engine_http import (
     Admitted,
@@ -26,19 +26,21 @@ from stageline_api.engine_http import (
     GenerateRequest,
     PromptTokens,
 )
-from stageline_gateway.engine_client.connection_pool import ConnectionPool, EngineAddress
-from stageline_gateway.engine_client.engine_connection import (
+from stageline_api.multiplexing import MOST_LINE_BYTES, Refused
+from stageline_gateway.engine_client.connection_pool import HTTP_OK, ConnectionPool, NotSharedError
+from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_gateway.engine_client.event_lines import EventLines
+from stageline_gateway.engine_client.incoming_lines import (
     ConnectionBrokenError,
-    EngineConnection,
+    IncomingLines,
     Pause,
     SilentEngineError,
 )
+from stageline_gateway.engine_client.multiplexed import MultiplexedStream
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
-from stageline_gateway.engine_trust import EngineTrust
+from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
 GENERATE_PATH: Final = "/v1/generate"
-HTTP_OK: Final = 200
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 EngineEvent = Admitted | PromptTokens | Delta | Finished
 
@@ -107,14 +109,17 @@ class _Order:
     admitted: bool = False
     finished: bool = False
 
-    def check(self, event: Event) -> EngineEvent:
+    def check(self, event: Event | Refused) -> EngineEvent:
         if isinstance(event, Delta) and self.admitted and not self.finished:
             return event
-        if self.finished or (isinstance(event, Admitted) == self.admitted and not isinstance(event, Failed)):
+        begins = isinstance(event, Admitted | Refused)
+        if self.finished or (begins == self.admitted and not isinstance(event, Failed)):
             raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{event.type}' out of order.")
         match event:
             case Admitted():
                 self.admitted = True
+            case Refused(error=error):
+                raise EngineRefusedError(error)
             case Failed(is_final=True):
                 raise AnswerFailedError(event.message)
             case Failed(is_suspect=is_suspect):
@@ -135,26 +140,36 @@ class _Order:
 class _EventReader:
     """Lines to events of one run. A line that is no event, or out of order, fails it behind those before it."""
 
-    connection: EngineConnection
     take: TakeEvents
     timeouts: "EngineTimeouts"
     limit_seconds: float
     """How long the engine may be silent now."""
     order: _Order = field(default_factory=_Order)
+    lines: EventLines = field(default_factory=EventLines)
+    _source: IncomingLines | None = None
+
+    async def read_all(self, source: IncomingLines) -> None:
+        """Until the answer's end, or the source's."""
+        self._source = source
+        await source.relay(self.read, self.limit_seconds)
 
     def read(self, lines: list[bytes]) -> Pause | None:
+        assert self._source is not None, "read without a source"
         events: list[EngineEvent] = []
         try:
-            for line in lines:
-                event = self.order.check(_parse(line))
+            for found in self.lines.events(lines):
+                event = self.order.check(found)
                 events.append(event)
                 if isinstance(event, Delta) and self.limit_seconds != (stall := self.timeouts.stall_seconds):
                     self.limit_seconds = stall
-                    self.connection.allow_silence(stall)
+                    self._source.allow_silence(stall)
+        except ValidationError:
+            lost = EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.")
+            return self._fail_behind(events, lost)
         except Exception as error:
             return self._fail_behind(events, error)
         if self.order.finished:
-            self.connection.stop()
+            self._source.stop()
         return self.take(events)
 
     def _fail_behind(self, events: list[EngineEvent], error: Exception) -> Pause:
@@ -187,68 +202,102 @@ class EngineClient:
 
     async def generate(
         self,
-        url: str,
-        request: GenerateRequest,
-        take: TakeEvents,
-        on_open: Callable[[EngineConnection], None] = lambda _: None,
-        tls_name: str = "",
-    ) -> None:
-        """Give the events of `request` on the engine at `url` to `take`; raises the three errors, or what it does.
-
-        The engine's certificate must be for `tls_name`, if that is given.
-        """
-        engine = EngineAddress(url, tls_name)
-        try:
-            await self._exchange(engine, request, take, on_open)
-        except _UsedUpError:
-            await self._exchange(engine, request, take, on_open, is_second=True)
-
-    def close(self) -> None:
-        """Close the connections that rest."""
-        self._pool.close()
-
-    async def _exchange(
-        self,
         engine: EngineAddress,
         request: GenerateRequest,
         take: TakeEvents,
-        on_open: Callable[[EngineConnection], None],
-        is_second: bool = False,
+        on_open: Callable[[IncomingLines], None] = lambda _: None,
+        *,
+        shares: bool = False,
     ) -> None:
-        connection, was_used = await self._open(engine, is_second)
-        reader = _EventReader(connection, take, self._timeouts, self._timeouts.idle_seconds)
+        """Give the events of `request` on `engine` to `take`; raises the three errors, or what it does.
+
+        With `shares` the engine lets requests share a connection.
+        """
+        asked = _Asked(engine, request.model_dump_json().encode(), on_open)
+        shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
+        exchange = self._share if shares else self._exchange
+        reader = _EventReader(take, self._timeouts, self._timeouts.idle_seconds)
         try:
-            on_open(connection)
-            host, body = urlsplit(engine.url).netloc, request.model_dump_json().encode()
-            connection.post(host, GENERATE_PATH, body, self._key.authorization)
-            if await connection.head(reader.limit_seconds) != HTTP_OK:
-                raise _refusal(connection.status, await connection.body(reader.limit_seconds))
-            await connection.relay(reader.read, reader.limit_seconds)
+            try:
+                await exchange(asked, reader, False)
+            except _UsedUpError:
+                await exchange(asked, reader, True)
         except ConnectionBrokenError as error:
-            if was_used and not connection.has_heard:
-                raise _UsedUpError from None
             raise EngineLostError(LossKind.CONNECTION_LOST, str(error)) from None
         except SilentEngineError:
             raise EngineLostError(LossKind.STALLED, f"The engine was silent for {reader.limit_seconds:g} s.") from None
-        finally:
-            self._pool.give_back(engine, connection, ended_well=reader.order.finished)
         if not reader.order.finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 
-    async def _open(self, engine: EngineAddress, is_second: bool) -> tuple[EngineConnection, bool]:
+    def close(self) -> None:
+        """Close the connections that rest, and those that are shared."""
+        self._pool.close()
+
+    async def _exchange(self, asked: "_Asked", reader: "_EventReader", is_second: bool) -> None:
+        """On a connection of its own."""
+        connection, was_used = await self._open(asked, is_second)
         try:
-            return await self._pool.take(engine, is_new=is_second)
+            asked.on_open(connection)
+            connection.post(asked.engine.host, GENERATE_PATH, asked.body, self._key.authorization)
+            if await connection.head(reader.limit_seconds) != HTTP_OK:
+                raise _refusal(connection.status, await connection.body(reader.limit_seconds))
+            await reader.read_all(connection)
+        except ConnectionBrokenError:
+            if was_used and not connection.has_heard:
+                raise _UsedUpError from None
+            raise
+        finally:
+            self._pool.give_back(asked.engine, connection, ended_well=reader.order.finished)
+
+    async def _share(self, asked: "_Asked", reader: "_EventReader", is_second: bool) -> None:
+        """On a connection that others use too."""
+        stream, has_rested = await self._open_stream(asked, reader, is_second)
+        try:
+            asked.on_open(stream)
+            stream.ask(asked.body)
+            await reader.read_all(stream)
+        except ConnectionBrokenError:
+            if has_rested and not stream.has_heard:
+                raise _UsedUpError from None
+            raise
+        finally:
+            stream.close(has_ended=reader.order.finished)
+
+    async def _open(self, asked: "_Asked", is_second: bool) -> tuple[EngineConnection, bool]:
+        try:
+            return await self._pool.take(asked.engine, is_new=is_second)
         except (OSError, ValueError):  # TimeoutError is an OSError
-            if is_second:  # the engine may have got the request on the other connection, and ended over it
-                raise EngineLostError(LossKind.CONNECTION_LOST, "The connection to the engine broke.") from None
-            raise EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.") from None
+            raise _not_connected(is_second) from None
+
+    async def _open_stream(
+        self, asked: "_Asked", reader: "_EventReader", is_second: bool
+    ) -> tuple[MultiplexedStream, bool]:
+        try:
+            shared = await self._pool.share(asked.engine, self._key.authorization, reader.limit_seconds)
+        except NotSharedError as error:
+            raise _refusal(error.status, error.body) from None
+        except (OSError, ValueError):
+            raise _not_connected(is_second) from None
+        has_rested = shared.is_resting and not is_second
+        return shared.stream(), has_rested
 
 
-def _parse(line: bytes) -> Event:
-    try:
-        return _EVENTS.validator.validate_json(line)  # type: ignore[no-any-return]
-    except ValidationError:
-        raise EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.") from None
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    engine: EngineAddress
+    body: bytes
+    on_open: Callable[[IncomingLines], None]
+
+
+def _has_short_lines(request: GenerateRequest) -> bool:
+    """Whether no line of its answer is so long that others would wait for it."""
+    return request.sampling.top_logprobs is None and request.sampling.prompt_told is None
+
+
+def _not_connected(is_second: bool) -> EngineLostError:
+    if is_second:  # the engine may have got the request on the other connection, and ended over it
+        return EngineLostError(LossKind.CONNECTION_LOST, "The connection to the engine broke.")
+    return EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.")
 
 
 def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:

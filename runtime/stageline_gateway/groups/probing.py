@@ -130,6 +130,7 @@ class Prober:
             slots=status.slots,
             from_others=max(0, there - (load.requests if load is not None else 0)),
             tells_prefixes=status.tells_prefixes,
+            multiplexes=status.multiplexes,
             held=held,
             weights=status.weights,
         )

@@ -111,6 +111,8 @@ class EngineAccount:
     """Names of beginnings of prompts that its cache holds, or soon will."""
     weights: str = ""
     """Digest of the weights it computes with; empty where it doesn't say."""
+    multiplexes: bool = False
+    """Whether many generations may share a connection to it."""
 
     @property
     def slack(self) -> float:

@@ -17,7 +17,6 @@ from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest, Prompt
-from stageline_gateway.engine_client.engine_connection import Pause
 from stageline_gateway.engine_client.generation import (
     AnswerFailedError,
     EngineClient,
@@ -28,6 +27,8 @@ from stageline_gateway.engine_client.generation import (
     Resumed,
     StreamEvent,
 )
+from stageline_gateway.engine_client.incoming_lines import Pause
+from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.errors import (
     ApiError,
     answer_broken,
@@ -256,7 +257,8 @@ class Dispatcher:
             span.run(group, progress.runs, request) as traced,
         ):
             take = partial(self._take, _Relayed(group, key, progress, lease, account.weights, deliver))
-            await self.engine.generate(group.url, traced, take, run.opened, group.tls_name)
+            engine = EngineAddress(group.url, group.tls_name)
+            await self.engine.generate(engine, traced, take, run.opened, shares=account.multiplexes)
 
     def _take(self, run: _Relayed, events: Sequence[EngineEvent]) -> Pause | None:
         """Account for events of one run, and deliver those that the client is to see."""

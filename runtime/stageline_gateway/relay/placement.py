@@ -13,8 +13,8 @@ from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, GenerateRequest, PromptTokens
-from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import EngineEvent, EngineLostError, LossKind
+from stageline_gateway.engine_client.incoming_lines import IncomingLines
 from stageline_gateway.errors import ApiError, answer_broken, model_suspended, not_ready, revision_replaced
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.probing import NOT_THERE
@@ -224,11 +224,11 @@ class Search:
 class Run:
     group: GroupEndpoint
     progress: Progress
-    connection: EngineConnection | None = None
+    lines: IncomingLines | None = None
     is_leaving: bool = False
 
-    def opened(self, connection: EngineConnection) -> None:
-        self.connection = connection
+    def opened(self, lines: IncomingLines) -> None:
+        self.lines = lines
 
 
 @dataclass(slots=True)
@@ -263,35 +263,35 @@ class Runs:
 
     def heard_since(self, key: str, at: float) -> bool:
         """Whether a group, by identity, has sent anything in any run since this time of the loop's clock."""
-        connections = (run.connection for run in self._runs if identity(run.group) == key)
-        return any(connection is not None and connection.heard_at >= at for connection in connections)
+        answers = (run.lines for run in self._runs if identity(run.group) == key)
+        return any(lines is not None and lines.heard_at >= at for lines in answers)
 
     def review(self) -> None:
         """Interrupt the runs that should leave."""
         known = {identity(group) for group in self.backends.discovered.current.groups}
         for run in tuple(self._runs):
-            if run.connection is None or run.is_leaving:
+            if run.lines is None or run.is_leaving:
                 continue
-            if (error := self._why_leave(run, run.connection, known)) is not None:
+            if (error := self._why_leave(run, run.lines, known)) is not None:
                 run.is_leaving = True
-                run.connection.interrupt(error)
+                run.lines.interrupt(error)
 
-    def _why_leave(self, run: Run, connection: EngineConnection, known: Collection[str]) -> EngineLostError | None:
+    def _why_leave(self, run: Run, lines: IncomingLines, known: Collection[str]) -> EngineLostError | None:
         key = identity(run.group)
         is_gone = key not in known or self.backends.probe_failures.get(key) in NOT_THERE
-        if is_gone and connection.silent_seconds >= self.gone_silence_seconds:
+        if is_gone and lines.silent_seconds >= self.gone_silence_seconds:
             return EngineLostError(LossKind.GONE, GONE)
         others = self._others(run)
         if not others:
             return None
         is_silent = self.backends.probe_failures.get(key) == SILENT
-        if is_silent and connection.silent_seconds >= self.silent_probe_seconds:
+        if is_silent and lines.silent_seconds >= self.silent_probe_seconds:
             return EngineLostError(LossKind.STALLED, STALLED)
         since = self.backends.draining_since.get(key)
         if since is None or not any(map(self.backends.has_room, others)):
             return None
         # With a token of it unread it would leave for another revision, and could not go on there.
-        is_queued = not run.progress.has_output and connection.is_waited_on
+        is_queued = not run.progress.has_output and lines.is_waited_on
         has_lasted = self.backends.clock() - since >= self.drain_patience_seconds
         if is_queued or (run.progress.has_output and has_lasted):
             self.backends.take_room(others)

@@ -10,6 +10,7 @@ answered in JSON. A request's `ClientStream` goes with it, in its scope.
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import uvicorn
@@ -65,6 +66,7 @@ _REASONS: Final = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
 def _is_ours(host: bytes, hosts: frozenset[str]) -> bool:
     """Whether no web page could have a browser send this `Host` because its owner pointed a name of theirs here."""
     text = host.decode("latin-1").lower()

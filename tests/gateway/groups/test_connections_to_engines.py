@@ -16,7 +16,6 @@ from stageline_api.engine_http import (
     GenerateRequest,
     TextPrompt,
 )
-from stageline_gateway.engine_client.engine_connection import Pause
 from stageline_gateway.engine_client.generation import (
     EngineClient,
     EngineEvent,
@@ -24,15 +23,18 @@ from stageline_gateway.engine_client.generation import (
     EngineTimeouts,
     LossKind,
 )
+from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_trust import EngineAddress
 
 REQUEST = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
-DELTAS = [Delta(text=text, token_ids=(1,)) for text in "abc"]
-WELL: list[Admitted | Delta | Finished] = [
+SAID: list[Event] = [
     Admitted(prompt_tokens=1),
-    *DELTAS,
+    *[Delta(text=text, token_ids=(1,)) for text in "abc"],
     Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=3),
 ]
+WELL = [SAID[0], Delta(text="abc", token_ids=(1, 1, 1)), SAID[-1]]
+"""What is heard of it where it came at once."""
 END = b"0\r\n\r\n"
 
 
@@ -85,7 +87,7 @@ def ask(engine: Engine, use: Callable[[Callable[[], Awaitable[list[EngineEvent]]
 
         async def one() -> list[EngineEvent]:
             seen: list[EngineEvent] = []
-            await client.generate(url, REQUEST, lambda events: seen.extend(events))
+            await client.generate(EngineAddress(url), REQUEST, lambda events: seen.extend(events))
             return seen
 
         try:
@@ -104,7 +106,7 @@ def ask(engine: Engine, use: Callable[[Callable[[], Awaitable[list[EngineEvent]]
 
 
 def test_a_connection_is_used_again_after_a_whole_answer() -> None:
-    engine = Engine(*[say(written(WELL) + END)] * 3)
+    engine = Engine(*[say(written(SAID) + END)] * 3)
 
     async def use(one: Callable[[], Awaitable[list[EngineEvent]]]) -> None:
         for _ in range(3):
@@ -118,11 +120,11 @@ def test_an_end_that_comes_late_keeps_nobody_waiting_and_the_connection() -> Non
     may_end = asyncio.Event()
 
     async def late(writer: asyncio.StreamWriter) -> None:
-        writer.write(written(WELL))
+        writer.write(written(SAID))
         await may_end.wait()
         writer.write(END)
 
-    engine = Engine(late, say(written(WELL) + END))
+    engine = Engine(late, say(written(SAID) + END))
 
     async def use(one: Callable[[], Awaitable[list[EngineEvent]]]) -> None:
         assert await one() == WELL
@@ -137,9 +139,9 @@ def test_an_end_that_comes_late_keeps_nobody_waiting_and_the_connection() -> Non
 @pytest.mark.parametrize(
     "answered",
     [
-        written(WELL) + END + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
-        written(WELL).replace(b"\r\n", b"\r\nconnection: close\r\n", 1) + END,
-        written([WELL[0], *DELTAS, Failed(message="no", is_final=True)]) + b"1\r\n\n\r\n",
+        written(SAID) + END + b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        written(SAID).replace(b"\r\n", b"\r\nconnection: close\r\n", 1) + END,
+        written([*SAID[:-1], Failed(message="no", is_final=True)]) + b"1\r\n\n\r\n",
     ],
     ids=["says more than it was asked", "will close it", "has not ended"],
 )
@@ -163,7 +165,7 @@ def test_a_connection_that_had_ended_costs_no_request() -> None:
     async def close(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
-    engine = Engine(say(written(WELL) + END), close)
+    engine = Engine(say(written(SAID) + END), close)
 
     async def use(one: Callable[[], Awaitable[list[EngineEvent]]]) -> None:
         for _ in range(4):
@@ -175,7 +177,7 @@ def test_a_connection_that_had_ended_costs_no_request() -> None:
 
 def test_an_engine_that_ends_over_a_request_on_a_used_connection_counts_as_lost() -> None:
     """Not as one that never got it: the request may be what ended it."""
-    engine = Engine(say(written(WELL) + END))
+    engine = Engine(say(written(SAID) + END))
     servers: list[asyncio.Server] = []
 
     async def end(writer: asyncio.StreamWriter) -> None:
@@ -189,9 +191,9 @@ def test_an_engine_that_ends_over_a_request_on_a_used_connection_counts_as_lost(
         servers.append(server)
         client = EngineClient(EngineTimeouts(connect_seconds=60), EngineKey())
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await client.generate(url, REQUEST, lambda _: None)
+        await client.generate(EngineAddress(url), REQUEST, lambda _: None)
         with pytest.raises(EngineLostError) as lost:
-            await client.generate(url, REQUEST, lambda _: None)
+            await client.generate(EngineAddress(url), REQUEST, lambda _: None)
         assert lost.value.kind is LossKind.CONNECTION_LOST
         client.close()
         await asyncio.sleep(0.01)
@@ -201,7 +203,7 @@ def test_an_engine_that_ends_over_a_request_on_a_used_connection_counts_as_lost(
 
 
 def test_events_of_one_read_come_at_once_and_wait_for_a_slow_reader() -> None:
-    engine = Engine(say(written(WELL) + END))
+    engine = Engine(say(written(SAID) + END))
     taken: list[int] = []
     rested = 0
 
@@ -218,7 +220,7 @@ def test_events_of_one_read_come_at_once_and_wait_for_a_slow_reader() -> None:
     async def both() -> None:
         server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
         client = EngineClient(EngineTimeouts(connect_seconds=60), EngineKey())
-        await client.generate(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", REQUEST, take)
+        await client.generate(EngineAddress(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), REQUEST, take)
         client.close()
         server.close()
         await asyncio.sleep(0.01)

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageline_gateway.engine_client.engine_connection import (
-    MOST_WAITING_LINES,
-    ConnectionBrokenError,
-    EngineConnection,
-    SilentEngineError,
-)
+from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_gateway.engine_client.incoming_lines import ConnectionBrokenError, SilentEngineError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -193,7 +189,7 @@ def test_a_reader_that_stops_reading_stops_the_engine() -> None:
             await asyncio.sleep(0.01)
             looks_alike = looks_alike + 1 if before == written else 0
             before = written
-        assert MOST_WAITING_LINES <= written < 5_000, written
+        assert EngineConnection.most_waiting <= written < 5_000, written
         assert len(await all_lines(connection)) == 9_999
 
     converse(answer, use)

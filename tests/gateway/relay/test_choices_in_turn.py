@@ -16,7 +16,6 @@ from stageline_api.engine_http import (
     SamplingParams,
     TextPrompt,
 )
-from stageline_gateway.engine_client.engine_connection import Pause
 from stageline_gateway.engine_client.generation import (
     AnswerFailedError,
     EngineClient,
@@ -24,7 +23,9 @@ from stageline_gateway.engine_client.generation import (
     StreamEvent,
     TakeEvents,
 )
+from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.errors import ApiError
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
@@ -47,11 +48,12 @@ class ScriptedEvents(EngineClient):
 
     async def generate(
         self,
-        url: str,  # noqa: ARG002 - the client's signature
+        engine: EngineAddress,  # noqa: ARG002 - the client's signature
         request: GenerateRequest,
         take: TakeEvents,
         on_open: Callable[[Any], None] = lambda _: None,  # noqa: ARG002 - the client's signature
-        tls_name: str = "",  # noqa: ARG002 - the client's signature
+        *,
+        shares: bool = False,  # noqa: ARG002 - the client's signature
     ) -> None:
         async def say(*events: Admitted | Delta | Finished) -> None:
             await asyncio.sleep(0)

@@ -63,8 +63,9 @@ def test_one_token_has_no_time_per_output_token() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_shows_on_the_page(gateway: RunningGateway, engine: ScriptedEngine, stream: bool) -> None:
-    first, *rest = answer("a", "b", "c", prompt_tokens=5)
-    engine.script = lambda _: [first, Pause(0.3), *rest]
+    admitted, one, two, three, end = answer("a", "b", "c", prompt_tokens=5)
+    # What comes together is one piece, so each has its time: enough for a gateway that others starve.
+    engine.script = lambda _: [admitted, Pause(0.3), one, Pause(0.3), two, Pause(0.3), three, end]
     assert gateway.http.post("/v1/completions", json=BODY | {"stream": stream}).status_code == 200
     gateway.settle()
     assert gateway.sample("stageline_prompt_tokens_total", model_name=MODEL) == 5

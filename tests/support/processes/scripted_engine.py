@@ -7,10 +7,11 @@ it was asked and which requests their client left early.
 import asyncio
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from stageline_api.engine_access import is_admitted
 from stageline_api.engine_http import (
@@ -26,6 +27,8 @@ from stageline_api.engine_http import (
     PromptTokens,
 )
 from stageline_api.health import EngineStatus, Phase
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, Close, GoOn, Open, Refused
+from stageline_api.multiplexing import Hold as HoldStream
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Refuse:
     error: EngineError | None
 
 
+_CLIENT_LINES: Final[TypeAdapter[ClientLine]] = TypeAdapter(ClientLine)
+_HEAD: Final = ("HTTP/1.1 200 OK", "content-type: application/x-ndjson", "transfer-encoding: chunked")
+
 Step = Say | Raw | Hold | Pause | KeepSaying | Drop | Refuse
 Script = Callable[[GenerateRequest], list[Step]]
 
@@ -123,6 +129,12 @@ class ScriptedEngine:
     """Digest of those it says it computes with."""
     held: tuple[str, ...] | None = None
     """Names of beginnings of prompts that it says its cache holds; None: it is of a version that knows no names."""
+    multiplexes: bool = True
+    """Says that requests may share a connection, and lets them."""
+    said_on_shared: list[ClientLine] = field(default_factory=list)
+    """What was said on such connections, in order."""
+    num_shared: int = 0
+    """How many there were."""
     answers_probes: bool = True
     tls: ssl.SSLContext | None = None
     """Speaks HTTPS with this certificate; set before `start`."""
@@ -184,6 +196,9 @@ class ScriptedEngine:
                 if asked == "GET /v1/prefixes" and self.held is not None:
                     await self._say(writer, HeldPrefixes(keys=self.held))
                     return
+                if asked == f"POST {MULTIPLEXED_PATH}" and self.multiplexes:
+                    await self._share(reader, writer)
+                    return
                 if asked != "POST /v1/generate":
                     self.asked_with.append(headers)
                     await self._reply(asked, body, writer)
@@ -239,42 +254,77 @@ class ScriptedEngine:
             requests_running=self.running,
             weights=self.weights,
             tells_prefixes=self.held is not None,
+            multiplexes=self.multiplexes,
         )
+
+    async def _share(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Many requests, each by its script. A `Drop` breaks the connection for all of them."""
+        self.num_shared += 1
+        writer.write("\r\n".join([*_HEAD, "", ""]).encode())
+        streams: dict[int, asyncio.Task[None]] = {}
+        ids: dict[int, str] = {}
+        try:
+            async for line in _lines(reader):
+                said = _CLIENT_LINES.validate_json(line)
+                self.said_on_shared.append(said)
+                match said:
+                    case Open(stream=number, request=request):
+                        self.requests.append(request)
+                        ids[number] = request.request_id
+                        play = self._play_shared(number, self.script(request), writer)
+                        streams[number] = asyncio.create_task(play)
+                    case Close(stream=number) if number in streams and not streams[number].done():
+                        streams[number].cancel()
+                    case Close() | HoldStream() | GoOn():
+                        pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            for task in streams.values():
+                task.cancel()
+            await asyncio.gather(*streams.values(), return_exceptions=True)
+            self.left_early += [ids[number] for number, task in streams.items() if task.cancelled()]
+
+    async def _play_shared(self, number: int, steps: list[Step], writer: asyncio.StreamWriter) -> None:
+        if isinstance(steps[0], Refuse):
+            assert steps[0].error is not None, "a shared connection has no words for a refusal without an error"
+            _chunk(writer, b"%d %b\n" % (number, Refused(error=steps[0].error).model_dump_json().encode()))
+        else:
+            await self._take_steps(steps, writer, b"%d " % number)
 
     async def _play(self, steps: list[Step], writer: asyncio.StreamWriter) -> None:
         if isinstance(steps[0], Refuse):
             await _refuse(steps[0], writer)
             return
-        head = [
-            "HTTP/1.1 200 OK",
-            "content-type: application/x-ndjson",
-            "transfer-encoding: chunked",
-            "connection: close",
-        ]
-        writer.write("\r\n".join([*head, "", ""]).encode())
+        writer.write("\r\n".join([*_HEAD, "connection: close", "", ""]).encode())
+        if await self._take_steps(steps, writer):
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+
+    async def _take_steps(self, steps: list[Step], writer: asyncio.StreamWriter, prefix: bytes = b"") -> bool:
+        """Returns whether the connection is still there. Each line begins with `prefix`."""
         for step in steps:
             match step:
                 case Say(event=event):
-                    _chunk(writer, event.model_dump_json().encode() + b"\n")
+                    _chunk(writer, prefix + event.model_dump_json().encode() + b"\n")
                 case Raw(content=content):
-                    _chunk(writer, content)
+                    _chunk(writer, prefix + content)
                 case Hold():
                     await self._release.wait()
                 case Pause(seconds=seconds):
                     await asyncio.sleep(seconds)
                 case KeepSaying(event=event, pause_seconds=seconds):
                     while not self._hushed:
-                        _chunk(writer, event.model_dump_json().encode() + b"\n")
+                        _chunk(writer, prefix + event.model_dump_json().encode() + b"\n")
                         await asyncio.sleep(seconds)
                 case Drop():
                     await writer.drain()
                     writer.transport.abort()
-                    return
+                    return False
                 case Refuse():
                     raise AssertionError("Refuse must be the first step")
             await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+        return True
 
 
 async def _end(server: asyncio.Server) -> None:
@@ -295,6 +345,16 @@ async def _end(server: asyncio.Server) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a chunked body."""
+    rest = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        content = await reader.readexactly(size + 2)
+        *lines, rest = (rest + content[:-2]).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _chunk(writer: asyncio.StreamWriter, content: bytes) -> None:

@@ -1,0 +1,73 @@
+"""An engine's lines as events. Pieces of plain text that came together are one piece.
+
+Nearly all lines are a piece of text and its tokens. Such ones are read by a decoder that knows nothing else, and those
+that follow each other are put together before anybody sees them: they came in one read, so no client would have had the
+first of them sooner. All other lines, and whatever that decoder does not take, are read as `engine_http` says.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+from pydantic import Field, TypeAdapter
+
+from stageline_api.engine_http import Admitted, Delta, Event
+from stageline_api.multiplexing import Refused
+
+_LINES: TypeAdapter[Event | Refused] = TypeAdapter(Annotated[Event | Refused, Field(discriminator="type")])
+
+
+class _Piece(msgspec.Struct, tag_field="type", tag="delta", forbid_unknown_fields=True, gc=False):
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Any, ...] = ()
+
+
+_decoder: Final = msgspec.json.Decoder(_Piece)
+_BEGINS: Final = b'{"type":"delta"'
+
+
+@dataclass(slots=True)
+class EventLines:
+    """Reads the lines of one answer."""
+
+    _is_plain: bool = False
+    """Whether its text is nothing but text. Where thoughts or calls are looked for in it, every piece stays by itself:
+    their tokens are counted by the piece, and arguments of calls are told by the piece."""
+
+    def events(self, lines: Sequence[bytes]) -> Iterator[Event | Refused]:
+        """What the next lines say, in order.
+
+        Raises pydantic's ValidationError at a line that can't be read, behind all before it.
+        """
+        texts: list[str] = []
+        token_ids: list[int] = []
+        for line in lines:
+            if self._is_plain and (piece := _plain(line)) is not None:
+                texts.append(piece.text)
+                token_ids += piece.token_ids
+                continue
+            if texts:
+                yield _delta(texts, token_ids)
+                texts, token_ids = [], []
+            event = _LINES.validator.validate_json(line)
+            if isinstance(event, Admitted):
+                self._is_plain = event.thoughts is None and event.tool_call_format is None
+            yield event
+        if texts:
+            yield _delta(texts, token_ids)
+
+
+def _plain(line: bytes) -> _Piece | None:
+    if not line.startswith(_BEGINS):
+        return None
+    try:
+        piece = _decoder.decode(line)
+    except msgspec.MsgspecError:
+        return None
+    return None if piece.logprobs else piece
+
+
+def _delta(texts: list[str], token_ids: list[int]) -> Delta:
+    return Delta(text=texts[0] if len(texts) == 1 else "".join(texts), token_ids=tuple(token_ids))

@@ -1,0 +1,213 @@
+"""The lines of one answer, between the connection that brings them and the reader that takes them.
+
+`relay` hands all lines of one arrival to its taker at once, in the very call that brought them: no task wakes for a
+token. What the taker can't take yet waits in a short queue, and then its source is held. A wait ends when what is
+waited for comes, when the answer ends, when the engine has been silent for too long, or when somebody interrupts it:
+never later. Where the lines come from is a subclass's: a connection of its own, or one that is shared.
+"""
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+
+Pause = Callable[[], Awaitable[None]]
+"""What a taker asks to be awaited before it is given more; begun only then."""
+TakeLines = Callable[[list[bytes]], Pause | None]
+"""Takes lines, at once."""
+
+
+class ConnectionBrokenError(Exception):
+    """The answer can't go on; the text is one sentence for the client."""
+
+
+class SilentEngineError(Exception):
+    """Nothing came for as long as was allowed."""
+
+
+class IncomingLines(ABC):
+    """What a reader sees of an answer. The subclass calls `_heard`, then adds to `_lines`, then calls `_arrived`."""
+
+    most_waiting = 256
+    """Lines that a slow reader may leave here before their source is held."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.heard_at = float("-inf")
+        """When anything of it last came, by the loop's clock."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew, with no line and nobody who waits."""
+        self._lines: list[bytes] = []
+        self._is_complete = self._is_held = self._is_stopped = False
+        self.has_heard = False
+        """Whether anything of this answer came."""
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._silent_since = self._limit_seconds = 0.0
+        self._take: TakeLines | None = None
+        """Takes lines while nobody waits for one."""
+        self._pause: Pause | None = None
+        """What its last call asked to be awaited."""
+
+    @abstractmethod
+    def _hold(self) -> None:
+        """Have no more lines brought, but for those that are on their way."""
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """Have them brought again."""
+
+    # Towards the reader
+
+    async def line(self, limit_seconds: float) -> bytes | None:
+        """The next line that isn't blank; None at the end."""
+        while not self._lines:
+            if self._is_complete:
+                return None
+            await self._arrival(limit_seconds)
+        line = self._lines.pop(0)
+        self._let_come()
+        return line
+
+    async def relay(self, take: TakeLines, limit_seconds: float) -> None:
+        """Hand all lines to `take` as they come, until the end or `stop`; raises what it raises.
+
+        `allow_silence` may change the limit meanwhile.
+        """
+        self._limit_seconds = limit_seconds
+        while (self._lines or not self._is_complete) and not self._is_stopped:
+            if self._lines:
+                pause = take(self._taken_lines())
+            else:
+                self._take = take
+                try:
+                    await self._arrival(self._limit_seconds)
+                finally:
+                    self._take = None
+                pause, self._pause = self._pause, None
+            if pause is not None:
+                await pause()
+
+    def allow_silence(self, limit_seconds: float) -> None:
+        """From now on, in this wait too, the engine may be silent for so long."""
+        self._limit_seconds = limit_seconds
+        if self._waiter is not None:
+            self._arm()
+
+    def stop(self) -> None:
+        """Have `relay` return: what it handed over last is all that is wanted."""
+        self._is_stopped = True
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the reader has waited for what comes next; 0 when it isn't waiting."""
+        return 0.0 if self._waiter is None else self._loop.time() - self._silent_since
+
+    @property
+    def is_waited_on(self) -> bool:
+        """Whether its reader waits and nothing is unread, so that an interrupt now comes before any further line."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def interrupt(self, error: Exception) -> None:
+        """End the reader's wait, now or at its next one, with `error`; lines that are here are still given out."""
+        self._fail(error)
+
+    def _taken_lines(self) -> list[bytes]:
+        lines, self._lines = self._lines, []
+        if self._is_held:
+            self._let_come()
+        return lines
+
+    def _let_come(self) -> None:
+        if self._is_held and len(self._lines) < self.most_waiting // 2:
+            self._is_held = False
+            self._go_on()
+
+    async def _arrival(self, limit_seconds: float) -> None:
+        """Wait for lines, or for the taker's pause or the end; raises the failure that keeps them from coming."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = self._loop.create_future()
+        self._silent_since, self._limit_seconds = self._loop.time(), limit_seconds
+        self._arm()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # Towards the source
+
+    def _heard(self) -> None:
+        """Something of this answer came."""
+        self.heard_at = self._loop.time()
+        self.has_heard = True
+
+    def _arrived(self) -> None:
+        """Give out what has come. A reader that leaves too much here has its source held."""
+        if self._take is not None:
+            self._hand_over(self._take)
+        elif self._lines or self._is_complete:
+            self._wake()
+        if self._is_complete:
+            self._wake()
+        if len(self._lines) > self.most_waiting and not self._is_held:
+            self._is_held = True
+            self._hold()
+
+    def _hand_over(self, take: TakeLines) -> None:
+        """Give what has come to the taker. Whatever it raises is raised where `relay` waits."""
+        self._silent_since = self.heard_at
+        if not self._lines:
+            return
+        try:
+            self._pause = take(self._taken_lines())
+        except Exception as error:
+            self._end_wait(error)
+        if self._pause is not None or self._is_stopped:
+            self._take = None
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None and not self._is_complete:
+            self._failure = error
+            self._end_wait(error)
+
+    def _end_wait(self, error: Exception) -> None:
+        """Nothing that comes after this is given out before the reader knows of it."""
+        self._take = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    # The time of silence
+
+    def _arm(self) -> None:
+        """Have the timer fire by the end of this wait. One that fires earlier is kept, and armed again then."""
+        if self._limit_seconds == math.inf:
+            return
+        due = self._silent_since + self._limit_seconds
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return  # what came in the same turn was there in time, however late the turn
+        if self.silent_seconds >= self._limit_seconds:
+            self._fail(SilentEngineError())
+        else:
+            self._arm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
