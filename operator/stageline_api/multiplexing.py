@@ -1,75 +1,96 @@
 """`POST /v1/multiplexed`: many generations of one client over one connection, while both of its bodies are open.
 
-The client's body is chunked and has a `ClientLine` on each line: it opens streams, and may hold, go on with and close
-each of them. The engine's body is chunked, too, and has a line for each event of any stream: the stream's number, a
-blank, and what `POST /v1/generate` would have written on a line of its own (`engine_http.Event`), or `Refused` in place
-of a refusal's status. What several streams have to say at once goes out in one write. A line of a number alone is that
-stream's blank line, which says that it still waits for its turn; a line of nothing says nothing.
+The client's body is chunked and has a line for each thing it says: what it is (`Word`), a blank, the stream's number,
+and behind `open` a blank and the `GenerateRequest`, as `POST /v1/generate` takes it. So it is read by what reads it
+there, and refused as there: whatever is wrong with it is its stream's matter. It opens streams, and may hold, go on
+with and close each of them. The engine's body is chunked, too, and has a line for each event of any stream: the
+stream's number, a blank, and what `POST /v1/generate` would have written on a line of its own (`engine_http.Event`), or
+`Refused` in place of a refusal's status. What several streams have to say at once goes out in one write. A line of a
+number alone is that stream's blank line, which says that it still waits for its turn; a line of nothing says nothing.
 
 Numbers are the client's own, are counted upwards, and never come twice on a connection. A stream is over with its
 `Finished`, `Failed` or `Refused`, or when the client closes it, which aborts it. The connection's end aborts all of
-them, and so does a line of the client's that can't be read, is too long or opens a number again: the engine ends its
-body then. A request that is wrong within its line is `Refused`, and no other stream's matter. While a stream is held
-the engine keeps what it has to say, merged, and writes none of it: so one slow reader stops nobody else's tokens. When
-the client has ended its body, or the engine shuts down, the engine's body ends as soon as no stream is left.
+them. While a stream is held the engine keeps what it has to say, merged, and writes none of it: so one slow reader
+stops nobody else's tokens. A client's line whose word or number can't be read, or which is too long, ends the
+connection. A client that ends its body opens no more streams; the engine ends its own then, or when it shuts down, once
+no stream is left.
 
 Why lines over HTTP and not WebSocket or HTTP/2: both ends have an HTTP/1.1 parser in C already, with its bounds, its
 key and its TLS; see docs/adr/0043. For engines whose status says `multiplexes`, and for requests of `MOST_LINE_BYTES`
 at most: what is larger, or is told with megabytes of log probabilities, has a connection to itself and delays nobody.
 """
 
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from stageline_api.engine_http import EngineError, GenerateRequest
+from stageline_api.engine_http import EngineError
 
 MULTIPLEXED_PATH: Final = "/v1/multiplexed"
 MOST_LINE_BYTES: Final = 64 * 1024
-"""Of the client's: a line of so many is parsed in a millisecond."""
+"""Of a request on a client's line: one of so many is parsed in a millisecond."""
+_MOST_DIGITS: Final = 15
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Word(StrEnum):
+    """What a client's line says."""
 
-
-StreamNumber = Annotated[int, Field(ge=0, lt=2**53)]
-
-
-class Open(_Frozen):
-    """Generate this, as stream `stream`."""
-
-    type: Literal["open"] = "open"
-    stream: StreamNumber
-    request: GenerateRequest
-
-
-class Close(_Frozen):
+    OPEN = "open"
+    """Generate this, as a stream of that number."""
+    CLOSE = "close"
     """Nothing more is wanted of it. May cross its end, and is nothing then."""
-
-    type: Literal["close"] = "close"
-    stream: StreamNumber
-
-
-class Hold(_Frozen):
-    """Keep what comes for it until `GoOn`."""
-
-    type: Literal["hold"] = "hold"
-    stream: StreamNumber
-
-
-class GoOn(_Frozen):
+    HOLD = "hold"
+    """Keep what comes for it until `GO_ON`."""
+    GO_ON = "go_on"
     """Write of it again."""
 
-    type: Literal["go_on"] = "go_on"
-    stream: StreamNumber
+
+@dataclass(frozen=True, slots=True)
+class ClientLine:
+    word: Word
+    stream: int
+    request: bytes = b""
+    """Behind `open`: JSON, not looked at yet."""
+
+    def written(self) -> bytes:
+        """The line, with its end."""
+        rest = b" " + self.request if self.word is Word.OPEN else b""
+        return b"%b %d%b\n" % (self.word.encode(), self.stream, rest)
 
 
-ClientLine = Annotated[Open | Close | Hold | GoOn, Field(discriminator="type")]
+class UnreadableLineError(ValueError):
+    """Nobody can say which stream was meant. The message shows none of the line's words."""
 
 
-class Refused(_Frozen):
+def client_line(line: bytes) -> ClientLine:
+    """What a client's line, without its end, says; raises UnreadableLineError."""
+    word, _, rest = line.partition(b" ")
+    number, blank, request = rest.partition(b" ")
+    try:
+        known = Word(word.decode("ascii"))
+    except ValueError:
+        raise UnreadableLineError(f"a line of {len(line)} bytes begins with no known word") from None
+    if (known is Word.OPEN) != bool(blank):
+        raise UnreadableLineError(f"a line of {len(line)} bytes has too much or too little behind '{known}'")
+    return ClientLine(known, stream_number(number), request)
+
+
+def stream_number(written: bytes) -> int:
+    """The number of a stream as it is written: in decimal digits, without any that it doesn't need.
+
+    Raises UnreadableLineError.
+    """
+    if not written.isdigit() or len(written) > _MOST_DIGITS or (written[:1] == b"0" and written != b"0"):
+        raise UnreadableLineError("a line has no stream's number where one belongs")
+    return int(written)
+
+
+class Refused(BaseModel):
     """The stream's only line: the engine did not admit the request."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["refused"] = "refused"
     error: EngineError
