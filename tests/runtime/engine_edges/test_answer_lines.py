@@ -134,6 +134,33 @@ def test_log_probabilities_that_waited_are_written_as_their_types_write_them(
         assert len(delta.logprobs) <= 3
 
 
+@settings(deadline=None)
+@given(st.lists(st.just(TAKE) | st.text("ab\x01é😀", min_size=1, max_size=40), max_size=12), st.booleans())
+def test_whoever_stops_reading_between_lines_has_the_ids_of_all_its_text(
+    tokenizer: EngineTokenizer, steps: list[str | None], with_logprobs: bool
+) -> None:
+    """Also within what came at once and is too much for a line."""
+    answer, lines = answer_to(admitted(), tokenizer), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stageline_runtime.engine.edge.answer_lines.MOST_DELTA_BYTES", 70)
+        for step in steps:
+            if step is not TAKE:
+                answer.take(one_each(ids_of(step)) if with_logprobs else TokenEvent(ids_of(step)))
+            elif answer.has_waiting:
+                lines.append(answer.next_line())
+        lines += waiting_lines(answer)
+    text, ids = "", list[int]()
+    for delta in typed(lines):
+        text += delta.text
+        ids += delta.token_ids
+        assert tokenizer.decode(ids).startswith(text)
+        plain = delta.model_copy(update={"logprobs": ()}).model_dump_json()
+        assert len(plain.encode()) <= 70 + len(Delta(text="", token_ids=()).model_dump_json())
+        assert [one.token_id for one in delta.logprobs] == (list(delta.token_ids) if with_logprobs else [])
+    whole = "".join(step for step in steps if step is not TAKE)
+    assert (text, tuple(ids)) == (whole, ids_of(whole))
+
+
 def test_a_long_wait_is_split_in_order_and_its_text_comes_last(tokenizer: EngineTokenizer) -> None:
     answer = answer_to(admitted(), tokenizer)
     ids = tuple(itertools.islice(itertools.cycle(ids_of("abcdefg")), 2 * MOST_LOGPROBS + 1))

@@ -34,6 +34,7 @@ from stageline_runtime.engine.core_api import (
     TokenEvent,
 )
 from stageline_runtime.engine.edge import answer_lines, connection_streams
+from stageline_runtime.engine.edge.connection_streams import ConnectionStreams
 from stageline_runtime.engine.text.schema_check import SchemaCheck
 
 KEY = "some-key-0123456789"
@@ -186,6 +187,48 @@ def test_a_held_stream_says_nothing_until_it_goes_on_and_loses_nothing(tmp_path:
     assert core.aborted == []
 
 
+@pytest.mark.parametrize(
+    ("num_streams", "text", "num_tokens"),
+    [
+        pytest.param(1, "x", 150_000, id="one-long"),
+        pytest.param(1, "\x01", 30_000, id="one-of-control-characters"),
+        pytest.param(60, "x", 1500, id="many-short"),
+    ],
+)
+def test_what_was_held_long_comes_in_bounded_lines_and_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_streams: int, text: str, num_tokens: int
+) -> None:
+    """As one line it was longer than a gateway takes, and held up all others while it was made."""
+    core, turns = stepped(), list[bytes]()
+    streams = range(num_streams)
+    next_lines = ConnectionStreams.next_lines
+
+    def noted(self: ConnectionStreams) -> bytes:
+        turns.append(next_lines(self))
+        return turns[-1]
+
+    async def use(_client: httpx.AsyncClient, connection: MultiplexedClient) -> None:
+        await connection.say(*(open_line(number, asked(f"r{number}")) for number in streams))
+        await connection.until_admitted(*streams)
+        last = num_streams
+        await connection.say(*(about("hold", number) for number in streams), open_line(last, {}))
+        await connection.until_over(last)
+        for _ in range(num_tokens):
+            core.step(text)
+        core.end()
+        monkeypatch.setattr(ConnectionStreams, "next_lines", noted)
+        await connection.say(*(about("go_on", number) for number in streams))
+        for events in (await connection.until_over(*streams)).values():
+            _, told, token_ids, end = joined([None, *events])
+            assert told == text * num_tokens
+            assert token_ids == list(ids_of(text)) * num_tokens
+            assert end["type"] == "finished"
+
+    connected(core, tmp_path, use)
+    assert max(map(len, turns)) <= answer_lines.MOST_WRITE_CHARACTERS
+    assert max(len(line) for turn in turns for line in turn.splitlines()) <= answer_lines.MOST_DELTA_BYTES + 200
+
+
 def test_a_closed_stream_is_aborted_alone_and_says_no_more(tmp_path: Path) -> None:
     core = stepped()
 
@@ -269,18 +312,17 @@ def test_an_id_that_is_in_use_is_refused(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    pytest.param(b"{", "can't be read", id="no-json"),
-    pytest.param(b"[]", "can't be read", id="no-object"),
-    pytest.param(b'{"type":"dance","stream":3}', "can't be read", id="an-unknown-type"),
-    pytest.param(b'{"type":"close"}', "can't be read", id="no-number"),
-    pytest.param(b'{"type":"open","stream":-1,"request":{}}', "can't be read", id="a-negative-number"),
-    pytest.param(b'{"type":"open","stream":3}', "can't be read", id="no-request"),
-    pytest.param(b'{"type":"close","stream":3,"more":1}', "can't be read", id="a-field-too-many"),
-    pytest.param(json.dumps(open_line(2, asked("again"))).encode(), "stream 2 is opened after stream 2", id="reuse"),
-    pytest.param(
-        json.dumps(open_line(1, asked("below"))).encode(), "stream 1 is opened after stream 2", id="backwards"
-    ),
-    pytest.param(b'{"type":"open","stream":1,"request":{}}', "stream 1 is opened after stream 2", id="backwards-bad"),
+    pytest.param(b"{", "begins with no known word", id="no-word"),
+    pytest.param(b"dance 3", "begins with no known word", id="an-unknown-word"),
+    pytest.param(b"\xff 3", "begins with no known word", id="no-ascii"),
+    pytest.param(b"close", "no stream's number", id="no-number"),
+    pytest.param(b"open -1 {}", "no stream's number", id="a-negative-number"),
+    pytest.param(b"open 007 {}", "no stream's number", id="a-number-written-twice"),
+    pytest.param(b"open 3", "too much or too little behind 'open'", id="no-request"),
+    pytest.param(b"close 3 1", "too much or too little behind 'close'", id="a-word-too-many"),
+    pytest.param(open_line(2, asked("again")), "stream 2 is opened after stream 2", id="reuse"),
+    pytest.param(open_line(1, asked("below")), "stream 1 is opened after stream 2", id="backwards"),
+    pytest.param(b"open 1 {", "stream 1 is opened after stream 2", id="backwards-bad"),
     pytest.param(b"x" * 70_000, "longer than 66560 bytes", id="too-long"),
 ]
 
@@ -317,7 +359,7 @@ def test_a_line_without_end_is_not_waited_for_longer_than_a_line_may_be(tmp_path
 
 
 def test_lines_come_in_any_pieces(tmp_path: Path) -> None:
-    lines = "".join(json.dumps(open_line(number, asked(f"r{number}"))) + "\n\n" for number in range(3)).encode()
+    lines = b"".join(open_line(number, asked(f"r{number}")) + b"\n\n" for number in range(3))
 
     async def use(_client: httpx.AsyncClient, connection: MultiplexedClient) -> None:
         for start in range(0, len(lines), 7):
@@ -429,6 +471,25 @@ def test_a_stream_closed_while_its_request_is_read_is_never_begun(tmp_path: Path
     connected(core, tmp_path, use)
     assert [request.request_id for request in core.submitted] == ["quick", "quick", "lost", "closed"]
     assert core.aborted == []
+
+
+def test_a_guide_whose_making_is_cancelled_fails_the_streams_that_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made for all who ask for it; a stream that nobody closed is told its end."""
+
+    async def check(_self: SchemaCheck, _schema: str) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(SchemaCheck, "check", check)
+
+    async def use(_client: httpx.AsyncClient, connection: MultiplexedClient) -> None:
+        await connection.say(open_line(0, guided("r0")), open_line(1, asked("r1")))
+        told = await connection.until_over(0, 1)
+        assert [event["type"] for event in told[0]] == ["failed"]
+        assert joined(told[1])[1] == "ok"
+
+    connected(ScriptedCore(says("ok")), tmp_path, use)
 
 
 def test_a_drain_while_a_request_is_read_refuses_it(tmp_path: Path, slow_guide: asyncio.Event) -> None:

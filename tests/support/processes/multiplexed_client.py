@@ -36,9 +36,9 @@ class MultiplexedClient:
         """Bytes as they are."""
         await asyncio.get_running_loop().sock_sendall(self._socket, content)
 
-    async def say(self, *lines: dict[str, Any] | bytes) -> None:
-        """Lines, in one chunk."""
-        await self.say_raw(b"".join((x if isinstance(x, bytes) else json.dumps(x).encode()) + b"\n" for x in lines))
+    async def say(self, *lines: bytes) -> None:
+        """Lines without their ends, in one chunk."""
+        await self.say_raw(b"".join(line + b"\n" for line in lines))
 
     async def say_raw(self, content: bytes) -> None:
         """One chunk."""
@@ -120,14 +120,14 @@ async def multiplexed(
         yield connection
 
 
-def open_line(stream: int, request: dict[str, Any]) -> dict[str, Any]:
-    """The line that opens it."""
-    return {"type": "open", "stream": stream, "request": request}
+def open_line(stream: int, request: dict[str, Any] | bytes) -> bytes:
+    """The line that opens it. A request of bytes goes as it is."""
+    return b"open %d %b" % (stream, request if isinstance(request, bytes) else json.dumps(request).encode())
 
 
-def about(kind: str, stream: int) -> dict[str, Any]:
+def about(word: str, stream: int) -> bytes:
     """A line that closes, holds or goes on with a stream."""
-    return {"type": kind, "stream": stream}
+    return f"{word} {stream}".encode()
 
 
 def _parsed(line: bytes) -> tuple[int, Any]:

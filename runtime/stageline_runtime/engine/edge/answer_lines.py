@@ -3,7 +3,8 @@
 The core hands each token over in its own turn of the event loop; the token becomes text at once (one token's worth of
 work, so no answer holds up another) and waits to be written, merged with what waits already. So however far a client
 lags, an answer holds at most its own output once, log probabilities packed, and a lagging client gets several tokens in
-one line. A line is made when it is taken.
+one line, up to `MOST_DELTA_BYTES` of them. Text stands beside its token ids or after them, never before: whoever stops
+reading between any two lines has the ids of all the text it has. A line is made when it is taken.
 
 An answer has exactly one `Admitted`, first, and exactly one `Finished` or `Failed`, last; a blank line says that the
 request is queued and the group at work. Whoever writes it says `close` at the end, whatever ended first: then the core
@@ -13,7 +14,7 @@ is told to abort unless the request has ended by itself.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring
 
 from pydantic_core import to_json
@@ -35,10 +36,18 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/x-ndjson"
 MOST_LOGPROBS = 512
 """Of one line: with twenty alternatives each they are a megabyte or two, and who reads lines takes eight at most."""
+MOST_DELTA_BYTES = 64 * 1024
+"""Of a line of text and token ids, its frame aside: one of so many is made in a millisecond or two."""
 MOST_WRITE_CHARACTERS = 256 * 1024
-"""Lines that wait are put into one write up to about so much."""
+"""Lines that wait are put into one write up to so much; only one line that is longer by itself goes beyond."""
+MOST_BEFORE_A_LINE = MOST_WRITE_CHARACTERS - MOST_DELTA_BYTES - 1024
+"""In a write with more than this there may be no room for another line."""
 LARGE_LINE_CHARACTERS = 16 * 1024
 """Such a line took a millisecond or more to make: it ends its write, so that others have their turn before the next."""
+_CHARACTER_BYTES = 6
+"""At most, in JSON: that of a control character."""
+_TOKEN_ID_BYTES = 11
+"""At most, with its comma: below 2**32."""
 QUEUED_WORD_SECONDS = 5.0
 """How often a request that waits for a slot is said to, as long as the group begins steps: well within what a gateway
 allows a working engine to be silent."""
@@ -196,28 +205,30 @@ class AnswerLines:
 
 
 class _Unwritten:
-    """What waits to be written: pieces of the prompt, one merged delta, and the end of the answer."""
+    """What waits to be written: pieces of the prompt, merged deltas of a line each, and the end of the answer."""
 
     def __init__(self, start: OutputStart) -> None:
         self._prompt: deque[PromptPiece] = deque()
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self._deltas: deque[_MergedDelta] = deque()
+        """Of all but the last there is no more to come."""
         self._logprobs = start.logprobs
         self.end: Finished | Failed | None = None
         """It stays: whoever has taken it takes nothing more."""
 
     @property
     def has_any(self) -> bool:
-        return bool(self._texts) or self.end is not None or bool(self._prompt)
+        return bool(self._deltas) or self.end is not None or bool(self._prompt)
 
     def add(self, piece: Piece) -> None:
         assert self.end is None, f"output after the end of an answer: {piece}"
         if piece.logprobs:
             assert self._logprobs is not None, "log probabilities that nobody asked for"
             self._logprobs.add(piece.logprobs)
-        if piece.text or piece.token_ids:
-            self._texts.append(piece.text)
-            self._token_ids += piece.token_ids
+        if _most_bytes(piece.text, piece.token_ids) <= MOST_DELTA_BYTES:
+            self._merge(piece.text, piece.token_ids)
+        else:
+            for text, token_ids in _parts(piece):
+                self._merge(text, token_ids)
 
     def add_prompt(self, pieces: Iterable[PromptPiece]) -> None:
         self._prompt.extend(pieces)
@@ -231,18 +242,60 @@ class _Unwritten:
         return self._prompt.popleft() if self._prompt else None
 
     def next_delta(self) -> str | None:
-        """All output that waits, or its beginning where that has many log probabilities: the text comes last then."""
-        if not self._texts:
+        """Output that waits, as much as is one line: of many log probabilities the beginning, and the text last."""
+        if not self._deltas:
             return None
-        token_ids, logprobs = self._token_ids, self._logprobs
-        if logprobs is not None and len(logprobs) > MOST_LOGPROBS:
+        delta, logprobs = self._deltas[0], self._logprobs
+        num_described = 0
+        if logprobs:
             # Tokens have log probabilities in their order, all but what ended the output.
-            self._token_ids = token_ids[MOST_LOGPROBS:]
-            return delta_json("", token_ids[:MOST_LOGPROBS], logprobs.take_described(MOST_LOGPROBS))
-        text = "".join(self._texts)
-        self._texts, self._token_ids = [], []
-        described = logprobs.take_described(len(logprobs)) if logprobs else []
-        return delta_json(text, token_ids, described)
+            num_described = len(logprobs) if len(self._deltas) == 1 else min(len(delta.token_ids), len(logprobs))
+            if num_described > MOST_LOGPROBS:
+                token_ids = delta.token_ids[:MOST_LOGPROBS]
+                del delta.token_ids[:MOST_LOGPROBS]
+                return delta_json("", token_ids, logprobs.take_described(MOST_LOGPROBS))
+        self._deltas.popleft()
+        described = logprobs.take_described(num_described) if logprobs else []
+        return delta_json("".join(delta.texts), delta.token_ids, described)
+
+    def _merge(self, text: str, token_ids: Sequence[int]) -> None:
+        if not text and not token_ids:
+            return
+        num_bytes = _most_bytes(text, token_ids)
+        if not self._deltas or self._deltas[-1].num_bytes + num_bytes > MOST_DELTA_BYTES:
+            self._deltas.append(_MergedDelta())
+        self._deltas[-1].add(text, token_ids, num_bytes)
+
+
+class _MergedDelta:
+    """Pieces of output that go out in one line."""
+
+    __slots__ = ("num_bytes", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.num_bytes = 0
+        """As much as they may come to when they are written."""
+
+    def add(self, text: str, token_ids: Sequence[int], num_bytes: int) -> None:
+        self.texts.append(text)
+        self.token_ids += token_ids
+        self.num_bytes += num_bytes
+
+
+def _most_bytes(text: str, token_ids: Sequence[int]) -> int:
+    """As much as these may take in a line, not as much as they do: that takes writing them."""
+    return _CHARACTER_BYTES * len(text) + _TOKEN_ID_BYTES * len(token_ids)
+
+
+def _parts(piece: Piece) -> Iterator[tuple[str, Sequence[int]]]:
+    """A piece too large for a line, in parts that aren't; all its ids first, since text may follow its ids."""
+    most_ids, most_characters = MOST_DELTA_BYTES // _TOKEN_ID_BYTES, MOST_DELTA_BYTES // _CHARACTER_BYTES
+    for start in range(0, len(piece.token_ids), most_ids):
+        yield "", piece.token_ids[start : start + most_ids]
+    for start in range(0, len(piece.text), most_characters):
+        yield piece.text[start : start + most_characters], ()
 
 
 def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[Mapping[str, object]] = ()) -> str:

@@ -1,6 +1,6 @@
 """The streams of one connection: what the client says of each in, what each has to say out, in turns.
 
-A stream is open from its `Open` until its last line was taken or it is closed, which aborts its request; whatever
+A stream is open from its `open` until its last line was taken or it is closed, which aborts its request; whatever
 still reads its prompt is cancelled then. Of a held stream nothing is taken. Each stream that has something waits in one
 line with the others and goes to its end with what it still has, so none keeps the others from being heard. No
 stream's bug is another's.
@@ -12,11 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, assert_never
 
+from pydantic import ValidationError
+
 from stageline_api.engine_http import ErrorCode, Failed, GenerateRequest
-from stageline_api.multiplexing import ClientLine, Close, GoOn, Hold, Open, Refused
-from stageline_runtime.engine.edge.answer_lines import LARGE_LINE_CHARACTERS, MOST_WRITE_CHARACTERS, AnswerLines
-from stageline_runtime.engine.edge.client_lines import BrokenConnectionError, Unreadable
+from stageline_api.multiplexing import ClientLine, Refused, Word
+from stageline_runtime.engine.edge.answer_lines import LARGE_LINE_CHARACTERS, MOST_BEFORE_A_LINE, AnswerLines
+from stageline_runtime.engine.edge.client_lines import BrokenConnectionError
 from stageline_runtime.engine.edge.generation import Generation, ReadRequest
+from stageline_runtime.engine.edge.http_errors import invalid_body
 from stageline_runtime.engine.errors import EngineRefusal
 
 logger = logging.getLogger(__name__)
@@ -59,27 +62,28 @@ class ConnectionStreams:
     def has_waiting(self) -> bool:
         return bool(self._waiting)
 
-    def obey(self, line: ClientLine | Unreadable) -> None:
+    def obey(self, line: ClientLine) -> None:
         """Do what the client says.
 
         Raises:
             BrokenConnectionError: a number comes again, or nothing is read of what it is told.
         """
-        match line:
-            case Open() | Unreadable():
-                self._open(line)
-            case Close(stream=number):
+        number = line.stream
+        match line.word:
+            case Word.OPEN:
+                self._open(number, line.request)
+            case Word.CLOSE:
                 self.close(number)
-            case Hold(stream=number):
+            case Word.HOLD:
                 if (stream := self._streams.get(number)) is not None:
                     stream.is_held = True
                     self._waiting.pop(number, None)
-            case GoOn(stream=number):
+            case Word.GO_ON:
                 if (stream := self._streams.get(number)) is not None:
                     stream.is_held = False
                     self._wait_if_any(stream)
-            case _:
-                assert_never(line)
+            case word:
+                assert_never(word)
 
     def close(self, number: int) -> None:
         """Nothing more is wanted of the stream, if it is open."""
@@ -100,7 +104,7 @@ class ConnectionStreams:
         """Lines that wait, for one write: a line of each stream in turn, until there are none or it is enough."""
         lines: list[bytes] = []
         num_characters = 0
-        while self._waiting and num_characters < MOST_WRITE_CHARACTERS:
+        while self._waiting and num_characters <= MOST_BEFORE_A_LINE:
             number, stream = self._waiting.popitem(last=False)
             line = self._line_of(stream)
             lines.append(line)
@@ -128,8 +132,7 @@ class ConnectionStreams:
             self.close(number)
         return written
 
-    def _open(self, line: Open | Unreadable) -> None:
-        number = line.stream
+    def _open(self, number: int, request: bytes) -> None:
         if number <= self._last_number:
             raise BrokenConnectionError(f"stream {number} is opened after stream {self._last_number}")
         if len(self._streams) >= MOST_UNTOLD:
@@ -138,13 +141,22 @@ class ConnectionStreams:
         stream = _Stream(number)
         is_full = len(self._streams) >= MOST_STREAMS
         self._streams[number] = stream
-        if isinstance(line, Unreadable):
-            self._end_with(stream, Refused(error=line.refusal.body()))
-        elif is_full:
+        if is_full:
             refusal = EngineRefusal(ErrorCode.QUEUE_FULL, f"{MOST_STREAMS} streams are open on this connection", 1.0)
             self._end_with(stream, Refused(error=refusal.body()))
         else:
-            self._read_and_start(stream, line.request)
+            self._parse_and_start(stream, request)
+
+    def _parse_and_start(self, stream: _Stream, written: bytes) -> None:
+        """By what parses it where it is asked by itself, so whatever is wrong is said in the same words."""
+        try:
+            request = GenerateRequest.model_validate_json(written)
+        except ValidationError as error:
+            self._end_with(stream, Refused(error=invalid_body(error).body()))
+        except Exception:
+            self._end_with(stream, _failed("a request could not be parsed"))
+        else:
+            self._read_and_start(stream, request)
 
     def _read_and_start(self, stream: _Stream, request: GenerateRequest) -> None:
         try:
@@ -164,6 +176,11 @@ class ConnectionStreams:
             self._start(stream, request, read)
         except EngineRefusal as refusal:
             self._end_with(stream, Refused(error=refusal.body()))
+        except asyncio.CancelledError:
+            if stream.reading is None or stream.reading.cancelling():
+                raise
+            # Not this task was cancelled but one that it waits for, as others may; its stream still needs an end.
+            self._end_with(stream, _failed("what a request waits for was cancelled", request.request_id))
         except Exception:
             self._end_with(stream, _failed("a request could not be read", request.request_id))
         finally:

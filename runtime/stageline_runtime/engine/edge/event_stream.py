@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from stageline_runtime.engine.edge.answer_lines import (
     LARGE_LINE_CHARACTERS,
     MEDIA_TYPE,
-    MOST_WRITE_CHARACTERS,
+    MOST_BEFORE_A_LINE,
     AnswerLines,
 )
 
@@ -64,7 +64,7 @@ class EventStream(Response):
             line = self._answer.next_line()
             lines.append(line)
             num_characters += len(line)
-            if len(line) > LARGE_LINE_CHARACTERS or num_characters > MOST_WRITE_CHARACTERS:
+            if len(line) > LARGE_LINE_CHARACTERS or num_characters > MOST_BEFORE_A_LINE:
                 break
         return "\n".join(lines) + "\n"
 

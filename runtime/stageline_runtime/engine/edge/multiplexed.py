@@ -14,8 +14,9 @@ from typing import Final
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from stageline_api.multiplexing import UnreadableLineError, client_line
 from stageline_runtime.engine.edge.answer_lines import MEDIA_TYPE
-from stageline_runtime.engine.edge.client_lines import BrokenConnectionError, LineCutter, read_line
+from stageline_runtime.engine.edge.client_lines import BrokenConnectionError, LineCutter
 from stageline_runtime.engine.edge.connection_streams import ConnectionStreams
 from stageline_runtime.engine.edge.generation import Generation
 
@@ -97,7 +98,7 @@ class MultiplexedAnswers(Response):
         """Returns when the client has left."""
         try:
             await self._obey_all(receive)
-        except BrokenConnectionError as broken:
+        except (BrokenConnectionError, UnreadableLineError) as broken:
             logger.warning("the connection of %s ends with %d streams: %s", client, len(self._streams), broken)
             self._streams.close_all()
         self.end_when_idle()
@@ -109,12 +110,13 @@ class MultiplexedAnswers(Response):
 
         Raises:
             BrokenConnectionError: what it says breaks what is agreed.
+            UnreadableLineError: nobody knows what it says.
         """
         cutter = LineCutter()
         while (message := await receive())["type"] == "http.request":
             began = time.perf_counter()
             for line in cutter.cut(message["body"]):
-                self._streams.obey(read_line(line))
+                self._streams.obey(client_line(line))
                 if time.perf_counter() - began > TURN_SECONDS:
                     await asyncio.sleep(0)
                     began = time.perf_counter()
