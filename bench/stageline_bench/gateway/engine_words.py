@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from stageline_api.health import EngineStatus, Phase
-from stageline_api.multiplexing import MULTIPLEXED_PATH
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, client_line
 
 SERVED_NAME: Final = "synthetic"
 HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -46,7 +46,7 @@ class SharedBody:
         self._unread = b""
         self._rest = b""
 
-    def feed(self, content: bytes) -> Iterator[dict[str, Any]]:
+    def feed(self, content: bytes) -> Iterator[ClientLine]:
         """What clients said, in whole lines."""
         self._unread += content
         while True:
@@ -55,4 +55,4 @@ class SharedBody:
                 return
             self._unread = after[length + 2 :]
             *lines, self._rest = (self._rest + after[:length]).split(b"\n")
-            yield from map(json.loads, lines)
+            yield from map(client_line, lines)

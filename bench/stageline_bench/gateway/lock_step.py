@@ -23,6 +23,7 @@ from typing import Final
 
 import click
 
+from stageline_api.multiplexing import Word
 from stageline_bench.benchmark_program import run_benchmark
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.engine_words import (
@@ -101,8 +102,8 @@ class HeldEngine:
         body = SharedBody()
         while came := connection.recv(65536):
             for line in body.feed(came):
-                if line["type"] == "open":
-                    self.asked.put(Asked(connection, line["stream"]))
+                if line.word is Word.OPEN:
+                    self.asked.put(Asked(connection, line.stream))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from stageline_api.multiplexing import Word
 from stageline_bench.gateway.engine_words import (
     ADMITTED,
     END,
@@ -141,9 +142,9 @@ class SyntheticConnection(asyncio.Protocol):
 
     def _take(self, shared: SharedBody, data: bytes) -> None:
         for line in shared.feed(data):
-            if line["type"] == "open":
-                self._start(line["stream"], line["request"])
-            elif line["type"] == "close" and (stream := self._streams.pop(line["stream"], None)) is not None:
+            if line.word is Word.OPEN:
+                self._start(line.stream, json.loads(line.request))
+            elif line.word is Word.CLOSE and (stream := self._streams.pop(line.stream, None)) is not None:
                 stream.is_open = False
 
     def _start(self, number: int | None, request: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ connection (`generation`). A shared one rests as long. It was asked for with a k
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,7 +20,8 @@ IDLE_SECONDS: Final = 5.0
 """Far less than engines keep a connection (75 s), so that none is used that its engine is about to close."""
 MOST_IDLE: Final = 256
 """To one engine."""
-HTTP_OK: Final = 200
+APART_SECONDS: Final = 60.0
+"""For so long an engine that would not share a connection is not asked for one again."""
 END_SECONDS: Final = 1.0
 """How long the end of an answer may come after its last event."""
 
@@ -30,21 +30,14 @@ _Sharing = tuple[EngineAddress, str]
 """An engine, and what authorization it is shown."""
 
 
-@dataclass(eq=False)
-class NotSharedError(Exception):
-    """The engine has no connection for many streams; what it said instead."""
-
-    status: int
-    body: bytes
-
-
 class ConnectionPool:
     def __init__(self, connect_seconds: float, trust: EngineTrust) -> None:
         self._connect_seconds = connect_seconds
         self._trust = trust
         self._idle: dict[EngineAddress, deque[tuple[EngineConnection, asyncio.TimerHandle]]] = {}
         self._shared: dict[_Sharing, MultiplexedConnection] = {}
-        self._opening: dict[_Sharing, asyncio.Task[MultiplexedConnection]] = {}
+        self._apart_until: dict[EngineAddress, float] = {}
+        """When engines that would not share a connection are asked again."""
 
     async def take(self, engine: EngineAddress, *, is_new: bool = False) -> tuple[EngineConnection, bool]:
         """A connection to `engine`, and whether it was used before; `is_new` asks for one that wasn't.
@@ -61,38 +54,24 @@ class ConnectionPool:
                 return connection, True
         return await self._connect(engine), False
 
-    async def share(self, engine: EngineAddress, authorization: str, limit_seconds: float) -> MultiplexedConnection:
-        """The connection to `engine` that requests share; who comes while it is being opened waits for the same one.
-
-        Raises as `take`, and as `MultiplexedConnection.begin`; NotSharedError where the engine refuses it.
-        """
+    def share(self, engine: EngineAddress, authorization: str) -> MultiplexedConnection | None:
+        """The connection to `engine` that requests share, open or opening; None where none can be had for now."""
+        loop = asyncio.get_running_loop()
+        if self._apart_until and self._apart_until.get(engine, 0.0) > loop.time():
+            return None
         sharing = engine, authorization
         shared = self._shared.get(sharing)
-        if shared is not None and shared.is_open:
-            return shared
-        opening = self._opening.get(sharing)
-        if opening is None:
-            opening = self._opening[sharing] = asyncio.create_task(self._open_shared(sharing, limit_seconds))
-            opening.add_done_callback(partial(self._opened, sharing))
-        return await asyncio.shield(opening)  # others may wait for it too
+        if shared is None or not shared.is_open:
+            connect, forget = partial(self._connect, engine), partial(self._forget_shared, sharing)
+            shared = MultiplexedConnection(connect, engine.host, authorization, IDLE_SECONDS, forget)
+            self._shared[sharing] = shared
+        return shared if shared.has_room else None
 
-    def _opened(self, sharing: _Sharing, opening: asyncio.Task[MultiplexedConnection]) -> None:
-        del self._opening[sharing]
-        if not opening.cancelled() and opening.exception() is None:
-            self._shared[sharing] = opening.result()
-
-    async def _open_shared(self, sharing: _Sharing, limit_seconds: float) -> MultiplexedConnection:
-        engine, authorization = sharing
-        connection = await self._connect(engine)
-        try:
-            shared = MultiplexedConnection(connection, IDLE_SECONDS, partial(self._forget_shared, sharing))
-            status, said = await shared.begin(engine.host, authorization, limit_seconds)
-            if status != HTTP_OK:
-                raise NotSharedError(status, said)
-        except BaseException:
-            connection.close()
-            raise
-        return shared
+    def keep_apart(self, engine: EngineAddress) -> None:
+        """It said that it has no connection to share, whatever its status says: something else may stand between."""
+        now = asyncio.get_running_loop().time()
+        self._apart_until = {each: until for each, until in self._apart_until.items() if until > now}
+        self._apart_until[engine] = now + APART_SECONDS
 
     def _forget_shared(self, sharing: _Sharing, ended: MultiplexedConnection) -> None:
         if self._shared.get(sharing) is ended:
@@ -123,14 +102,12 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """Close those that rest."""
+        """Close those that rest, and those that are shared."""
         for idle in self._idle.values():
             for connection, timer in idle:
                 timer.cancel()
                 connection.close()
         self._idle.clear()
-        for opening in self._opening.values():
-            opening.cancel()
         for shared in tuple(self._shared.values()):
             shared.close()
 

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 import httptools
 
-from stageline_gateway.engine_client.incoming_lines import ConnectionBrokenError, IncomingLines
+from stageline_gateway.engine_client.incoming_lines import BROKE, ConnectionBrokenError, IncomingLines
 
 LINE_LIMIT_BYTES: Final = 8 * 1024 * 1024
 UNACKNOWLEDGED_SECONDS: Final = 10.0
@@ -35,7 +35,9 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._forget()
         self.status = 0
         self._parser = httptools.HttpResponseParser(self)
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Of a line whose end hasn't come."""
+        self._rest_bytes = 0
         self._has_head = self._may_stay = False
 
     @property
@@ -64,6 +66,11 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
     def send(self, lines: bytes) -> None:
         """Go on with a body that was left open."""
         self._write(b"%x\r\n%b\r\n" % (len(lines), lines))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """That the engine's machine has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     async def head(self, limit_seconds: float) -> int:
         while not self._has_head:
@@ -130,7 +137,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._transport = None
-        self._fail(ConnectionBrokenError("The connection to the engine broke."))
+        self._fail(ConnectionBrokenError(BROKE))
         self._tell_free()
 
     # From the parser
@@ -144,16 +151,20 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._has_head = True
 
     def on_body(self, chunk: bytes) -> None:
-        lines = (self._rest + chunk).split(b"\n")
-        self._rest = lines.pop()
-        self._lines += [line for line in lines if line and not line.isspace()]
-        if len(self._rest) > LINE_LIMIT_BYTES:
-            self._rest = b""
+        if b"\n" not in chunk:
+            self._rest.append(chunk)
+            self._rest_bytes += len(chunk)
+        else:
+            *lines, rest = b"".join((*self._rest, chunk)).split(b"\n")
+            self._rest, self._rest_bytes = [rest], len(rest)
+            self._lines += [line for line in lines if line and not line.isspace()]
+        if self._rest_bytes > LINE_LIMIT_BYTES:
+            self._rest.clear()
             self._fail(ConnectionBrokenError("The engine sent an event that is too long."))
 
     def on_message_complete(self) -> None:
-        if self._rest.strip():
-            self._lines.append(self._rest)
+        if rest := b"".join(self._rest).strip():
+            self._lines.append(rest)
         self._is_complete = True
         self._may_stay = self._parser.should_keep_alive()
 

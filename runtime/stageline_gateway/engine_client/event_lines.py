@@ -64,7 +64,7 @@ def _plain(line: bytes) -> _Piece | None:
         return None
     try:
         piece = _decoder.decode(line)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return None if piece.logprobs else piece
 

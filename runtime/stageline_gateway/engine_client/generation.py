@@ -27,16 +27,17 @@ from stageline_api.engine_http import (
     PromptTokens,
 )
 from stageline_api.multiplexing import MOST_LINE_BYTES, Refused
-from stageline_gateway.engine_client.connection_pool import HTTP_OK, ConnectionPool, NotSharedError
+from stageline_gateway.engine_client.connection_pool import ConnectionPool
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.event_lines import EventLines
 from stageline_gateway.engine_client.incoming_lines import (
+    BROKE,
     ConnectionBrokenError,
     IncomingLines,
     Pause,
     SilentEngineError,
 )
-from stageline_gateway.engine_client.multiplexed import MultiplexedStream
+from stageline_gateway.engine_client.multiplexed import HTTP_OK, NotConnectedError, NotSharedError
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
 from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
@@ -82,6 +83,8 @@ class EngineLostError(Exception):
 
     kind: LossKind
     message: str
+    is_echo: bool = False
+    """Another request was lost by the very same event: a connection that both had."""
 
 
 @dataclass(eq=False)
@@ -108,6 +111,8 @@ class _Order:
 
     admitted: bool = False
     finished: bool = False
+    is_over: bool = False
+    """Whether the engine said its last word on it, whatever that was."""
 
     def check(self, event: Event | Refused) -> EngineEvent:
         if isinstance(event, Delta) and self.admitted and not self.finished:
@@ -119,16 +124,20 @@ class _Order:
             case Admitted():
                 self.admitted = True
             case Refused(error=error):
+                self.is_over = True
                 raise EngineRefusedError(error)
             case Failed(is_final=True):
+                self.is_over = True
                 raise AnswerFailedError(event.message)
             case Failed(is_suspect=is_suspect):
+                self.is_over = True
                 kind = LossKind.HUNG if is_suspect else LossKind.ENGINE_FAILED
                 raise EngineLostError(kind, f"The engine could not finish the answer: {event.message}")
             case Finished(reason=FinishReason.ABORT):
+                self.is_over = True
                 raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
             case Finished():
-                self.finished = True
+                self.finished = self.is_over = True
             case Delta() | PromptTokens():
                 pass
             case _:
@@ -193,7 +202,7 @@ class EngineTimeouts:
 
 
 class EngineClient:
-    """Asks engines over connections of its own. Never goes through a proxy from the environment."""
+    """Asks engines. Never goes through a proxy from the environment."""
 
     def __init__(self, timeouts: EngineTimeouts, key: EngineKey, trust: EngineTrust | None = None) -> None:
         self._pool = ConnectionPool(timeouts.connect_seconds, trust or EngineTrust())
@@ -215,15 +224,11 @@ class EngineClient:
         """
         asked = _Asked(engine, request.model_dump_json().encode(), on_open)
         shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
-        exchange = self._share if shares else self._exchange
         reader = _EventReader(take, self._timeouts, self._timeouts.idle_seconds)
         try:
-            try:
-                await exchange(asked, reader, False)
-            except _UsedUpError:
-                await exchange(asked, reader, True)
+            await self._ask(asked, reader, shares)
         except ConnectionBrokenError as error:
-            raise EngineLostError(LossKind.CONNECTION_LOST, str(error)) from None
+            raise EngineLostError(LossKind.CONNECTION_LOST, str(error), error.is_echo) from None
         except SilentEngineError:
             raise EngineLostError(LossKind.STALLED, f"The engine was silent for {reader.limit_seconds:g} s.") from None
         if not reader.order.finished:
@@ -232,6 +237,20 @@ class EngineClient:
     def close(self) -> None:
         """Close the connections that rest, and those that are shared."""
         self._pool.close()
+
+    async def _ask(self, asked: "_Asked", reader: "_EventReader", shares: bool) -> None:
+        """On a shared connection or its own; once more where that had ended before anybody knew."""
+        exchange = self._share if shares else self._exchange
+        try:
+            await exchange(asked, reader, False)
+        except _UsedUpError:
+            await exchange(asked, reader, True)
+        except NotSharedError as error:
+            refusal = _refusal(error.status, error.body)
+            if isinstance(refusal, EngineLostError) and refusal.message == KEY_NOT_TAKEN:
+                raise refusal from None
+            self._pool.keep_apart(asked.engine)
+            await self._exchange(asked, reader, False)
 
     async def _exchange(self, asked: "_Asked", reader: "_EventReader", is_second: bool) -> None:
         """On a connection of its own."""
@@ -249,37 +268,34 @@ class EngineClient:
         finally:
             self._pool.give_back(asked.engine, connection, ended_well=reader.order.finished)
 
-    async def _share(self, asked: "_Asked", reader: "_EventReader", is_second: bool) -> None:
-        """On a connection that others use too."""
-        stream, has_rested = await self._open_stream(asked, reader, is_second)
-        try:
-            asked.on_open(stream)
-            stream.ask(asked.body)
-            await reader.read_all(stream)
-        except ConnectionBrokenError:
-            if has_rested and not stream.has_heard:
-                raise _UsedUpError from None
-            raise
-        finally:
-            stream.close(has_ended=reader.order.finished)
-
     async def _open(self, asked: "_Asked", is_second: bool) -> tuple[EngineConnection, bool]:
         try:
             return await self._pool.take(asked.engine, is_new=is_second)
         except (OSError, ValueError):  # TimeoutError is an OSError
             raise _not_connected(is_second) from None
 
-    async def _open_stream(
-        self, asked: "_Asked", reader: "_EventReader", is_second: bool
-    ) -> tuple[MultiplexedStream, bool]:
+    async def _share(self, asked: "_Asked", reader: "_EventReader", is_second: bool) -> None:
+        """On a connection that others use too."""
+        shared = self._pool.share(asked.engine, self._key.authorization)
+        if shared is None:
+            await self._exchange(asked, reader, is_second)
+            return
+        stream = shared.stream()
         try:
-            shared = await self._pool.share(asked.engine, self._key.authorization, reader.limit_seconds)
-        except NotSharedError as error:
-            raise _refusal(error.status, error.body) from None
-        except (OSError, ValueError):
+            asked.on_open(stream)
+            stream.ask(asked.body)
+            await reader.read_all(stream)
+        except NotConnectedError:
             raise _not_connected(is_second) from None
-        has_rested = shared.is_resting and not is_second
-        return shared.stream(), has_rested
+        except ConnectionBrokenError:
+            if stream.may_be_stale and not stream.has_heard and not is_second:
+                raise _UsedUpError from None
+            raise
+        except (SilentEngineError, EngineLostError):
+            stream.doubt()
+            raise
+        finally:
+            stream.close(is_over=reader.order.is_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +312,7 @@ def _has_short_lines(request: GenerateRequest) -> bool:
 
 def _not_connected(is_second: bool) -> EngineLostError:
     if is_second:  # the engine may have got the request on the other connection, and ended over it
-        return EngineLostError(LossKind.CONNECTION_LOST, "The connection to the engine broke.")
+        return EngineLostError(LossKind.CONNECTION_LOST, BROKE)
     return EngineLostError(LossKind.UNREACHABLE, "The engine can't be reached.")
 
 

@@ -10,6 +10,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 Pause = Callable[[], Awaitable[None]]
 """What a taker asks to be awaited before it is given more; begun only then."""
@@ -17,8 +18,16 @@ TakeLines = Callable[[list[bytes]], Pause | None]
 """Takes lines, at once."""
 
 
+BROKE: Final = "The connection to the engine broke."
+
+
 class ConnectionBrokenError(Exception):
     """The answer can't go on; the text is one sentence for the client."""
+
+    def __init__(self, why: str, is_echo: bool = False) -> None:
+        """`is_echo`: another answer on the same connection has been told of this end already."""
+        super().__init__(why)
+        self.is_echo = is_echo
 
 
 class SilentEngineError(Exception):

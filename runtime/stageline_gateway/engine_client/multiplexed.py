@@ -1,48 +1,74 @@
 """One connection to an engine that many answers share (`stageline_api.multiplexing`).
 
-What came in one read is given out by stream, all lines of a stream at once, in the call that read it: so the tokens of
-a step cost one read, however many streams they are for. Where that took long, nothing is read for as long: new requests
-have their turn, and what comes meanwhile is written to clients in fewer and larger pieces, so that a gateway that is
-short of time does less of what costs it most. A stream whose reader is slow is held in the engine; the others go on.
-The connection's end is the end of all its streams, each of which says so where it is waited for. Lines of a stream that
-nobody reads any more are dropped, and one that can't be told apart ends the connection.
+It is there at once: what is asked while it opens goes out when it is open, and whoever waits then waits as on any
+answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
+in the call that read it: so the tokens of a step cost one read, however many streams they are for. Where that took
+long, nothing is given out for as long: new requests have their turn, and what comes meanwhile is written to clients in
+fewer and larger pieces, so that a gateway that is short of time does less of what costs it most.
+
+A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
+streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
+line that is no stream's ends the connection. A connection on which a request was answered by nothing at all takes no
+more of them, and ends with the last that it has.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from stageline_api.multiplexing import MULTIPLEXED_PATH, Close, GoOn, Hold
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, UnreadableLineError, Word, stream_number
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_client.incoming_lines import ConnectionBrokenError, IncomingLines, Pause
+from stageline_gateway.engine_client.incoming_lines import BROKE, ConnectionBrokenError, IncomingLines, Pause
 
 logger = logging.getLogger(__name__)
 
-ENDED: Final = "The connection to the engine broke."
+HTTP_OK: Final = 200
 MOST_WAITING_LINES: Final = 16384
 """Of all streams; each of them holds far fewer itself."""
+MOST_UNSENT_BYTES: Final = 1024 * 1024
+"""Of requests that the engine has not read yet: with more, the next has a connection to itself."""
 SHORT_SECONDS: Final = 0.5e-3
-"""Who gave out for no longer than this reads on at once."""
+"""Who gave out for no longer than this goes on at once."""
 LONGEST_REST_SECONDS: Final = 10e-3
 """So much later than it could have been a token may be, however long giving out took."""
-NOT_READ: Final = "The engine sent a line that can't be read."
+UNREADABLE: Final = "The engine sent a line that can't be read."
+
+Connect = Callable[[], Awaitable[EngineConnection]]
+"""Raises OSError or ValueError when there is no connection to be had."""
+
+
+class NotConnectedError(Exception):
+    """There is no connection to be had."""
+
+
+class NotSharedError(Exception):
+    """The engine has no connection for many streams; what it said instead."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
 
 
 class MultiplexedStream(IncomingLines):
     """One answer on a shared connection: `ask`, then `relay`; `close` in any case."""
 
-    def __init__(self, connection: "MultiplexedConnection", number: int) -> None:
+    def __init__(self, connection: "MultiplexedConnection", number: int, *, may_be_stale: bool) -> None:
         super().__init__()
         self._connection = connection
         self._number = number
+        self.asked_at = math.inf
+        """When its request went out."""
+        self.may_be_stale = may_be_stale
+        """Whether the connection had rested and said nothing since: it may have ended without anybody's knowing."""
 
     def ask(self, request: bytes) -> None:
         """Have the engine generate what `request`, a `GenerateRequest` as JSON, asks for."""
-        self._connection.send(b'{"type":"open","stream":%d,"request":%b}\n' % (self._number, request))
+        self._connection.open(self, ClientLine(Word.OPEN, self._number, request))
 
     def bring(self, lines: list[bytes]) -> None:
         """Lines of this stream have come; blank ones say only that the engine is there."""
@@ -50,114 +76,161 @@ class MultiplexedStream(IncomingLines):
         self._lines += [line for line in lines if line]
         self._arrived()
 
-    def broke(self, why: str) -> None:
+    def broke(self, error: Exception) -> None:
         """Nothing more comes."""
-        self._fail(ConnectionBrokenError(why))
+        self._fail(error)
 
-    def close(self, *, has_ended: bool) -> None:
-        """Nobody reads on. Unless it `has_ended`, the engine is told to stop."""
+    def doubt(self) -> None:
+        """The engine was lost. If nothing at all was heard since this was asked, it may be the connection that is."""
+        if self._connection.heard_at <= self.asked_at:
+            self._connection.retire()
+
+    def close(self, *, is_over: bool) -> None:
+        """Nobody reads on. Unless the engine said that it `is_over`, it is told to stop."""
         self._disarm()
-        self._connection.leave(self._number, has_ended)
+        self._connection.leave(self._number, is_over)
 
     def _hold(self) -> None:
-        self._connection.say(Hold(stream=self._number))
+        self._connection.say(ClientLine(Word.HOLD, self._number))
 
     def _go_on(self) -> None:
-        self._connection.say(GoOn(stream=self._number))
+        self._connection.say(ClientLine(Word.GO_ON, self._number))
 
 
 class MultiplexedConnection:
-    """`begin`, then as many `stream`s as are wanted; `close` ends them all."""
+    """Has as many `stream`s as are wanted while it `is_open`; `close` ends them all."""
 
     def __init__(
-        self, connection: EngineConnection, idle_seconds: float, on_end: Callable[["MultiplexedConnection"], None]
+        self,
+        connect: Connect,
+        host: str,
+        authorization: str,
+        idle_seconds: float,
+        on_end: Callable[["MultiplexedConnection"], None],
     ) -> None:
         """It closes itself when it has had no stream for `idle_seconds`; `on_end` is called when no more can be had."""
-        connection.most_waiting = MOST_WAITING_LINES
-        self._connection = connection
         self._idle_seconds = idle_seconds
         self._on_end = on_end
         self._streams: dict[int, MultiplexedStream] = {}
         self._next = 0
+        self._unsent: dict[int, ClientLine] | None = {}
+        """What is asked while it opens; None once it is open."""
+        self._has_rested = self._is_retired = False
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._relaying: asyncio.Task[None] | None = None
-
-    async def begin(self, host: str, authorization: str, limit_seconds: float) -> tuple[int, bytes]:
-        """Ask for it; returns the engine's status, and what it says where that isn't 200 and there is none to be had.
-
-        Raises ConnectionBrokenError and SilentEngineError.
-        """
-        connection = self._connection
-        connection.post_openly(host, MULTIPLEXED_PATH, authorization)
-        status = await connection.head(limit_seconds)
-        if status != 200:
-            return status, await connection.body(limit_seconds)
-        self._relaying = asyncio.create_task(self._relay())
-        return status, b""
+        self._connection: EngineConnection | None = None
+        self._life = asyncio.create_task(self._live(connect, host, authorization))
 
     @property
     def is_open(self) -> bool:
-        return self._relaying is not None and not self._relaying.done() and self._connection.is_open
+        """Whether it takes more streams."""
+        is_there = self._connection is None or self._connection.is_open
+        return is_there and not self._is_retired and not self._life.done()
 
     @property
-    def is_resting(self) -> bool:
-        """Whether it was used, and nobody uses it now: it may have ended without anybody's having noticed."""
-        return self._next > 0 and not self._streams
+    def has_room(self) -> bool:
+        return self._connection is None or self._connection.unsent_bytes < MOST_UNSENT_BYTES
+
+    @property
+    def heard_at(self) -> float:
+        return float("-inf") if self._connection is None else self._connection.heard_at
 
     def stream(self) -> MultiplexedStream:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        assert self.is_open, "a stream of a connection that takes none"
+        self._end_rest()
         number, self._next = self._next, self._next + 1
-        stream = self._streams[number] = MultiplexedStream(self, number)
+        stream = self._streams[number] = MultiplexedStream(self, number, may_be_stale=self._has_rested)
         return stream
 
-    def send(self, line: bytes) -> None:
-        if self._connection.is_open:  # else its streams are about to hear of its end
-            self._connection.send(line)
+    def open(self, stream: MultiplexedStream, line: ClientLine) -> None:
+        """Ask for a stream, now or as soon as there is a connection."""
+        if self._unsent is None:
+            stream.asked_at = asyncio.get_running_loop().time()
+            self.say(line)
+        else:
+            self._unsent[line.stream] = line
 
-    def say(self, line: Close | Hold | GoOn) -> None:
-        self.send(line.model_dump_json().encode() + b"\n")
+    def say(self, line: ClientLine) -> None:
+        if self._connection is not None and self._connection.is_open:  # else its streams are about to hear of its end
+            self._connection.send(line.written())
 
-    def leave(self, number: int, has_ended: bool) -> None:
+    def leave(self, number: int, is_over: bool) -> None:
         """Forget a stream."""
         if self._streams.pop(number, None) is None:
             return
-        if not has_ended:
-            self.say(Close(stream=number))
-        if not self._streams and self.is_open:
+        if self._unsent is not None:
+            self._unsent.pop(number, None)
+        elif not is_over:
+            self.say(ClientLine(Word.CLOSE, number))
+        if self._streams:
+            return
+        if self._is_retired:
+            self.close()
+        elif not self._life.done():
+            self._has_rested = True
             self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self.close)
 
+    def retire(self) -> None:
+        """Take no more streams."""
+        self._is_retired = True
+        self._on_end(self)
+
     def close(self) -> None:
+        self._end_rest()
+        if self._connection is None:
+            self._life.cancel()
+        else:
+            self._connection.close()
+
+    def _end_rest(self) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
-        self._connection.close()
+
+    async def _live(self, connect: Connect, host: str, authorization: str) -> None:
+        """From the first byte to the last; then all its streams hear how it ended."""
+        ended: Exception = ConnectionBrokenError(BROKE)
+        try:
+            connection = await self._opened(connect, host, authorization)
+            await connection.relay(self._give_out_and_rest, math.inf)
+            for stream in self._streams.values():
+                stream.may_be_stale = True  # what it asked may have crossed this end, which the engine chose
+        except (OSError, ValueError, NotSharedError, ConnectionBrokenError) as error:
+            ended = error
+        except Exception as error:  # a bug; nobody would wait for this task's end
+            logger.exception("a bug in the gateway: %s", type(error).__name__)
+        finally:
+            self._end(ended)
+
+    async def _opened(self, connect: Connect, host: str, authorization: str) -> EngineConnection:
+        self._connection = connection = await connect()
+        connection.most_waiting = MOST_WAITING_LINES
+        connection.post_openly(host, MULTIPLEXED_PATH, authorization)
+        if (status := await connection.head(math.inf)) != HTTP_OK:
+            raise NotSharedError(status, await connection.body(math.inf))
+        unsent, self._unsent = self._unsent or {}, None
+        for number, line in unsent.items():
+            self.open(self._streams[number], line)
+        return connection
+
+    def _end(self, ended: Exception) -> None:
+        self._is_retired = True
+        self._end_rest()
+        if self._connection is not None:
+            self._connection.close()
+        self._on_end(self)
+        for place, stream in enumerate(tuple(self._streams.values())):
+            stream.broke(_told(ended, is_echo=place > 0))
 
     def _give_out_and_rest(self, lines: list[bytes]) -> Pause | None:
         """As `_give_out`; what comes while others have their turn is given out together."""
+        self._has_rested = False
         began = time.monotonic()
         self._give_out(lines)
         took = time.monotonic() - began
         return partial(asyncio.sleep, min(took, LONGEST_REST_SECONDS)) if took > SHORT_SECONDS else None
 
-    async def _relay(self) -> None:
-        why = ENDED
-        try:
-            await self._connection.relay(self._give_out_and_rest, math.inf)
-        except ConnectionBrokenError as error:
-            why = str(error)
-        except ValueError:
-            logger.warning("an engine sent a line without a stream's number")
-            why = NOT_READ
-        finally:
-            self.close()
-            self._on_end(self)
-            for stream in tuple(self._streams.values()):
-                stream.broke(why)
-
     def _give_out(self, lines: list[bytes]) -> None:
-        """Raises ValueError for a line without a number."""
+        """Raises UnreadableLineError for a line without a stream's number."""
         of_streams: dict[bytes, list[bytes]] = {}
         for line in lines:
             number, _, event = line.partition(b" ")
@@ -166,5 +239,19 @@ class MultiplexedConnection:
             else:
                 events.append(event)
         for number, events in of_streams.items():
-            if (stream := self._streams.get(int(number))) is not None:
+            if (stream := self._streams.get(stream_number(number))) is not None:
                 stream.bring(events)
+
+
+def _told(ended: Exception, *, is_echo: bool) -> Exception:
+    """What a stream hears of how its connection ended; each is raised by itself."""
+    match ended:
+        case NotSharedError(status=status, body=body):
+            return NotSharedError(status, body)
+        case UnreadableLineError():
+            logger.warning("an engine sent a line without a stream's number")
+            return ConnectionBrokenError(UNREADABLE, is_echo)
+        case OSError() | ValueError():
+            return NotConnectedError()
+        case _:
+            return ConnectionBrokenError(str(ended), is_echo)

@@ -275,7 +275,8 @@ class Backends:
         try:
             yield
         except EngineLostError as error:
-            if error.kind is not LossKind.LEFT:
+            # One connection's end is one failure, however many requests it was the end of.
+            if error.kind is not LossKind.LEFT and not error.is_echo:
                 at_once = error.kind is LossKind.UNREACHABLE
                 self.set_breaker(key, self.breaker_of(key).failed(self.clock(), self.policy, at_once))
             raise

@@ -28,6 +28,7 @@ from stageline_api.engine_access import is_loopback
 from stageline_api.standing_heap import settle_heap
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.server.http_protocol import BoundedConfig, Connections, GatewayProtocol
+from stageline_gateway.server.listening import BACKLOG
 from stageline_gateway.server.loop_errors import log_loop_error
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
 from stageline_gateway.server.tls_listener import TlsListener
@@ -117,6 +118,9 @@ class GatewayServers:
     async def _serve_admin(self) -> None:
         if self.on_started is not None:
             await self._started()
+            if self.tls_listener is not None:
+                # Whoever accepts finds out that it has started by itself, and may do so later than this.
+                self._sockets.public.listen(BACKLOG)
             self.on_started()
         await self._admin.serve(sockets=[self._sockets.admin])
 

@@ -79,6 +79,8 @@ def test_log_probabilities_stay_with_their_piece() -> None:
         b'{"type":"delta","text":"x","token_ids":[],"more":1}',
         json.dumps({"type": "delta", "text": "x", "token_ids": [], "logprobs": [{}]}).encode(),
         b'{"type":"unheard of"}',
+        b'{"type":"delta","text":"\xff","token_ids":[]}',
+        b'{"type":"delta","text":"","token_ids":[],"logprobs":' + b"[" * 5000,
     ],
 )
 def test_a_line_that_can_not_be_read_fails_behind_those_before_it(wrong: bytes) -> None:

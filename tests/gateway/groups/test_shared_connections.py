@@ -19,8 +19,7 @@ from stageline_api.engine_http import (
     SamplingParams,
     TextPrompt,
 )
-from stageline_api.multiplexing import MOST_LINE_BYTES, Close, GoOn, Open
-from stageline_api.multiplexing import Hold as HoldStream
+from stageline_api.multiplexing import MOST_LINE_BYTES, Word
 from stageline_gateway.engine_client import connection_pool, multiplexed
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import (
@@ -67,12 +66,12 @@ def text_of(events: Sequence[EngineEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, Delta))
 
 
-def use(engine: ScriptedEngine, use: Callable[[Asker], Awaitable[None]], key: EngineKey | None = None) -> None:
+def use(engine: ScriptedEngine, work: Callable[[Asker], Awaitable[None]], key: EngineKey | None = None) -> None:
     async def run() -> None:
         asker = Asker(engine, key or EngineKey())
         try:
             async with asyncio.timeout(120):
-                await use(asker)
+                await work(asker)
         finally:
             asker.client.close()
             await asyncio.sleep(0.01)  # closed sockets are let go of in the loop's next turns
@@ -103,9 +102,9 @@ def test_requests_share_one_connection_and_each_has_its_own_answer(engine: Scrip
 
     use(engine, all_at_once)
     assert engine.num_shared == 1
-    numbers = [line.stream for line in engine.said_on_shared if isinstance(line, Open)]
+    numbers = [line.stream for line in engine.said_on_shared if line.word is Word.OPEN]
     assert numbers == list(range(51))
-    assert not any(isinstance(line, Close) for line in engine.said_on_shared), "what has ended needs no closing"
+    assert not any(line.word is Word.CLOSE for line in engine.said_on_shared), "what has ended needs no closing"
 
 
 def test_who_leaves_stops_its_own_generation_alone(engine: ScriptedEngine) -> None:
@@ -115,7 +114,7 @@ def test_who_leaves_stops_its_own_generation_alone(engine: ScriptedEngine) -> No
         leaves, stays = (asyncio.create_task(asker.ask(asked(name))) for name in ("leaves", "stays"))
         await until(lambda: len(engine.requests) == 2)
         leaves.cancel()
-        await until(lambda: any(isinstance(line, Close) for line in engine.said_on_shared))
+        await until(lambda: any(line.word is Word.CLOSE for line in engine.said_on_shared))
         engine.release()
         assert text_of(await stays) == "ab"
 
@@ -139,15 +138,15 @@ def test_a_slow_reader_holds_its_own_stream_alone(engine: ScriptedEngine) -> Non
 
     async def read(asker: Asker) -> None:
         slow = asyncio.create_task(asker.take(asked("slow"), take))
-        await until(lambda: any(isinstance(line, HoldStream) for line in engine.said_on_shared))
+        await until(lambda: any(line.word is Word.HOLD for line in engine.said_on_shared))
         assert await asker.text("quick") == "".join(words)
         may_read.set()
         await slow
 
     use(engine, read)
     assert text_of(seen) == "".join(words)
-    told = [line for line in engine.said_on_shared if isinstance(line, HoldStream | GoOn)]
-    assert [type(line) for line in told[:2]] == [HoldStream, GoOn]
+    told = [line for line in engine.said_on_shared if line.word in (Word.HOLD, Word.GO_ON)]
+    assert [line.word for line in told[:2]] == [Word.HOLD, Word.GO_ON]
     assert len({line.stream for line in told}) == 1
 
 
@@ -215,7 +214,7 @@ def test_a_refusal_is_its_streams_alone(engine: ScriptedEngine) -> None:
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b'{"type":"delta","text":1}\n', b'{"type":"refused"}\n'])
 def test_a_line_that_can_not_be_read_is_its_streams_matter(engine: ScriptedEngine, line: bytes) -> None:
-    engine.script = lambda request: [ADMITTED, Raw(line)] if request.request_id == "bad" else answer("ok")
+    engine.script = lambda request: [ADMITTED, Raw(line), Hold()] if request.request_id == "bad" else answer("ok")
 
     async def ask(asker: Asker) -> None:
         with pytest.raises(EngineLostError) as lost:
@@ -310,7 +309,7 @@ def test_a_silent_engine_is_left_though_others_streams_go_on(engine: ScriptedEng
         with pytest.raises(EngineLostError) as lost:
             await asker.text("silent")
         assert lost.value.kind is LossKind.STALLED
-        await until(lambda: any(isinstance(line, Close) for line in engine.said_on_shared))
+        await until(lambda: any(line.word is Word.CLOSE for line in engine.said_on_shared))
         asker.client._timeouts = EngineTimeouts(60.0, 60.0, 60.0)
         engine.release()
         assert await asker.text("other") == "a"
@@ -321,13 +320,17 @@ def test_a_silent_engine_is_left_though_others_streams_go_on(engine: ScriptedEng
 
 
 @pytest.mark.parametrize(("short_seconds", "rests"), [(0.0, True), (60.0, False)])
-def test_after_giving_out_for_long_the_loop_rests_for_as_long(
+def test_after_giving_out_for_long_nothing_is_given_out_for_as_long(
     monkeypatch: pytest.MonkeyPatch, short_seconds: float, rests: bool
 ) -> None:
     monkeypatch.setattr(multiplexed, "SHORT_SECONDS", short_seconds)
 
+    async def connect() -> EngineConnection:
+        await asyncio.Event().wait()
+        raise AssertionError
+
     async def run() -> None:
-        connection = multiplexed.MultiplexedConnection(EngineConnection(), 1.0, lambda _: None)
+        connection = multiplexed.MultiplexedConnection(connect, "engine", "", 1.0, lambda _: None)
         stream = connection.stream()
         given: list[bytes] = []
 
@@ -343,5 +346,6 @@ def test_after_giving_out_for_long_the_loop_rests_for_as_long(
             began = time.monotonic()
             await pause()
             assert time.monotonic() - began >= 0.003
+        connection.close()
 
     asyncio.run(run())

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from stageline_api.engine_access import is_admitted
 from stageline_api.engine_http import (
@@ -27,8 +27,7 @@ from stageline_api.engine_http import (
     PromptTokens,
 )
 from stageline_api.health import EngineStatus, Phase
-from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, Close, GoOn, Open, Refused
-from stageline_api.multiplexing import Hold as HoldStream
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, Refused, Word, client_line
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,6 @@ class Refuse:
     error: EngineError | None
 
 
-_CLIENT_LINES: Final[TypeAdapter[ClientLine]] = TypeAdapter(ClientLine)
 _HEAD: Final = ("HTTP/1.1 200 OK", "content-type: application/x-ndjson", "transfer-encoding: chunked")
 
 Step = Say | Raw | Hold | Pause | KeepSaying | Drop | Refuse
@@ -265,18 +263,17 @@ class ScriptedEngine:
         ids: dict[int, str] = {}
         try:
             async for line in _lines(reader):
-                said = _CLIENT_LINES.validate_json(line)
+                said = client_line(line)
                 self.said_on_shared.append(said)
-                match said:
-                    case Open(stream=number, request=request):
-                        self.requests.append(request)
-                        ids[number] = request.request_id
-                        play = self._play_shared(number, self.script(request), writer)
-                        streams[number] = asyncio.create_task(play)
-                    case Close(stream=number) if number in streams and not streams[number].done():
-                        streams[number].cancel()
-                    case Close() | HoldStream() | GoOn():
-                        pass
+                number = said.stream
+                if said.word is Word.OPEN:
+                    request = GenerateRequest.model_validate_json(said.request)
+                    self.requests.append(request)
+                    ids[number] = request.request_id
+                    play = self._play_shared(number, self.script(request), writer)
+                    streams[number] = asyncio.create_task(play)
+                elif said.word is Word.CLOSE and number in streams and not streams[number].done():
+                    streams[number].cancel()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -287,10 +284,15 @@ class ScriptedEngine:
 
     async def _play_shared(self, number: int, steps: list[Step], writer: asyncio.StreamWriter) -> None:
         if isinstance(steps[0], Refuse):
-            assert steps[0].error is not None, "a shared connection has no words for a refusal without an error"
+            if steps[0].error is None:  # there are no words for that on a shared connection
+                writer.transport.abort()
+                return
             _chunk(writer, b"%d %b\n" % (number, Refused(error=steps[0].error).model_dump_json().encode()))
         else:
-            await self._take_steps(steps, writer, b"%d " % number)
+            is_there = await self._take_steps(steps, writer, b"%d " % number)
+            last = steps[-1]
+            if is_there and not (isinstance(last, Say) and isinstance(last.event, Finished | Failed)):
+                writer.transport.abort()  # as the body of one by itself would end
 
     async def _play(self, steps: list[Step], writer: asyncio.StreamWriter) -> None:
         if isinstance(steps[0], Refuse):
