@@ -20,6 +20,7 @@ key and its TLS; see docs/adr/0043. For engines whose status says `multiplexes`,
 at most: what is larger, or is told with megabytes of log probabilities, has a connection to itself and delays nobody.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
@@ -31,6 +32,8 @@ from stageline_api.engine_http import EngineError
 MULTIPLEXED_PATH: Final = "/v1/multiplexed"
 MOST_LINE_BYTES: Final = 64 * 1024
 """Of a request on a client's line: one of so many is parsed in a millisecond."""
+LINE_LIMIT_BYTES: Final = MOST_LINE_BYTES + 1024
+"""A line with a request of `MOST_LINE_BYTES`."""
 _MOST_DIGITS: Final = 15
 
 
@@ -94,3 +97,44 @@ class Refused(BaseModel):
 
     type: Literal["refused"] = "refused"
     error: EngineError
+
+
+class BrokenConnectionError(Exception):
+    """The client doesn't keep to what is agreed: nothing more is read from it. The message shows none of its words."""
+
+
+class LineCutter:
+    """Cuts what comes into lines; holds no more than the beginning of one."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def cut(self, chunk: bytes) -> Iterable[bytes]:
+        """The lines that are whole now, blank ones left out.
+
+        Raises:
+            BrokenConnectionError: a line is longer than `LINE_LIMIT_BYTES`.
+        """
+        self._rest += chunk
+        if b"\n" not in chunk:
+            _check_length(self._rest)
+            return ()
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in (*lines, rest):
+            _check_length(line)
+        return [line for line in lines if line]
+
+    def end(self) -> None:
+        """The client has written all it will.
+
+        Raises:
+            BrokenConnectionError: it stopped within a line.
+        """
+        if self._rest:
+            raise BrokenConnectionError("its last line has no end")
+
+
+def _check_length(line: bytes | bytearray) -> None:
+    if len(line) > LINE_LIMIT_BYTES:
+        raise BrokenConnectionError(f"a line is longer than {LINE_LIMIT_BYTES} bytes")

@@ -11,7 +11,7 @@ from processes.recorded_requests import ENGINE, GATEWAY, STAGE_0, RecordedReques
 from processes.repository_files import ROOT
 from processes.request_path import EMBEDDING, RequestPath, package_crossings, path_of
 
-MOST_FILES_ON_THE_WAY_IN = 57
+MOST_FILES_ON_THE_WAY_IN = 56
 """From the request's arrival at the gateway to stage 0's first embedding; without rooms there were 74.
 
 `core_life` and `output_text` are what our own runtime and vLLM share of an engine's core; `engine_access` is the key

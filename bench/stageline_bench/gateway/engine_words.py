@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stageline_api.health import EngineStatus, Phase
-from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, client_line
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, LineCutter, client_line
 
 SERVED_NAME: Final = "synthetic"
 HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -44,7 +44,7 @@ class SharedBody:
 
     def __init__(self) -> None:
         self._unread = b""
-        self._rest = b""
+        self._cutter = LineCutter()
 
     def feed(self, content: bytes) -> Iterator[ClientLine]:
         """What clients said, in whole lines."""
@@ -54,5 +54,4 @@ class SharedBody:
             if not found or len(after) < (length := int(size, 16)) + 2:
                 return
             self._unread = after[length + 2 :]
-            *lines, self._rest = (self._rest + after[:length]).split(b"\n")
-            yield from map(client_line, lines)
+            yield from map(client_line, self._cutter.cut(after[:length]))

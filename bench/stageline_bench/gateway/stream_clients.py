@@ -23,7 +23,7 @@ class Load:
     tokens_per_second: float
     seconds: float
     token_mark: str
-    """Bytes that stand once in each token's event."""
+    """Bytes that stand once for each token, also where several are one event."""
 
 
 @dataclass

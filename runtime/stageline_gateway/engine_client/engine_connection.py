@@ -163,7 +163,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             self._fail(ConnectionBrokenError("The engine sent an event that is too long."))
 
     def on_message_complete(self) -> None:
-        if rest := b"".join(self._rest).strip():
+        if (rest := b"".join(self._rest)).strip():
             self._lines.append(rest)
         self._is_complete = True
         self._may_stay = self._parser.should_keep_alive()

@@ -1,4 +1,4 @@
-"""One generation on one engine: POST /v1/generate and its newline-delimited JSON events.
+"""One generation on one engine: POST /v1/generate, or a stream of POST /v1/multiplexed, and its events, one a line.
 
 A request has a connection to itself, or a stream of one that it shares, where the engine offers that and its lines are
 short; leaving `generate` before the answer's end closes connection or stream, for whatever reason: that aborts the
@@ -7,7 +7,7 @@ one Finished, all that came in one read at once; everything else is an `EngineRe
 `AnswerFailedError`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, assert_never
@@ -239,18 +239,17 @@ class EngineClient:
         self._pool.close()
 
     async def _ask(self, asked: "_Asked", reader: "_EventReader", shares: bool) -> None:
-        """On a shared connection or its own; once more where that had ended before anybody knew."""
-        exchange = self._share if shares else self._exchange
-        try:
-            await exchange(asked, reader, False)
-        except _UsedUpError:
-            await exchange(asked, reader, True)
-        except NotSharedError as error:
-            refusal = _refusal(error.status, error.body)
-            if isinstance(refusal, EngineLostError) and refusal.message == KEY_NOT_TAKEN:
-                raise refusal from None
-            self._pool.keep_apart(asked.engine)
-            await self._exchange(asked, reader, False)
+        """On a connection that others use too or, where there is none, on its own."""
+        if shares:
+            try:
+                await _once_more(self._share, asked, reader)
+                return
+            except NotSharedError as error:
+                refusal = _refusal(error.status, error.body)
+                if isinstance(refusal, EngineLostError) and refusal.message == KEY_NOT_TAKEN:
+                    raise refusal from None
+                self._pool.keep_apart(asked.engine)
+        await _once_more(self._exchange, asked, reader)
 
     async def _exchange(self, asked: "_Asked", reader: "_EventReader", is_second: bool) -> None:
         """On a connection of its own."""
@@ -303,6 +302,17 @@ class _Asked:
     engine: EngineAddress
     body: bytes
     on_open: Callable[[IncomingLines], None]
+
+
+_Exchange = Callable[[_Asked, _EventReader, bool], Awaitable[None]]
+
+
+async def _once_more(exchange: _Exchange, asked: _Asked, reader: _EventReader) -> None:
+    """Once, and again where the connection had ended before anybody knew."""
+    try:
+        await exchange(asked, reader, False)
+    except _UsedUpError:
+        await exchange(asked, reader, True)
 
 
 def _has_short_lines(request: GenerateRequest) -> bool:

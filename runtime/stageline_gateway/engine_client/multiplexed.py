@@ -3,13 +3,13 @@
 It is there at once: what is asked while it opens goes out when it is open, and whoever waits then waits as on any
 answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
 in the call that read it: so the tokens of a step cost one read, however many streams they are for. Where that took
-long, nothing is given out for as long: new requests have their turn, and what comes meanwhile is written to clients in
-fewer and larger pieces, so that a gateway that is short of time does less of what costs it most.
+long, nothing more of it is given out for as long: new requests have their turn, and what comes meanwhile is written to
+clients in fewer and larger pieces, so that a gateway that is short of time does less of what costs it most.
 
 A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
 streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
-line that is no stream's ends the connection. A connection on which a request was answered by nothing at all takes no
-more of them, and ends with the last that it has.
+line that is no stream's ends the connection. One on which nothing at all was heard for as long as a request waited
+takes no more of them, and ends with the last that it has.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ HTTP_OK: Final = 200
 MOST_WAITING_LINES: Final = 16384
 """Of all streams; each of them holds far fewer itself."""
 MOST_UNSENT_BYTES: Final = 1024 * 1024
-"""Of requests that the engine has not read yet: with more, the next has a connection to itself."""
+"""Of requests that the engine has not read yet: with more, the next has a connection to itself. What is asked while the
+connection opens isn't counted, and goes out at once then: a burst with a connection each would come before it."""
 SHORT_SECONDS: Final = 0.5e-3
 """Who gave out for no longer than this goes on at once."""
 LONGEST_REST_SECONDS: Final = 10e-3
@@ -64,7 +65,8 @@ class MultiplexedStream(IncomingLines):
         self.asked_at = math.inf
         """When its request went out."""
         self.may_be_stale = may_be_stale
-        """Whether the connection had rested and said nothing since: it may have ended without anybody's knowing."""
+        """Whether it may have been asked on a connection that had ended without anybody's knowing: one that had rested
+        and said nothing since, or that its engine ended by itself."""
 
     def ask(self, request: bytes) -> None:
         """Have the engine generate what `request`, a `GenerateRequest` as JSON, asks for."""
@@ -80,9 +82,14 @@ class MultiplexedStream(IncomingLines):
         """Nothing more comes."""
         self._fail(error)
 
+    @property
+    def hears_of_end(self) -> bool:
+        """Whether the connection's end is a loss to it, as far as is known: it waits, and is not sent again."""
+        return self.is_waited_on and (self.has_heard or not self.may_be_stale)
+
     def doubt(self) -> None:
-        """The engine was lost. If nothing at all was heard since this was asked, it may be the connection that is."""
-        if self._connection.heard_at <= self.asked_at:
+        """The engine was lost. Where its silence was why, and others heard nothing either, the connection may be."""
+        if self._failure is not None and self._connection.heard_at <= max(self.asked_at, self.heard_at):
             self._connection.retire()
 
     def close(self, *, is_over: bool) -> None:
@@ -118,7 +125,10 @@ class MultiplexedConnection:
         self._has_rested = self._is_retired = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._connection: EngineConnection | None = None
+        self._ended: Exception = ConnectionBrokenError(BROKE)
+        """How, once it has, where nothing better is known."""
         self._life = asyncio.create_task(self._live(connect, host, authorization))
+        self._life.add_done_callback(self._end)  # where it is cancelled before it began, too
 
     @property
     def is_open(self) -> bool:
@@ -187,19 +197,16 @@ class MultiplexedConnection:
             self._idle_timer = None
 
     async def _live(self, connect: Connect, host: str, authorization: str) -> None:
-        """From the first byte to the last; then all its streams hear how it ended."""
-        ended: Exception = ConnectionBrokenError(BROKE)
+        """From the first byte to the last."""
         try:
             connection = await self._opened(connect, host, authorization)
             await connection.relay(self._give_out_and_rest, math.inf)
             for stream in self._streams.values():
                 stream.may_be_stale = True  # what it asked may have crossed this end, which the engine chose
         except (OSError, ValueError, NotSharedError, ConnectionBrokenError) as error:
-            ended = error
+            self._ended = error
         except Exception as error:  # a bug; nobody would wait for this task's end
             logger.exception("a bug in the gateway: %s", type(error).__name__)
-        finally:
-            self._end(ended)
 
     async def _opened(self, connect: Connect, host: str, authorization: str) -> EngineConnection:
         self._connection = connection = await connect()
@@ -212,14 +219,19 @@ class MultiplexedConnection:
             self.open(self._streams[number], line)
         return connection
 
-    def _end(self, ended: Exception) -> None:
+    def _end(self, _: asyncio.Task[None]) -> None:
+        """All its streams hear how it ended."""
         self._is_retired = True
         self._end_rest()
         if self._connection is not None:
             self._connection.close()
         self._on_end(self)
-        for place, stream in enumerate(tuple(self._streams.values())):
-            stream.broke(_told(ended, is_echo=place > 0))
+        if isinstance(self._ended, UnreadableLineError):
+            logger.warning("an engine sent a line without a stream's number")
+        # First who waits for it: the first one's loss counts as its engine's failure, the others' are echoes.
+        streams = sorted(self._streams.values(), key=lambda one: not one.hears_of_end)
+        for place, stream in enumerate(streams):
+            stream.broke(_told(self._ended, is_echo=place > 0))
 
     def _give_out_and_rest(self, lines: list[bytes]) -> Pause | None:
         """As `_give_out`; what comes while others have their turn is given out together."""
@@ -249,7 +261,6 @@ def _told(ended: Exception, *, is_echo: bool) -> Exception:
         case NotSharedError(status=status, body=body):
             return NotSharedError(status, body)
         case UnreadableLineError():
-            logger.warning("an engine sent a line without a stream's number")
             return ConnectionBrokenError(UNREADABLE, is_echo)
         case OSError() | ValueError():
             return NotConnectedError()

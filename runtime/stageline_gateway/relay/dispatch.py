@@ -2,10 +2,9 @@
 
 `deliver` takes what came at once. A client that reads slowly makes the engine wait: what `deliver` returns is awaited
 before anything more is read. Of one choice it gets one Admitted, then Delta, then Finished, and a Resumed where another
-engine went on. What was only
-queued is sent to any other group. What has begun is continued by a group of the same revision, since another revision
-may hold other weights; on the same group too, when it is back in time. Until then the request waits. What can't go on
-leaves as an `ApiError`.
+engine went on. What was only queued is sent to any other group. What has begun is continued by a group of the same
+revision, since another revision may hold other weights; on the same group too, when it is back in time. Until then the
+request waits. What can't go on leaves as an `ApiError`.
 """
 
 import asyncio

@@ -118,7 +118,7 @@ class GatewayServers:
     async def _serve_admin(self) -> None:
         if self.on_started is not None:
             await self._started()
-            if self.tls_listener is not None:
+            if self.tls_listener is not None and not self.public.should_exit:
                 # Whoever accepts finds out that it has started by itself, and may do so later than this.
                 self._sockets.public.listen(BACKLOG)
             self.on_started()

@@ -174,6 +174,7 @@ class _NobodyWatches:
         """Nothing was watched."""
 
 
+@torch.inference_mode()  # as the loop that serves
 def measure(
     model: StageModel,
     config: ModelConfig,

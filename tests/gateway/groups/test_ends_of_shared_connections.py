@@ -72,6 +72,15 @@ async def says_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) ->
     await reader.read()
 
 
+async def falls_deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Begins the first answer and says nothing more."""
+    writer.write(HEAD)
+    await reader.readuntil(b"open 0 ")
+    content = b"".join(b"0 " + event.model_dump_json().encode() + b"\n" for event in ANSWER[:2])
+    writer.write(b"%x\r\n%b\r\n" % (len(content), content))
+    await reader.read()
+
+
 def says(content: bytes) -> Serve:
     async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(content)
@@ -207,6 +216,40 @@ def test_one_that_is_deaf_takes_no_more_requests() -> None:
 
     asyncio.run(run())
     assert engine.num_shared == 2
+
+
+def test_one_that_falls_deaf_within_an_answer_takes_no_more_requests() -> None:
+    engine = Engine(falls_deaf, answers)
+
+    async def run() -> None:
+        async with asking(engine, idle_seconds=0.2) as asker:
+            assert (await asker.loss()).kind is LossKind.STALLED
+            assert await asker.ask() == ANSWER
+
+    asyncio.run(run())
+    assert engine.num_shared == 2
+
+
+def test_one_that_ended_before_an_engine_that_shares_none_costs_no_request() -> None:
+    engine = Engine(answers_once, says(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nsorr"))
+
+    async def run() -> None:
+        async with asking(engine) as asker:
+            assert [await asker.ask() for _ in range(2)] == [ANSWER] * 2
+
+    asyncio.run(run())
+    assert (engine.num_shared, engine.num_apart) == (2, 1)
+
+
+def test_one_that_is_closed_in_the_turn_that_opened_it_is_lost_at_once() -> None:
+    async def run() -> None:
+        async with asking(Engine(says_nothing)) as asker:
+            waits = asyncio.create_task(asker.loss())
+            await asyncio.sleep(0)
+            asker.client.close()
+            assert (await waits).kind is LossKind.CONNECTION_LOST
+
+    asyncio.run(run())
 
 
 def test_one_that_ended_while_it_rested_costs_none_of_those_who_come_at_once() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from processes.gateway_harness import eventually
-from processes.scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
+from processes.scripted_engine import Drop, Hold, KeepSaying, Raw, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import (
     Admitted,
     Delta,
@@ -302,17 +302,25 @@ def test_a_key_that_is_not_taken_is_said_so_and_a_new_one_opens_another(engine: 
 
 
 def test_a_silent_engine_is_left_though_others_streams_go_on(engine: ScriptedEngine) -> None:
-    engine.script = lambda _: [ADMITTED, Hold(), *answer("a")[1:]]
+    def script(request: GenerateRequest) -> list[Step]:
+        goes_on = request.request_id == "goes on"
+        waits: Step = KeepSaying(Delta(text="", token_ids=()), 0.02) if goes_on else Hold()
+        return [ADMITTED, waits, *answer("a")[1:]]
+
+    engine.script = script
 
     async def ask(asker: Asker) -> None:
-        asker.client._timeouts = EngineTimeouts(60.0, 0.2, 0.2)
+        goes_on = asyncio.create_task(asker.text("goes on"))
+        await until(lambda: engine.requests)
+        asker.client._timeouts = EngineTimeouts(60.0, 0.5, 0.5)
         with pytest.raises(EngineLostError) as lost:
             await asker.text("silent")
         assert lost.value.kind is LossKind.STALLED
         await until(lambda: any(line.word is Word.CLOSE for line in engine.said_on_shared))
         asker.client._timeouts = EngineTimeouts(60.0, 60.0, 60.0)
         engine.release()
-        assert await asker.text("other") == "a"
+        engine.hush()
+        assert [await goes_on, await asker.text("other")] == ["a", "a"]
 
     use(engine, ask)
     assert engine.num_shared == 1

@@ -27,7 +27,7 @@ from stageline_api.engine_http import (
     PromptTokens,
 )
 from stageline_api.health import EngineStatus, Phase
-from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, Refused, Word, client_line
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, LineCutter, Refused, Word, client_line
 
 
 @dataclass(frozen=True)
@@ -351,11 +351,9 @@ async def _end(server: asyncio.Server) -> None:
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """The lines of a chunked body."""
-    rest = b""
+    cutter = LineCutter()
     while size := int(await reader.readuntil(b"\r\n"), 16):
-        content = await reader.readexactly(size + 2)
-        *lines, rest = (rest + content[:-2]).split(b"\n")
-        for line in lines:
+        for line in cutter.cut((await reader.readexactly(size + 2))[:-2]):
             yield line
 
 

@@ -15,9 +15,8 @@ from typing import Final, assert_never
 from pydantic import ValidationError
 
 from stageline_api.engine_http import ErrorCode, Failed, GenerateRequest
-from stageline_api.multiplexing import ClientLine, Refused, Word
+from stageline_api.multiplexing import BrokenConnectionError, ClientLine, Refused, Word
 from stageline_runtime.engine.edge.answer_lines import LARGE_LINE_CHARACTERS, MOST_BEFORE_A_LINE, AnswerLines
-from stageline_runtime.engine.edge.client_lines import BrokenConnectionError
 from stageline_runtime.engine.edge.generation import Generation, ReadRequest
 from stageline_runtime.engine.edge.http_errors import invalid_body
 from stageline_runtime.engine.errors import EngineRefusal

@@ -14,9 +14,8 @@ from typing import Final
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from stageline_api.multiplexing import UnreadableLineError, client_line
+from stageline_api.multiplexing import BrokenConnectionError, LineCutter, UnreadableLineError, client_line
 from stageline_runtime.engine.edge.answer_lines import MEDIA_TYPE
-from stageline_runtime.engine.edge.client_lines import BrokenConnectionError, LineCutter
 from stageline_runtime.engine.edge.connection_streams import ConnectionStreams
 from stageline_runtime.engine.edge.generation import Generation
 
