@@ -95,7 +95,7 @@ class ConnectionPool:
         """Keep a connection whose answer has been read to its end, or soon will be; close any other."""
         if connection.is_free:
             self._keep(engine, connection)
-        elif ended_well and connection.is_open:
+        elif ended_well and connection.is_open and not connection.is_complete:
             timer = asyncio.get_running_loop().call_later(END_SECONDS, connection.close)
             connection.on_free = partial(self._has_ended, engine, connection, timer)
         else:

@@ -38,11 +38,16 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._rest: list[bytes] = []
         """Of a line whose end hasn't come."""
         self._rest_bytes = 0
-        self._has_head = self._may_stay = False
+        self._has_head = self._may_stay = self._says_more = False
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its answer has come to its end."""
+        return self._is_complete
 
     @property
     def is_free(self) -> bool:
@@ -144,7 +149,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._is_complete:
-            self._may_stay = False  # nobody asked for another answer
+            self._says_more = True  # nobody asked for another answer
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -166,7 +171,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         if (rest := b"".join(self._rest)).strip():
             self._lines.append(rest)
         self._is_complete = True
-        self._may_stay = self._parser.should_keep_alive()
+        self._may_stay = self._parser.should_keep_alive() and not self._says_more
 
 
 def _head(host: str, path: str, length: str, authorization: str) -> bytes:
