@@ -173,12 +173,13 @@ class BodyMemory:
         none may get it, but never two.
         """
         self._add(size_bytes, share)
-        held_bytes = self.held_bytes
-        if held_bytes > self.limit_bytes or (share is not None and share.held_bytes > share.limit_bytes):
+        try:
+            self.check_room(0, share)
+        except ApiError:
             self._add(-size_bytes, share)
             self.check_room(size_bytes, share)  # says what is held without it
-        elif held_bytes > self.most_held_bytes:
-            self.most_held_bytes = held_bytes
+            raise
+        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
 
     def give_back(self, size_bytes: int, share: BodyShare | None = None) -> None:
         self._add(-size_bytes, share)

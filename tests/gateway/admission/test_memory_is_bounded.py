@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
-from stageline_gateway.admission.request_body import BodyMemory, HeldBody
+from stageline_gateway.admission.accounts import Account, Held
+from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
 from stageline_gateway.errors import ApiError
 from stageline_gateway.server import http_protocol
 from stageline_gateway.server.http_protocol import GatewayProtocol
@@ -210,3 +211,24 @@ def test_no_room_is_said_with_a_time_to_come_back() -> None:
     with begun(BodyMemory(limit_bytes=10, retry_after_seconds=3)) as hold, pytest.raises(ApiError) as refused:
         hold.grow(11)
     assert (refused.value.status, refused.value.headers()["retry-after"]) == (503, "3")
+
+
+def test_a_refusal_stands_though_another_worker_gives_room_back_meanwhile() -> None:
+    """Else bytes would be given back that were never counted."""
+    account = Account([0] * len(Held) * 2, processes=2)
+    others = Held.BODY_BYTES * 2 + 1
+    account.held[others] = 90
+
+    class GivenBackMeanwhile(BodyMemory):
+        def _add(self, size_bytes: int, share: BodyShare | None) -> None:
+            super()._add(size_bytes, share)
+            if size_bytes < 0:
+                account.held[others] = 0
+
+    memory = GivenBackMeanwhile(limit_bytes=100, account=account)
+    with pytest.raises(ApiError) as refused:
+        memory.take(20)
+    assert refused.value.status == 503
+    assert memory.held_here_bytes == 0
+    memory.take(20)
+    assert memory.held_here_bytes == 20
