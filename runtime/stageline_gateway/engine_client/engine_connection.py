@@ -28,11 +28,10 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self.on_free: Callable[[], None] | None = None
         """Called when an answer nobody waits for any more has come to its end, or with it the connection."""
         super().__init__()
-        self.begin()
 
     def begin(self) -> None:
         """Forget the last exchange."""
-        self._forget()
+        super().begin()
         self.status = 0
         self._parser = httptools.HttpResponseParser(self)
         self._rest: list[bytes] = []

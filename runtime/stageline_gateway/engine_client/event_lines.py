@@ -70,4 +70,4 @@ def _plain(line: bytes) -> _Piece | None:
 
 
 def _delta(texts: list[str], token_ids: list[int]) -> Delta:
-    return Delta(text=texts[0] if len(texts) == 1 else "".join(texts), token_ids=tuple(token_ids))
+    return Delta(text="".join(texts), token_ids=tuple(token_ids))

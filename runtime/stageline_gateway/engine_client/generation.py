@@ -120,24 +120,21 @@ class _Order:
         begins = isinstance(event, Admitted | Refused)
         if self.finished or (begins == self.admitted and not isinstance(event, Failed)):
             raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{event.type}' out of order.")
+        self.is_over = isinstance(event, Refused | Failed | Finished)
         match event:
             case Admitted():
                 self.admitted = True
             case Refused(error=error):
-                self.is_over = True
                 raise EngineRefusedError(error)
             case Failed(is_final=True):
-                self.is_over = True
                 raise AnswerFailedError(event.message)
             case Failed(is_suspect=is_suspect):
-                self.is_over = True
                 kind = LossKind.HUNG if is_suspect else LossKind.ENGINE_FAILED
                 raise EngineLostError(kind, f"The engine could not finish the answer: {event.message}")
             case Finished(reason=FinishReason.ABORT):
-                self.is_over = True
                 raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
             case Finished():
-                self.finished = self.is_over = True
+                self.finished = True
             case Delta() | PromptTokens():
                 pass
             case _:

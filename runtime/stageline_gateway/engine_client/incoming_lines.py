@@ -45,9 +45,9 @@ class IncomingLines(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self.heard_at = float("-inf")
         """When anything of it last came, by the loop's clock."""
-        self._forget()
+        self.begin()
 
-    def _forget(self) -> None:
+    def begin(self) -> None:
         """Begin anew, with no line and nobody who waits."""
         self._lines: list[bytes] = []
         self._is_complete = self._is_held = self._is_stopped = False
@@ -158,7 +158,7 @@ class IncomingLines(ABC):
         """Give out what has come. A reader that leaves too much here has its source held."""
         if self._take is not None:
             self._hand_over(self._take)
-        elif self._lines or self._is_complete:
+        elif self._lines:
             self._wake()
         if self._is_complete:
             self._wake()

@@ -9,7 +9,8 @@ stream's bug is another's.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, assert_never
 
 from pydantic import ValidationError
@@ -148,42 +149,42 @@ class ConnectionStreams:
 
     def _parse_and_start(self, stream: _Stream, written: bytes) -> None:
         """By what parses it where it is asked by itself, so whatever is wrong is said in the same words."""
-        try:
-            request = GenerateRequest.model_validate_json(written)
-        except ValidationError as error:
-            self._end_with(stream, Refused(error=invalid_body(error).body()))
-        except Exception:
-            self._end_with(stream, _failed("a request could not be parsed"))
-        else:
+        with self._ending(stream, "a request could not be parsed"):
+            try:
+                request = GenerateRequest.model_validate_json(written)
+            except ValidationError as error:
+                raise invalid_body(error) from None
             self._read_and_start(stream, request)
 
     def _read_and_start(self, stream: _Stream, request: GenerateRequest) -> None:
-        try:
+        with self._ending(stream, "a request could not be read", request.request_id):
             read = self._generation.read_at_once(request)
             if read is None:
                 stream.reading = asyncio.create_task(self._read_and_start_later(stream, request))
             else:
                 self._start(stream, request, read)
-        except EngineRefusal as refusal:
-            self._end_with(stream, Refused(error=refusal.body()))
-        except Exception:
-            self._end_with(stream, _failed("a request could not be read", request.request_id))
 
     async def _read_and_start_later(self, stream: _Stream, request: GenerateRequest) -> None:
         try:
-            read = await self._generation.read(request)
-            self._start(stream, request, read)
-        except EngineRefusal as refusal:
-            self._end_with(stream, Refused(error=refusal.body()))
+            with self._ending(stream, "a request could not be read", request.request_id):
+                self._start(stream, request, await self._generation.read(request))
         except asyncio.CancelledError:
             if stream.reading is None or stream.reading.cancelling():
                 raise
             # Not this task was cancelled but one that it waits for, as others may; its stream still needs an end.
             self._end_with(stream, _failed("what a request waits for was cancelled", request.request_id))
-        except Exception:
-            self._end_with(stream, _failed("a request could not be read", request.request_id))
         finally:
             stream.reading = None
+
+    @contextmanager
+    def _ending(self, stream: _Stream, what: str, request_id: str | None = None) -> Iterator[None]:
+        """Whatever keeps its request from being started is the stream's last word; a bug is logged as `what`."""
+        try:
+            yield
+        except EngineRefusal as refusal:
+            self._end_with(stream, Refused(error=refusal.body()))
+        except Exception:
+            self._end_with(stream, _failed(what, request_id))
 
     def _start(self, stream: _Stream, request: GenerateRequest, read: ReadRequest) -> None:
         stream.answer = self._generation.start(request, read, lambda: self._wait_if_any(stream))
