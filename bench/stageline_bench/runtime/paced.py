@@ -9,7 +9,7 @@ from stageline_bench.runtime.group.bench_group import BenchGroup, GroupShape, be
 from stageline_bench.runtime.group.workload import Workload
 from stageline_bench.runtime.record.results import Result, Target, median_of, round_figures, this_machine, today
 
-STEADY_BUBBLE_AT_MOST = 0.05
+STEADY_BUBBLE_AT_MOST = 0.03
 BURST_BUBBLE_AT_MOST = 0.10
 HIDDEN_SIZE = 576
 """SmolLM2's, so that the hidden tensors on the wire are as large as in the measurements with real compute."""

@@ -14,10 +14,12 @@ from stageline_bench.runtime.group.workload import Workload
 from stageline_bench.runtime.record.figures import common_window_tokens_per_second, median_ratio
 from stageline_bench.runtime.record.results import Result, Target, median_of, round_figures, this_machine, today
 
-OF_CEILING_AT_LEAST = 0.88
+OF_CEILING_AT_LEAST = 0.9
 WEAK_SCALING_AT_LEAST = 1.6
 BUBBLE_AT_MOST = 0.15
-HOST_SECONDS_AT_MOST = 0.001
+HOST_SECONDS_AT_MOST = 0.00045
+ALONE_HOST_SECONDS_AT_MOST = 0.001
+"""A lone stage shares its core with its engine, whose work counts here."""
 
 
 def run_pipeline(
@@ -136,7 +138,7 @@ def _targets(measured: list[dict[str, Any]], per_core: int) -> list[Target]:
         Target(
             name=f"the same at P = 1 with {per_core}",
             measured=median_of(measured, "alone", "steady", "host_seconds_per_step"),
-            at_most=HOST_SECONDS_AT_MOST,
+            at_most=ALONE_HOST_SECONDS_AT_MOST,
         ),
         Target(
             name="busy + wait + idle against wall, largest relative error",

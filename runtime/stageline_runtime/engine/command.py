@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import begin
+from stageline_runtime.engine.behind_stages import run_behind_stages
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def run_engine(computing_of: "Callable[[RuntimeConfig], Computing]") -> NoReturn
         contract = begin("engine", hides_values=True)
     except RuntimeFailure as failure:
         sys.exit(write_last_words(failure.message(None)))
+    run_behind_stages()
     from stageline_runtime.engine.process import EngineProcess
 
     sys.exit(asyncio.run(EngineProcess(contract, computing_of(contract.config)).run()))

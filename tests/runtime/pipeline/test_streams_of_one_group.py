@@ -1,6 +1,7 @@
 """What a running group of three stages does for its requests, and what it says about itself meanwhile."""
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_closing_a_stream_frees_its_slot(group: RunningGroup) -> None:
     assert len(expected) == 5
     with open_stream(group, PROMPT, greedy(500)), open_stream(group, PROMPT, greedy(500)):
         assert group.generate(PROMPT, greedy(5)) == expected
+
+
+def test_an_engine_takes_no_core_from_a_stage(group: RunningGroup) -> None:
+    """All threads of the engine wait for a stage that shares a core with them to end its slice; stages are as usual."""
+    policies = {name: _policies(process.pid) for name, process in group.processes.items()}
+    assert policies.pop("engine") == {os.SCHED_BATCH}
+    assert policies == {f"stage-{stage}": {os.SCHED_OTHER} for stage in range(STAGE_COUNT)}
+
+
+def _policies(process: int) -> set[int]:
+    """Scheduling classes of its threads."""
+    return {os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{process}/task").iterdir()}
 
 
 def test_max_tokens_and_stop_ids_end_a_stream(group: RunningGroup) -> None:

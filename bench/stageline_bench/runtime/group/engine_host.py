@@ -21,6 +21,7 @@ from stageline_bench.runtime.record.figures import RoundReport
 from stageline_bench.runtime.record.scrape import StageScraper
 from stageline_bench.runtime.record.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
+from stageline_runtime.engine.behind_stages import run_behind_stages
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.draft_model import read_draft_model
@@ -228,6 +229,7 @@ def _options() -> argparse.Namespace:
 
 def main() -> None:
     """Run until the input ends; a failed group ends it with a termination message and its class's exit code."""
+    run_behind_stages()
     try:
         host = EngineHost(read_contract(), _options())
         asyncio.run(host.run())
