@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from stageline_api.endpoints import Endpoints
+from stageline_gateway.engine_client.connection_pool import get
 from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_key import EngineKey
@@ -149,7 +151,7 @@ def _build_fleet(settings: GatewaySettings, metrics: ModelMetrics, namespace: st
     )
     dispatcher = Dispatcher(backends, EngineClient(timeouts, key, trust), runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
-    prober = Prober(backends, *intervals, runs.heard_since, look_over, key, trust)
+    prober = Prober(backends, *intervals, partial(get, trust), runs.heard_since, look_over, key, trust)
     discovery = _discovery(settings, namespace, discovered, key)
     metrics.discovery_age.set_function(discovery.age_seconds)
     calls = EngineCalls(key, trust, settings.connect_timeout_seconds, settings.call_timeout_seconds)

@@ -7,12 +7,14 @@ connection (`generation`). A shared one rests as long. It was asked for with a k
 """
 
 import asyncio
+import math
 from collections import deque
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
 from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_gateway.engine_client.incoming_lines import ConnectionBrokenError
 from stageline_gateway.engine_client.multiplexed import MultiplexedConnection
 from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
@@ -30,6 +32,41 @@ _Sharing = tuple[EngineAddress, str]
 """An engine, and what authorization it is shown."""
 
 
+async def connect(engine: EngineAddress, trust: EngineTrust, limit_seconds: float | None) -> EngineConnection:
+    """A new connection.
+
+    Raises OSError (TimeoutError among them) when there is none to be had, and ValueError for a URL that is none.
+    """
+    parts = urlsplit(engine.url)
+    if parts.scheme != ("https" if engine.tls_name else "http") or not parts.hostname:
+        raise ValueError(engine.url)
+    async with asyncio.timeout(limit_seconds):
+        _, connection = await asyncio.get_running_loop().create_connection(
+            EngineConnection,
+            parts.hostname,
+            parts.port or 80,
+            ssl=trust.context if engine.tls_name else None,
+            server_hostname=engine.tls_name or None,
+        )
+    return connection
+
+
+async def get(trust: EngineTrust, engine: EngineAddress, path: str, authorization: str) -> bytes:
+    """The body of the answer to a GET, whatever its status, on a new connection: an old one may lead nowhere any more.
+
+    Raises as `connect`, and OSError where the connection breaks.
+    """
+    connection = await connect(engine, trust, None)
+    try:
+        connection.get(engine.host, path, authorization)
+        await connection.head(math.inf)
+        return await connection.body(math.inf)
+    except ConnectionBrokenError as error:
+        raise OSError(str(error)) from None
+    finally:
+        connection.close()
+
+
 class ConnectionPool:
     def __init__(self, connect_seconds: float, trust: EngineTrust) -> None:
         self._connect_seconds = connect_seconds
@@ -42,7 +79,7 @@ class ConnectionPool:
     async def take(self, engine: EngineAddress, *, is_new: bool = False) -> tuple[EngineConnection, bool]:
         """A connection to `engine`, and whether it was used before; `is_new` asks for one that wasn't.
 
-        Raises OSError (TimeoutError among them) when there is none to be had, and ValueError for a URL that is none.
+        Raises as `connect`.
         """
         idle = self._idle.get(engine)
         while idle and not is_new:
@@ -78,18 +115,7 @@ class ConnectionPool:
             del self._shared[sharing]
 
     async def _connect(self, engine: EngineAddress) -> EngineConnection:
-        parts = urlsplit(engine.url)
-        if parts.scheme != ("https" if engine.tls_name else "http") or not parts.hostname:
-            raise ValueError(engine.url)
-        async with asyncio.timeout(self._connect_seconds):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                EngineConnection,
-                parts.hostname,
-                parts.port or 80,
-                ssl=self._trust.context if engine.tls_name else None,
-                server_hostname=engine.tls_name or None,
-            )
-        return connection
+        return await connect(engine, self._trust, self._connect_seconds)
 
     def give_back(self, engine: EngineAddress, connection: EngineConnection, *, ended_well: bool) -> None:
         """Keep a connection whose answer has been read to its end, or soon will be; close any other."""

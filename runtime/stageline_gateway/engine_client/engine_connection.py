@@ -1,4 +1,4 @@
-"""One HTTP/1.1 exchange with an engine on a connection of its own: a POST, a status, then lines as they come.
+"""One HTTP/1.1 exchange with an engine on a connection of its own: a request, a status, then lines as they come.
 
 Written on a bare protocol because every token passes here. The connection's end is the request's end: `close` aborts
 what the engine still generates. One whose answer has come to its end may be used again (`begin`), which spares both
@@ -21,7 +21,7 @@ UNACKNOWLEDGED_SECONDS: Final = 10.0
 
 
 class EngineConnection(IncomingLines, asyncio.Protocol):
-    """Call `post`, await `head`, then `relay`, or `line` until it returns None; `close` in any case."""
+    """Call `post` or `get`, await `head`, then `relay`, or `line` until it returns None; `close` in any case."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -59,13 +59,17 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     def post(self, host: str, path: str, body: bytes, authorization: str = "") -> None:
         """Send the request; `authorization` is the value of that header, if any."""
-        length = f"content-type: application/json\r\ncontent-length: {len(body)}"
-        self._write(_head(host, path, length, authorization) + body)
+        length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self._write(_head("POST", host, path, length, authorization) + body)
+
+    def get(self, host: str, path: str, authorization: str = "") -> None:
+        """As `post`, without a body."""
+        self._write(_head("GET", host, path, "", authorization))
 
     def post_openly(self, host: str, path: str, authorization: str = "") -> None:
         """Send the request's head; its body are the lines that `send` is given, and it has no end of its own."""
-        length = "content-type: application/json\r\ntransfer-encoding: chunked"
-        self._write(_head(host, path, length, authorization))
+        length = "content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+        self._write(_head("POST", host, path, length, authorization))
 
     def send(self, lines: bytes) -> None:
         """Go on with a body that was left open."""
@@ -173,8 +177,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._may_stay = self._parser.should_keep_alive() and not self._says_more
 
 
-def _head(host: str, path: str, length: str, authorization: str) -> bytes:
-    fields = f"host: {host}\r\n{length}"
+def _head(method: str, host: str, path: str, fields: str, authorization: str) -> bytes:
     if authorization:
-        fields += f"\r\nauthorization: {authorization}"
-    return f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode()
+        fields += f"authorization: {authorization}\r\n"
+    return f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n{fields}\r\n".encode()

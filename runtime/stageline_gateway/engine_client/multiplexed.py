@@ -3,8 +3,9 @@
 It is there at once: what is asked while it opens goes out when it is open, and whoever waits then waits as on any
 answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
 in the call that read it: so the tokens of a step cost one read, however many streams they are for. Where that took
-long, nothing more of it is given out for as long: new requests have their turn, and what comes meanwhile is written to
-clients in fewer and larger pieces, so that a gateway that is short of time does less of what costs it most.
+long, nothing more of it is given out for as long, and longer where streams had several lines each: new requests have
+their turn, and what comes meanwhile is written to clients in fewer and larger pieces, so that a gateway that is short
+of time does less of what costs it most.
 
 A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
 streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
@@ -32,10 +33,12 @@ MOST_WAITING_LINES: Final = 16384
 MOST_UNSENT_BYTES: Final = 1024 * 1024
 """Of requests that the engine has not read yet: with more, the next has a connection to itself. What is asked while the
 connection opens isn't counted, and goes out at once then: a burst with a connection each would come before it."""
-SHORT_SECONDS: Final = 0.5e-3
+SHORT_SECONDS: Final = 1.5e-3
 """Who gave out for no longer than this goes on at once."""
 LONGEST_REST_SECONDS: Final = 10e-3
 """So much later than it could have been a token may be, however long giving out took."""
+MANY_LINES: Final = 2
+"""Of a stream in one read. Tokens come faster then than they can be given out one by one."""
 UNREADABLE: Final = "The engine sent a line that can't be read."
 
 Connect = Callable[[], Awaitable[EngineConnection]]
@@ -237,12 +240,15 @@ class MultiplexedConnection:
         """As `_give_out`; what comes while others have their turn is given out together."""
         self._has_rested = False
         began = time.monotonic()
-        self._give_out(lines)
+        num_streams = self._give_out(lines)
         took = time.monotonic() - began
-        return partial(asyncio.sleep, min(took, LONGEST_REST_SECONDS)) if took > SHORT_SECONDS else None
+        if took <= SHORT_SECONDS:
+            return None
+        is_behind = len(lines) >= MANY_LINES * num_streams
+        return partial(asyncio.sleep, LONGEST_REST_SECONDS if is_behind else min(took, LONGEST_REST_SECONDS))
 
-    def _give_out(self, lines: list[bytes]) -> None:
-        """Raises UnreadableLineError for a line without a stream's number."""
+    def _give_out(self, lines: list[bytes]) -> int:
+        """Returns of how many streams these were. Raises UnreadableLineError for a line without a stream's number."""
         of_streams: dict[bytes, list[bytes]] = {}
         for line in lines:
             number, _, event = line.partition(b" ")
@@ -253,6 +259,7 @@ class MultiplexedConnection:
         for number, events in of_streams.items():
             if (stream := self._streams.get(stream_number(number))) is not None:
                 stream.bring(events)
+        return len(of_streams)
 
 
 def _told(ended: Exception, *, is_echo: bool) -> Exception:

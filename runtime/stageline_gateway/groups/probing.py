@@ -10,19 +10,18 @@ are asked by `GET /v1/prefixes` too, which beginnings of prompts their caches ho
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Set
+import ssl
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
-import httpx
 from pydantic import ValidationError
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HeldPrefixes
 from stageline_api.health import EngineStatus, Phase
 from stageline_gateway.engine_key import EngineKey
-from stageline_gateway.engine_trust import NO_AUTHORITY, EngineTrust, by_name
+from stageline_gateway.engine_trust import NO_AUTHORITY, EngineAddress, EngineTrust
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.routing import EngineAccount, identity
 
@@ -30,10 +29,16 @@ READY_PATH: Final = "/readyz"
 PREFIXES_PATH: Final = "/v1/prefixes"
 UNREACHABLE: Final = "its engine can't be reached"
 NOT_TRUSTED: Final = "its engine's certificate is not accepted: is its authority in --engine-authority?"
+NO_ENGINE: Final = "what answers at its address is not an engine"
 ANOTHER_MODEL: Final = "its address belongs to another model's engine by now"
 ANOTHER_GROUP: Final = "its address belongs to the engine of another group or incarnation by now"
 NOT_THERE: Final = frozenset({UNREACHABLE, ANOTHER_MODEL, ANOTHER_GROUP})
 """What says that the engine itself is no more."""
+
+
+Get = Callable[[EngineAddress, str, str], Awaitable[bytes]]
+"""The body of what an engine answers to a GET of a path, with a value of the `Authorization` header or with none.
+Raises OSError and ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +60,25 @@ class Prober:
     backends: Backends
     interval_seconds: float
     timeout_seconds: float
+    get: Get
     heard_since: Callable[[str, float], bool] = lambda _key, _at: False
     """Whether a group, by identity, has sent anything since a moment of the loop's clock."""
     on_round: Callable[[], None] = lambda: None
     key: EngineKey = field(default_factory=EngineKey)
-    trust: EngineTrust = field(default_factory=EngineTrust)
     """Shown where more is asked than whether requests are taken."""
+    trust: EngineTrust = field(default_factory=EngineTrust)
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        # Within a probe's own limit: httpx closes what it gives up by itself, not what is cancelled in a TLS handshake.
-        timeout = httpx.Timeout(None, connect=0.9 * self.timeout_seconds)
-        secure = self.trust.context
-        async with httpx.AsyncClient(verify=secure, timeout=timeout, limits=limits, trust_env=False) as client:
-            try:
-                while True:
-                    self._follow(client)
-                    await asyncio.sleep(self.interval_seconds)
-                    self.on_round()
-            finally:
-                await self._end(list(self._asking))
+        try:
+            while True:
+                self._follow()
+                await asyncio.sleep(self.interval_seconds)
+                self.on_round()
+        finally:
+            await self._end(list(self._asking))
 
-    def _follow(self, client: httpx.AsyncClient) -> None:
+    def _follow(self) -> None:
         """One task for each group: an engine that is slow to answer must not keep the others from being asked.
 
         Also for one that discovery calls unready while requests run there: it may tell that it drains.
@@ -89,7 +90,7 @@ class Prober:
             self._asking.pop(key).cancel()
         for key in wanted:
             if key not in self._asking or self._asking[key].done():
-                self._asking[key] = asyncio.create_task(self._keep_asking(client, groups[key]))
+                self._asking[key] = asyncio.create_task(self._keep_asking(groups[key]))
 
     async def _end(self, keys: list[str]) -> None:
         tasks = [self._asking.pop(key) for key in keys]
@@ -97,7 +98,7 @@ class Prober:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_asking(self, client: httpx.AsyncClient, group: GroupEndpoint) -> None:
+    async def _keep_asking(self, group: GroupEndpoint) -> None:
         loop = asyncio.get_running_loop()
         while True:
             asked_at = loop.time()
@@ -105,10 +106,28 @@ class Prober:
             if group.tls_name and not self.trust.is_given:
                 found = Finding(NO_AUTHORITY)
             else:
-                found = await _ask(client, group, self.timeout_seconds, is_alone, self.key.headers)
+                found = await self._ask(group, is_alone)
             if self._take(group, found, asked_at):
                 self.on_round()
             await asyncio.sleep(max(0.0, asked_at + self.interval_seconds - loop.time()))
+
+    async def _ask(self, group: GroupEndpoint, is_alone: bool) -> Finding:
+        engine, held = EngineAddress(group.url, group.tls_name), frozenset[str]()
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                status = EngineStatus.model_validate_json(await self.get(engine, READY_PATH, ""))
+                if status.tells_prefixes and not is_alone:
+                    told = await self.get(engine, PREFIXES_PATH, self.key.authorization)
+                    held = frozenset(HeldPrefixes.model_validate_json(told).keys)
+        except TimeoutError:  # connecting too: a busy machine is slow at that as well
+            return Finding(SILENT)
+        except ValidationError:
+            return Finding(NO_ENGINE)
+        except ssl.SSLCertVerificationError:
+            return Finding(NOT_TRUSTED)
+        except (OSError, ValueError):
+            return Finding(UNREACHABLE)
+        return _judged(group, status, held)
 
     def _take(self, group: GroupEndpoint, found: Finding, asked_at: float) -> bool:
         """Tell `backends`; returns whether anything changed."""
@@ -137,24 +156,8 @@ class Prober:
         self.backends.accounts.take(key, account, self.backends.clock())
 
 
-async def _ask(
-    client: httpx.AsyncClient,
-    group: GroupEndpoint,
-    timeout_seconds: float,
-    is_alone: bool = True,
-    headers: Mapping[str, str] = MappingProxyType({}),
-) -> Finding:
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            answer = await client.get(group.url + READY_PATH, extensions=by_name(group.tls_name))
-            status = EngineStatus.model_validate_json(answer.content)
-            held = frozenset() if is_alone or not status.tells_prefixes else await _held(client, group, headers)
-    except (TimeoutError, httpx.TimeoutException):  # connecting too: a busy machine is slow at that as well
-        return Finding(SILENT)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Finding(NOT_TRUSTED if "CERTIFICATE_VERIFY_FAILED" in str(error) else UNREACHABLE)
-    except ValidationError:
-        return Finding("what answers at its address is not an engine")
+def _judged(group: GroupEndpoint, status: EngineStatus, held: Set[str]) -> Finding:
+    """What follows from what an engine says of itself."""
     if status.served_name != group.model:
         return Finding(ANOTHER_MODEL)
     if not _is_of(group, status):
@@ -163,11 +166,6 @@ async def _ask(
         return Finding(status=status, held=held)
     why = f"its engine says {status.phase}: {status.message}".rstrip(": ")
     return Finding(why, drains=status.phase is Phase.DRAINING)
-
-
-async def _held(client: httpx.AsyncClient, group: GroupEndpoint, headers: Mapping[str, str]) -> frozenset[str]:
-    answer = await client.get(group.url + PREFIXES_PATH, headers=headers, extensions=by_name(group.tls_name))
-    return frozenset(HeldPrefixes.model_validate_json(answer.content).keys)
 
 
 def _is_of(group: GroupEndpoint, status: EngineStatus) -> bool:

@@ -327,9 +327,18 @@ def test_a_silent_engine_is_left_though_others_streams_go_on(engine: ScriptedEng
     eventually(lambda: engine.left_early == ["silent"], lambda: f"{engine.left_early}")
 
 
-@pytest.mark.parametrize(("short_seconds", "rests"), [(0.0, True), (60.0, False)])
-def test_after_giving_out_for_long_nothing_is_given_out_for_as_long(
-    monkeypatch: pytest.MonkeyPatch, short_seconds: float, rests: bool
+@pytest.mark.parametrize(
+    ("short_seconds", "lines", "rest_seconds"),
+    [
+        (60.0, [b"0 first", b"0 second"], None),
+        (0.0, [b"0 first", b"7 nobody's"], 0.003),
+        (0.0, [b"0 first", b"0 second", b"7 nobody's"], 0.003),
+        (0.0, [b"0 first", b"0 second", b"7 nobody's", b"0 third"], multiplexed.LONGEST_REST_SECONDS),
+    ],
+    ids=["short", "long", "few-have-several", "each-has-several"],
+)
+def test_after_giving_out_for_long_nothing_is_given_out_for_as_long_or_longer(
+    monkeypatch: pytest.MonkeyPatch, short_seconds: float, lines: list[bytes], rest_seconds: float | None
 ) -> None:
     monkeypatch.setattr(multiplexed, "SHORT_SECONDS", short_seconds)
 
@@ -342,18 +351,18 @@ def test_after_giving_out_for_long_nothing_is_given_out_for_as_long(
         stream = connection.stream()
         given: list[bytes] = []
 
-        def bring(lines: list[bytes]) -> None:
+        def bring(events: list[bytes]) -> None:
             time.sleep(0.003)
-            given.extend(lines)
+            given.extend(events)
 
         monkeypatch.setattr(stream, "bring", bring)
-        pause = connection._give_out_and_rest([b"0 first", b"0 second", b"7 nobody's"])
-        assert given == [b"first", b"second"]
-        assert (pause is not None) == rests
-        if pause is not None:
+        pause = connection._give_out_and_rest(lines)
+        assert given == [line[2:] for line in lines if line.startswith(b"0")]
+        assert (pause is None) == (rest_seconds is None)
+        if pause is not None and rest_seconds is not None:
             began = time.monotonic()
             await pause()
-            assert time.monotonic() - began >= 0.003
+            assert time.monotonic() - began >= rest_seconds - 0.001  # a loop's clock counts in milliseconds
         connection.close()
 
     asyncio.run(run())
