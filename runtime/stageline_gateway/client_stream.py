@@ -9,16 +9,22 @@ The server makes it and the endpoints write to it, so it belongs to neither room
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, Final
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 CLIENT_EXTENSION: Final = "stageline.client"
 """Name in an ASGI scope's `extensions` of its `ClientStream`."""
+
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+"""Headers from which uvicorn takes how an answer is framed."""
+_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""That no header holds, besides the end of a line."""
 
 Pause = Callable[[], Awaitable[None]]
 """What is to be awaited before more is written; begun only then."""
@@ -62,7 +68,17 @@ class ClientStream:
             self.on_gone()
 
     def open(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True) -> Pause | None:
-        """Begin an answer with status 200; without `more` it is all of it."""
+        """Begin an answer with status 200; without `more` it is all of it.
+
+        Names of headers are in lower case.
+        """
+        cycle = self._cycle
+        is_held_up = cycle.response_started or cycle.flow.write_paused or cycle.disconnected or cycle.access_log
+        if more and body and not is_held_up and (head := _stream_head(cycle, headers)) is not None:
+            cycle.response_started = cycle.chunked_encoding = True
+            cycle.waiting_for_100_continue = False
+            cycle.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
+            return None
         begin = {"type": "http.response.start", "status": 200, "headers": headers}
         return self._send([begin, _piece(body, more)] if body or not more else [begin])
 
@@ -90,6 +106,19 @@ class ClientStream:
     async def _send_when_written(self, messages: Sequence[dict[str, Any]]) -> None:
         for message in messages:
             await self._cycle.send(message)  # type: ignore[arg-type]
+
+
+def _stream_head(cycle: RequestResponseCycle, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """What uvicorn would write of the begin of a stream, in one piece; None where it would do more than write it."""
+    if cycle.scope["method"] == "HEAD" or any(name in _LENGTHS for name, _ in headers):
+        return None
+    lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    head = b"".join(lines)
+    # One mark for each line: no value has one of its own.
+    is_clean = head.count(b"\n") == head.count(b"\r") == len(lines) and not _CONTROLS.search(head)
+    return b"%b%btransfer-encoding: chunked\r\n\r\n" % (STATUS_LINE[200], head) if is_clean else None
 
 
 def _piece(body: bytes, more: bool) -> dict[str, Any]:

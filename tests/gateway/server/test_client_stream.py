@@ -1,0 +1,100 @@
+"""The begin of a stream, written by hand, is what uvicorn writes of it."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from stageline_gateway.client_stream import ClientStream
+
+HEADERS = [(b"content-type", b"text/event-stream"), (b"x-request-id", b"req-1")]
+
+
+class Written(asyncio.Transport):
+    """Keeps what a server writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.content = b""
+        self.writes = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.content += data
+        self.writes += 1
+
+    def close(self) -> None:
+        self.content += b"<closed>"
+
+
+def cycle(written: Written, *, keep_alive: bool = True, method: str = "POST") -> RequestResponseCycle:
+    log = logging.getLogger("test")
+    return RequestResponseCycle(
+        scope=cast(Any, {"type": "http", "method": method}),
+        transport=written,
+        flow=FlowControl(written),
+        logger=log,
+        access_logger=log,
+        access_log=False,
+        default_headers=[(b"date", b"Thu, 26 Nov 2026 00:00:00 GMT")],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=keep_alive,
+        on_response=lambda: None,
+    )
+
+
+async def by_uvicorn(
+    one: RequestResponseCycle, headers: Sequence[tuple[bytes, bytes]], bodies: Sequence[bytes]
+) -> None:
+    await one.send({"type": "http.response.start", "status": 200, "headers": headers})
+    for index, body in enumerate(bodies):
+        more = index < len(bodies) - 1
+        await one.send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+def test_a_stream_is_written_as_uvicorn_writes_it_in_one_write_for_its_begin(keep_alive: bool) -> None:
+    async def run() -> None:
+        expected, written = Written(), Written()
+        await by_uvicorn(cycle(expected, keep_alive=keep_alive), HEADERS, [b"data: 1\n\n", b"data: 2\n\n", b"end"])
+        client = ClientStream(cycle(written, keep_alive=keep_alive))
+        assert client.open(HEADERS, b"data: 1\n\n") is None
+        assert client.has_begun
+        assert written.writes == 1
+        assert client.write(b"data: 2\n\n") is None
+        assert client.write(b"end", more=False) is None
+        assert written.content == expected.content
+        assert client.is_complete
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "header", [(b"content-length", b"7"), (b"connection", b"close"), (b"transfer-encoding", b"chunked")]
+)
+def test_a_header_that_frames_the_answer_is_left_to_uvicorn(header: tuple[bytes, bytes]) -> None:
+    async def run() -> None:
+        expected, written = Written(), Written()
+        await by_uvicorn(cycle(expected), [*HEADERS, header], [b"data: 1", b""])
+        client = ClientStream(cycle(written))
+        client.open([*HEADERS, header], b"data: 1")
+        client.write(b"", more=False)
+        assert written.content == expected.content
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("value", [b"a\r\nb: c", b"a\nb", b"a\rb", b"a\0b", b"a\x1bb", b"a\x7f"])
+def test_a_value_that_would_be_a_line_of_its_own_is_refused_as_uvicorn_does(value: bytes) -> None:
+    async def run() -> None:
+        written = Written()
+        client = ClientStream(cycle(written))
+        with pytest.raises(RuntimeError, match="Invalid HTTP header value"):
+            client.open([(b"x-request-id", value)], b"data: 1")
+        assert written.content == b""
+
+    asyncio.run(run())
