@@ -20,7 +20,9 @@ def run_engine(computing_of: "Callable[[RuntimeConfig], Computing]") -> NoReturn
         contract = begin("engine", hides_values=True)
     except RuntimeFailure as failure:
         sys.exit(write_last_words(failure.message(None)))
-    run_behind_stages()
     from stageline_runtime.engine.process import EngineProcess
 
-    sys.exit(asyncio.run(EngineProcess(contract, computing_of(contract.config)).run()))
+    computing = computing_of(contract.config)
+    if computing.is_told_each_step:
+        run_behind_stages()
+    sys.exit(asyncio.run(EngineProcess(contract, computing).run()))

@@ -64,6 +64,9 @@ class Computing:
     make_core: Callable[[CoreParts], GroupCore]
     takes_longer_contexts: bool = False
     """Whether it judges by itself how far beyond a config's context a model may go."""
+    is_told_each_step: bool = True
+    """Whether its stages are told each step by the engine. Those that aren't never wait for the engine, and it has
+    nothing to do but to hand on what they say, at once."""
 
 
 def _read_own_model(model_dir: Path) -> ModelConfig:

@@ -64,4 +64,4 @@ def _no_plans(done: StepDone) -> None:
     raise AssertionError(f"a stage of vLLM has answered a plan: {done}")
 
 
-VLLM: Final = Computing(read_foreign_model, _vllm_core, takes_longer_contexts=True)
+VLLM: Final = Computing(read_foreign_model, _vllm_core, takes_longer_contexts=True, is_told_each_step=False)
