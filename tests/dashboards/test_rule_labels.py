@@ -45,8 +45,9 @@ def test_every_group_of_rules_says_how_often_it_is_evaluated() -> None:
     groups = [group for path in rule_paths() for group in yaml.safe_load(path.read_text("utf-8"))["groups"]]
     assert {group["name"]: group.get("interval") for group in groups if "interval" not in group} == {}
     long = [group for group in groups if group["interval"] != "30s"]
+    assert {group["interval"] for group in long} == {"2m"}, "one missed evaluation, and a sample is still found: 5 min"
     windows = {re.split("rate|increase", rule["record"])[-1] for group in long for rule in group["rules"]}
-    assert windows == {"6h", "1d", "3d"}
+    assert windows == {"20m", "2h", "6h", "1d", "3d"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from boards.exported_names import missing_names
+from boards.long_windows import grouped_rules, intervals, seconds
 from boards.promtool import needs_promtool, promtool
 from boards.rule_names import exported_in, recorded_in, recorded_names, shipped_rules
 from processes.repository_files import ROOT
@@ -40,6 +41,19 @@ def test_no_rule_reads_buckets_over_more_than_five_minutes() -> None:
     assert windows == {"5m"}
 
 
+def test_spans_that_a_long_window_adds_up_are_next_to_one_another() -> None:
+    """A step as long as a span, and a span of whole intervals: else spans would overlap and leave gaps by turns."""
+    recorded = {rule["record"]: (group, rule["expr"]) for group, rule in grouped_rules() if "record" in rule}
+    added = re.compile(r"(model:\w+:increase(\w+))\[\w+:(\w+)\]")
+    found = {each for _, rule in grouped_rules() for each in added.findall(rule["expr"])}
+    assert len(found) == 7
+    for name, span, step in found:
+        group, expr = recorded[name]
+        assert step == span
+        assert f"[{span}:" in expr
+        assert seconds(span) % intervals()[group] == 0
+
+
 def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations() -> None:
     used = {name for rule in shipped_rules() for name in recorded_in(rule["expr"])}
     assert used <= recorded_names()
@@ -64,5 +78,5 @@ def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations()
 def test_the_page_of_metrics_says_what_each_recorded_name_is() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     of_shortest = {re.sub(r"ratio_rate\w+$", "ratio_rate5m", name) for name in recorded_names()}
-    of_shortest = {re.sub(r"increase\w+$", "increase1h", name) for name in of_shortest}
+    of_shortest = {re.sub(r"increase\w+$", "increase20m", name) for name in of_shortest}
     assert recorded_in(page) == of_shortest

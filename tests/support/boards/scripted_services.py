@@ -44,6 +44,8 @@ def _answer(target: ScrapedTarget, clients: Clients, its: dict[str, str], second
     if clients.refused_per_second:
         reason = "rate_limit_exceeded"
         target.count(gateway.REFUSALS, clients.refused_per_second * seconds, key_name="team-a", reason=reason)
+    if left := clients.requests.get("499", 0.0) * seconds:
+        target.observe(gateway.ABANDONED_AFTER, spread_around(clients.first_token_seconds, left), **its)
     answered = clients.requests.get("200", 0.0) * seconds
     target.count(gateway.PROMPT_TOKENS, answered * 200, **its)
     target.count(gateway.GENERATION_TOKENS, answered * clients.tokens_per_answer, **its)

@@ -29,9 +29,9 @@ names that would have to be escaped. Arguments: root, field. */}}
           {{ get . $field }} * group by (cluster, namespace, model_name) (
             stageline_gateway_requests_total{namespace="{{ .namespace }}", model_name="{{ .modelName }}"}
             or
-            last_over_time(
-              model:stageline_gateway_requests:rate5m{namespace="{{ .namespace }}", model_name="{{ .modelName }}"}[3d:5m]
-            )
+            model:stageline_gateway_requests:increase20m{namespace="{{ .namespace }}", model_name="{{ .modelName }}"}
+            or
+            model:stageline_gateway_requests:increase3d{namespace="{{ .namespace }}", model_name="{{ .modelName }}"}
           )
           or
           label_replace(
