@@ -64,7 +64,9 @@ def _is_it_bad() -> Section:
         "Overview",
         line(3, *_load()),
         line(3, *_waits(), *_room()),
-        line(6, _models(), _alerts(), widths=(14, 10)),
+        # One below the other: beside each other their last columns are cut on a small window.
+        line(5, _models()),
+        line(4, _alerts()),
     )
 
 
