@@ -109,7 +109,10 @@ class ClientStream:
 
 
 def _stream_head(cycle: RequestResponseCycle, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """What uvicorn would write of the begin of a stream, in one piece; None where it would do more than write it."""
+    """What uvicorn would write of the begin of a stream, in one piece; None where it would do more than write it.
+
+    Names of headers are this gateway's own words, and are not looked at; values may be a client's.
+    """
     if cycle.scope["method"] == "HEAD" or any(name in _LENGTHS for name, _ in headers):
         return None
     lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]

@@ -44,7 +44,7 @@ async def connect(engine: EngineAddress, trust: EngineTrust, limit_seconds: floa
         _, connection = await asyncio.get_running_loop().create_connection(
             EngineConnection,
             parts.hostname,
-            parts.port or 80,
+            parts.port or (443 if engine.tls_name else 80),
             ssl=trust.context if engine.tls_name else None,
             server_hostname=engine.tls_name or None,
         )
@@ -54,7 +54,8 @@ async def connect(engine: EngineAddress, trust: EngineTrust, limit_seconds: floa
 async def get(trust: EngineTrust, engine: EngineAddress, path: str, authorization: str) -> bytes:
     """The body of the answer to a GET, whatever its status, on a new connection: an old one may lead nowhere any more.
 
-    Raises as `connect`, and OSError where the connection breaks.
+    Raises as `connect`, and OSError where the connection breaks: before the answer's end, which its head must tell, or
+    at a line of more than `LINE_LIMIT_BYTES`.
     """
     connection = await connect(engine, trust, None)
     try:

@@ -3,9 +3,9 @@
 It is there at once: what is asked while it opens goes out when it is open, and whoever waits then waits as on any
 answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
 in the call that read it: so the tokens of a step cost one read, however many streams they are for. Where that took
-long, nothing more of it is given out for as long, and longer where streams had several lines each: new requests have
-their turn, and what comes meanwhile is written to clients in fewer and larger pieces, so that a gateway that is short
-of time does less of what costs it most.
+long, nothing more of it is given out for as long, and longer where tokens come too fast to be given out one by one: new
+requests have their turn, and what comes meanwhile is written to clients in fewer and larger pieces, so that a gateway
+that is short of time does less of what costs it most.
 
 A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
 streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
@@ -38,7 +38,10 @@ SHORT_SECONDS: Final = 1.5e-3
 LONGEST_REST_SECONDS: Final = 10e-3
 """So much later than it could have been a token may be, however long giving out took."""
 MANY_LINES: Final = 2
-"""Of a stream in one read. Tokens come faster then than they can be given out one by one."""
+"""Of a stream in one read, on average."""
+LARGE_SHARE: Final = 0.5
+"""Of its time. It is behind where giving out each of many lines by itself would take as much. A rest brings many lines
+by itself, but not this: so nothing rests for long because it did before."""
 UNREADABLE: Final = "The engine sent a line that can't be read."
 
 Connect = Callable[[], Awaitable[EngineConnection]]
@@ -126,6 +129,8 @@ class MultiplexedConnection:
         self._unsent: dict[int, ClientLine] | None = {}
         """What is asked while it opens; None once it is open."""
         self._has_rested = self._is_retired = False
+        self._gave_out_at = -math.inf
+        """When lines were last given out, by the monotonic clock."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._connection: EngineConnection | None = None
         self._ended: Exception = ConnectionBrokenError(BROKE)
@@ -240,11 +245,12 @@ class MultiplexedConnection:
         """As `_give_out`; what comes while others have their turn is given out together."""
         self._has_rested = False
         began = time.monotonic()
-        num_streams = self._give_out(lines)
+        since, self._gave_out_at = began - self._gave_out_at, began
+        each = len(lines) / self._give_out(lines)
         took = time.monotonic() - began
         if took <= SHORT_SECONDS:
             return None
-        is_behind = len(lines) >= MANY_LINES * num_streams
+        is_behind = each >= MANY_LINES and each * took >= LARGE_SHARE * since
         return partial(asyncio.sleep, LONGEST_REST_SECONDS if is_behind else min(took, LONGEST_REST_SECONDS))
 
     def _give_out(self, lines: list[bytes]) -> int:

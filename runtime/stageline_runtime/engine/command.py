@@ -23,6 +23,6 @@ def run_engine(computing_of: "Callable[[RuntimeConfig], Computing]") -> NoReturn
     from stageline_runtime.engine.process import EngineProcess
 
     computing = computing_of(contract.config)
-    if computing.is_told_each_step:
+    if computing.is_told_each_step:  # nothing before this starts a thread
         run_behind_stages()
     sys.exit(asyncio.run(EngineProcess(contract, computing).run()))

@@ -1,9 +1,9 @@
 """Requests to one engine share a connection: each has its own answer, and nobody pays for another's but by its end."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -327,42 +327,91 @@ def test_a_silent_engine_is_left_though_others_streams_go_on(engine: ScriptedEng
     eventually(lambda: engine.left_early == ["silent"], lambda: f"{engine.left_early}")
 
 
+class Clock:
+    """In place of the module `time`; giving out a line's stream takes what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def never() -> EngineConnection:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def resting(clock: Clock, num_streams: int, took: float) -> tuple[multiplexed.MultiplexedConnection, list[bytes]]:
+    """A connection whose giving out takes `took` seconds for all of its streams, and what it gives out."""
+    connection = multiplexed.MultiplexedConnection(never, "engine", "", 1.0, lambda _: None)
+    given: list[bytes] = []
+
+    def bring(events: list[bytes]) -> None:
+        clock.now += took / num_streams
+        given.extend(events)
+
+    for _ in range(num_streams):
+        vars(connection.stream())["bring"] = bring
+    return connection, given
+
+
+def rest_of(connection: multiplexed.MultiplexedConnection, lines: list[bytes]) -> float:
+    """Seconds for which nothing is given out after these."""
+    pause = connection._give_out_and_rest(lines)
+    return pause.args[0] if isinstance(pause, partial) else 0.0
+
+
 @pytest.mark.parametrize(
-    ("short_seconds", "lines", "rest_seconds"),
+    ("took", "since", "lines_each", "rest"),
     [
-        (60.0, [b"0 first", b"0 second"], None),
-        (0.0, [b"0 first", b"7 nobody's"], 0.003),
-        (0.0, [b"0 first", b"0 second", b"7 nobody's"], 0.003),
-        (0.0, [b"0 first", b"0 second", b"7 nobody's", b"0 third"], multiplexed.LONGEST_REST_SECONDS),
+        (0.001, 0.002, 5, 0.0),
+        (0.003, 0.004, 1, 0.003),
+        (0.030, 0.040, 1, multiplexed.LONGEST_REST_SECONDS),
+        (0.003, 0.011, 2, multiplexed.LONGEST_REST_SECONDS),
+        (0.003, 0.013, 2, 0.003),
     ],
-    ids=["short", "long", "few-have-several", "each-has-several"],
+    ids=["short", "long", "very-long", "behind", "what-a-rest-brings"],
 )
 def test_after_giving_out_for_long_nothing_is_given_out_for_as_long_or_longer(
-    monkeypatch: pytest.MonkeyPatch, short_seconds: float, lines: list[bytes], rest_seconds: float | None
+    monkeypatch: pytest.MonkeyPatch, took: float, since: float, lines_each: int, rest: float
 ) -> None:
-    monkeypatch.setattr(multiplexed, "SHORT_SECONDS", short_seconds)
-
-    async def connect() -> EngineConnection:
-        await asyncio.Event().wait()
-        raise AssertionError
+    clock = Clock()
+    monkeypatch.setattr(multiplexed, "time", clock)
 
     async def run() -> None:
-        connection = multiplexed.MultiplexedConnection(connect, "engine", "", 1.0, lambda _: None)
-        stream = connection.stream()
-        given: list[bytes] = []
+        connection, given = resting(clock, 2, took)
+        rest_of(connection, [b"0 first", b"1 first"])
+        clock.now += since - took
+        lines = [b"%d %d" % (stream, line) for line in range(lines_each) for stream in (0, 1)]
+        assert rest_of(connection, lines) == pytest.approx(rest)
+        assert given[2:] == [b"%d" % line for _ in (0, 1) for line in range(lines_each)]
+        connection.close()
 
-        def bring(events: list[bytes]) -> None:
-            time.sleep(0.003)
-            given.extend(events)
+    asyncio.run(run())
 
-        monkeypatch.setattr(stream, "bring", bring)
-        pause = connection._give_out_and_rest(lines)
-        assert given == [line[2:] for line in lines if line.startswith(b"0")]
-        assert (pause is None) == (rest_seconds is None)
-        if pause is not None and rest_seconds is not None:
-            began = time.monotonic()
-            await pause()
-            assert time.monotonic() - began >= rest_seconds - 0.001  # a loop's clock counts in milliseconds
+
+@pytest.mark.parametrize("step_seconds", [0.004, 0.005, 0.0055, 0.007, 0.010])
+def test_a_gateway_that_has_time_rests_no_longer_than_it_took_after_one_late_turn(
+    monkeypatch: pytest.MonkeyPatch, step_seconds: float
+) -> None:
+    """A rest brings the tokens of several steps to the next read; that alone is no reason for another."""
+    clock, took = Clock(), step_seconds / 3
+    monkeypatch.setattr(multiplexed, "time", clock)
+    monkeypatch.setattr(multiplexed, "SHORT_SECONDS", 0.001)
+
+    async def run() -> None:
+        connection, _ = resting(clock, 100, took)
+        rests, steps_told = [], 0
+        for turn in range(40):
+            clock.now += 0.012 if turn == 20 else 0.0
+            next_step = 100.0 + (steps_told + 1) * step_seconds
+            clock.now = max(clock.now, next_step)
+            steps = int((clock.now - 100.0) / step_seconds + 1e-9) - steps_told
+            steps_told += steps
+            rests.append(rest_of(connection, [b"%d x" % stream for stream in range(100)] * steps))
+            clock.now += rests[-1]
+        assert rests[-10:] == pytest.approx([took] * 10), rests
         connection.close()
 
     asyncio.run(run())

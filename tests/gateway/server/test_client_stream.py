@@ -30,18 +30,26 @@ class Written(asyncio.Transport):
         self.content += b"<closed>"
 
 
-def cycle(written: Written, *, keep_alive: bool = True, method: str = "POST") -> RequestResponseCycle:
+def cycle(
+    written: Written,
+    *,
+    keep_alive: bool = True,
+    method: str = "POST",
+    access_log: bool = False,
+    expect_100_continue: bool = False,
+) -> RequestResponseCycle:
     log = logging.getLogger("test")
+    scope = {"type": "http", "method": method, "path": "/", "query_string": b"", "http_version": "1.1", "client": None}
     return RequestResponseCycle(
-        scope=cast(Any, {"type": "http", "method": method}),
+        scope=cast(Any, scope),
         transport=written,
         flow=FlowControl(written),
         logger=log,
         access_logger=log,
-        access_log=False,
+        access_log=access_log,
         default_headers=[(b"date", b"Thu, 26 Nov 2026 00:00:00 GMT")],
         message_event=asyncio.Event(),
-        expect_100_continue=False,
+        expect_100_continue=expect_100_continue,
         keep_alive=keep_alive,
         on_response=lambda: None,
     )
@@ -69,6 +77,50 @@ def test_a_stream_is_written_as_uvicorn_writes_it_in_one_write_for_its_begin(kee
         assert client.write(b"end", more=False) is None
         assert written.content == expected.content
         assert client.is_complete
+
+    asyncio.run(run())
+
+
+def test_where_uvicorn_waits_for_the_body_or_writes_no_body_it_is_the_same() -> None:
+    async def run(**given: Any) -> None:
+        expected, written = Written(), Written()
+        of_uvicorn, of_client = cycle(expected, **given), cycle(written, **given)
+        await by_uvicorn(of_uvicorn, HEADERS, [b"data: 1", b""])
+        client = ClientStream(of_client)
+        client.open(HEADERS, b"data: 1")
+        client.write(b"", more=False)
+        assert written.content == expected.content, given
+        assert of_client.waiting_for_100_continue == of_uvicorn.waiting_for_100_continue
+
+    asyncio.run(run(method="HEAD"))
+    asyncio.run(run(expect_100_continue=True))
+
+
+def test_the_log_of_accesses_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        with caplog.at_level(logging.INFO, logger="test"):
+            ClientStream(cycle(Written(), access_log=True)).open(HEADERS, b"data: 1")
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == [' - "POST / HTTP/1.1" 200']
+
+
+def test_a_client_that_left_its_end_full_or_left_is_not_written_to() -> None:
+    async def run() -> None:
+        full, written, gone = Written(), Written(), Written()
+        held = cycle(full)
+        held.flow.pause_writing()
+        pause = ClientStream(held).open(HEADERS, b"data: 1")
+        assert pause is not None
+        assert full.content == b""
+        held.flow.resume_writing()
+        await pause()
+        ClientStream(cycle(written)).open(HEADERS, b"data: 1")
+        assert full.content == written.content != b""
+        left = cycle(gone)
+        left.disconnected = True
+        assert ClientStream(left).open(HEADERS, b"data: 1") is None
+        assert gone.content == b""
 
     asyncio.run(run())
 
