@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def panel(kind: str, *expressions: str, unit: str = "none", legend: str = "", **more: Any) -> dict[str, Any]:
     instant = {"instant": True, "format": "table"} if kind in ("table", "barchart") else {}
+    instant |= {"instant": True} if more.pop("instant", False) else {}
     targets = [
         {"refId": "ABC"[at], "expr": each, "legendFormat": legend, **instant} for at, each in enumerate(expressions)
     ]
@@ -57,6 +58,8 @@ scrape_configs:
 """
 """A target that nobody answers for has a series `up` all the same, by whose label a number can be chosen."""
 THRESHOLDS = {"mode": "absolute", "steps": [{"color": "green", "value": None}, {"color": "#c00000", "value": 0.2}]}
+OVER = " or ".join(labelled(str(stage + 1), over="$__rate_interval", stage=str(stage)) for stage in (0, 1))
+"""Named by what a rate is over."""
 PANELS = {
     "share": panel("stat", "vector(0.25)", unit="percentunit", defaults={"thresholds": THRESHOLDS}),
     "two": panel("stat", labelled("1", stage="0") + " or " + labelled("2", stage="1"), legend="stage {{stage}}"),
@@ -65,6 +68,8 @@ PANELS = {
         "stat", "vector(1)", defaults={"mappings": [{"type": "value", "options": {"1": {"text": "up"}}}]}
     ),
     "chosen": panel("stat", 'vector($number)', unit="s"),
+    "recent": panel("stat", OVER, legend="{{over}} {{stage}}", instant=True),
+    "course": panel("stat", OVER, legend="{{over}} {{stage}}"),
     "counted": panel("stat", "vector(2.6)", defaults={"decimals": 0}),
     "table": panel(
         "table", labelled("1536", pod="a"), labelled("0.5", pod="a"),
@@ -148,6 +153,8 @@ def box(name: str) -> str:
         ("mapped", "up"),
         ("chosen", "1.5 min"),
         ("counted", "3"),
+        ("recent", "60s 0\n1\n60s 1\n2"),
+        ("course", "8s 0\n1\n8s 1\n2"),
         ("table", "Pod Share Memory\na 0.5 1.5 KiB"),
     ],
 )

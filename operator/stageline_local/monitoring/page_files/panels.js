@@ -75,7 +75,8 @@ export class Panel {
   async answers(window) {
     return Promise.all(
       this.model.targets.map(async (target) => {
-        const expression = this.variables.fill(target.expr, { ...window.builtins, ...this.scoped });
+        const builtins = target.instant ? window.instantBuiltins : window.builtins;
+        const expression = this.variables.fill(target.expr, { ...builtins, ...this.scoped });
         const found = await (target.instant ? instantFrames : rangeFrames)(expression, window);
         const frames = found.map((frame) => {
           const name = nameOf(

@@ -15,7 +15,10 @@ export async function ask(path, parameters = null) {
 
 const STEPS = [1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400];
 
-/** From when to when, in which steps, and what `$__rate_interval` is there. All in seconds. */
+/** Of seconds that a single value is a rate over: of a slow model nothing may have ended in the last few. */
+const SHORTEST_INSTANT = 60;
+
+/** From when to when, in which steps, and what `$__rate_interval` is there and for a single value. All in seconds. */
 export function windowOf(start, end, maxPoints, scrapeSeconds) {
   const wanted = Math.max((end - start) / maxPoints, scrapeSeconds);
   const step = STEPS.find((each) => each >= wanted) ?? Math.ceil(wanted / 86400) * 86400;
@@ -26,6 +29,7 @@ export function windowOf(start, end, maxPoints, scrapeSeconds) {
     end,
     step,
     builtins: { __rate_interval: `${rateSeconds}s` },
+    instantBuiltins: { __rate_interval: `${Math.max(rateSeconds, SHORTEST_INSTANT)}s` },
   };
 }
 
