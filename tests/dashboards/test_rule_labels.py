@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import yaml
 
 from boards.alert_scenarios import alerting_rules
 from boards.promql_labels import alert_labels, labels_of, read
-from boards.rule_names import shipped_rules
-from stageline_dashboards.shipped import rule_paths
+from boards.rule_names import shipped_groups, shipped_rules
 
 RULES = shipped_rules()
 GROUP = {"cluster", "namespace", "model", "model_name", "group"}
@@ -42,7 +40,7 @@ def test_a_rule_keeps_clusters_apart(rule: Mapping[str, Any]) -> None:
 
 
 def test_every_group_of_rules_says_how_often_it_is_evaluated() -> None:
-    groups = [group for path in rule_paths() for group in yaml.safe_load(path.read_text("utf-8"))["groups"]]
+    groups = shipped_groups()
     assert {group["name"]: group.get("interval") for group in groups if "interval" not in group} == {}
     long = [group for group in groups if group["interval"] != "30s"]
     assert {group["interval"] for group in long} == {"2m"}, "one missed evaluation, and a sample is still found: 5 min"

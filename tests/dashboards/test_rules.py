@@ -8,11 +8,12 @@ from typing import Final
 import pytest
 
 from boards.exported_names import missing_names
-from boards.long_windows import grouped_rules, intervals, seconds
+from boards.long_windows import grouped_rules, intervals
 from boards.promtool import needs_promtool, promtool
 from boards.rule_names import exported_in, recorded_in, recorded_names, shipped_rules
 from processes.repository_files import ROOT
 from stageline_dashboards.shipped import rule_paths
+from stageline_local.monitoring.scrape import seconds_of
 
 CASES: Final = sorted(Path(__file__).with_name("rules").glob("*.yaml"))
 
@@ -51,7 +52,7 @@ def test_spans_that_a_long_window_adds_up_are_next_to_one_another() -> None:
         group, expr = recorded[name]
         assert step == span
         assert f"[{span}:" in expr
-        assert seconds(span) % intervals()[group] == 0
+        assert seconds_of(span) % intervals()[group] == 0
 
 
 def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations() -> None:

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import yaml
-
 from boards.metric_history import Labels, written
 from boards.promql_labels import labels_of
+from boards.rule_names import shipped_groups
 from boards.scripted_fleet import NAMESPACE
-from stageline_dashboards.shipped import rule_paths
+from stageline_local.monitoring.scrape import seconds_of
 
 BLOCK_SECONDS: Final = 2 * 3600
 """What promtool makes one block of."""
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _READ_OVER: Final = re.compile(r"(?<!\w)(\w+:\w+:\w+)(?:\{[^}]*\})?\[(\w+)(?::\w+)?\]")
 """A recorded name and the window that it is read over, in steps or sample by sample."""
 _MISSED: Final = re.compile(r"(_slow|_failed):")
@@ -49,20 +47,15 @@ class Remembered:
             yield "".join(f"{series} {value:g} {moment}\n" for value, moment in zip(values, moments, strict=True))
 
 
-def seconds(duration: str) -> int:
-    """Of a duration with one unit, as rules are written: 90 of `90s`, 300 of `5m`."""
-    return int(duration[:-1]) * _UNITS[duration[-1]]
-
-
 @cache
 def intervals() -> Mapping[str, int]:
     """Seconds between two evaluations of each group of rules."""
-    return {group["name"]: seconds(group["interval"]) for group in _groups()}
+    return {group["name"]: int(seconds_of(group["interval"])) for group in shipped_groups()}
 
 
 def grouped_rules() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every rule after the name of its group."""
-    return ((group["name"], rule) for group in _groups() for rule in group["rules"])
+    return ((group["name"], rule) for group in shipped_groups() for rule in group["rules"])
 
 
 def remembered(longer_than: int) -> list[Remembered]:
@@ -70,7 +63,7 @@ def remembered(longer_than: int) -> list[Remembered]:
     windows: dict[str, int] = {}
     for _, rule in grouped_rules():
         for name, window in _READ_OVER.findall(rule["expr"]):
-            windows[name] = max(windows.get(name, 0), seconds(window))
+            windows[name] = max(windows.get(name, 0), int(seconds_of(window)))
     recorded = {rule.get("record"): intervals()[group] for group, rule in grouped_rules()}
     return [Remembered(name, windows[name], recorded[name]) for name in sorted(windows) if windows[name] > longer_than]
 
@@ -84,12 +77,6 @@ def blocks(series: list[Remembered], models: int, until: int, *, burning: bool) 
             "".join(line for each in series for line in each.lines(models, begin, end, until, burning=burning))
             + "# EOF\n"
         )
-
-
-@cache
-def _groups() -> tuple[dict[str, Any], ...]:
-    files = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_paths())
-    return tuple(group for file in files for group in file["groups"])
 
 
 @cache

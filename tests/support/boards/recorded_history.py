@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
-import yaml
-
 from boards.backfilled_prometheus import BackfilledPrometheus
 from boards.metric_history import MetricHistory, written
-from stageline_dashboards.shipped import rule_paths
+from boards.rule_names import shipped_rules
 
 STEP_SECONDS: Final = 60
 _RECORDED: Final = re.compile(r"[a-z_]+:\w+:\w+")
@@ -21,9 +19,7 @@ _RECORDED: Final = re.compile(r"[a-z_]+:\w+:\w+")
 @cache
 def recorded() -> Mapping[str, str]:
     """Expressions by the names that they are recorded under."""
-    files = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_paths())
-    rules = [rule for file in files for group in file["groups"] for rule in group["rules"]]
-    return {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    return {rule["record"]: rule["expr"] for rule in shipped_rules() if "record" in rule}
 
 
 def recorded_names(exprs: Iterable[str]) -> frozenset[str]:

@@ -12,10 +12,16 @@ _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
 
 
 @cache
+def shipped_groups() -> tuple[dict[str, Any], ...]:
+    """Every group of rules, in the order of files."""
+    files = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_paths())
+    return tuple(group for file in files for group in file["groups"])
+
+
+@cache
 def shipped_rules() -> tuple[dict[str, Any], ...]:
     """Every rule, recording and alerting, in the order of files and groups."""
-    files = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_paths())
-    return tuple(rule for file in files for group in file["groups"] for rule in group["rules"])
+    return tuple(rule for group in shipped_groups() for rule in group["rules"])
 
 
 def recorded_names() -> frozenset[str]:
