@@ -34,9 +34,12 @@ MOST_UNSENT_BYTES: Final = 1024 * 1024
 """Of requests that the engine has not read yet: with more, the next has a connection to itself. What is asked while the
 connection opens isn't counted, and goes out at once then: a burst with a connection each would come before it."""
 SHORT_SECONDS: Final = 1.5e-3
-"""Who gave out for no longer than this goes on at once."""
+"""Who gave out for no longer than this goes on at once, unless it is behind."""
 LONGEST_REST_SECONDS: Final = 10e-3
-"""So much later than it could have been a token may be, however long giving out took."""
+"""However long giving out took; who is behind rests for no less."""
+PERIOD_SECONDS: Final = 14e-3
+"""From one giving out to the next, for who is behind: workers of a gateway have fewer streams each and are through with
+them sooner, and would write the more pieces the more workers there are. So much later a token may be."""
 MANY_LINES: Final = 2
 """Of a stream in one read, on average."""
 LARGE_SHARE: Final = 0.5
@@ -248,10 +251,9 @@ class MultiplexedConnection:
         since, self._gave_out_at = began - self._gave_out_at, began
         each = len(lines) / self._give_out(lines)
         took = time.monotonic() - began
-        if took <= SHORT_SECONDS:
-            return None
-        is_behind = each >= MANY_LINES and each * took >= LARGE_SHARE * since
-        return partial(asyncio.sleep, LONGEST_REST_SECONDS if is_behind else min(took, LONGEST_REST_SECONDS))
+        if each >= MANY_LINES and each * took >= LARGE_SHARE * since:
+            return partial(asyncio.sleep, max(LONGEST_REST_SECONDS, PERIOD_SECONDS - took))
+        return None if took <= SHORT_SECONDS else partial(asyncio.sleep, min(took, LONGEST_REST_SECONDS))
 
     def _give_out(self, lines: list[bytes]) -> int:
         """Returns of how many streams these were. Raises UnreadableLineError for a line without a stream's number."""
