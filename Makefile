@@ -147,8 +147,8 @@ bench-exporters: setup ## What counting and scrapes cost; fails when it is 1 % o
 	@$(PY) -m stageline_bench.costs.exporter_cost
 
 .PHONY: gpu-check
-gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no test on a CPU can, into docs/gpu.md; skipped without one
-	@PYTHONPATH=operator:runtime:bench $(GPU_PYTHON) -m stageline_bench.gpu_check --page docs/gpu.md
+gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no test on a CPU can, into docs/gpu.md; skipped without one (ARGS="--part NCCL")
+	@PYTHONPATH=operator:runtime:bench $(GPU_PYTHON) -m stageline_bench.gpu_check $(or $(ARGS),--page docs/gpu.md)
 
 .PHONY: game-day
 game-day: setup ## Break a model and a cluster and see that the right alerts fire; an hour, needs Go (ARGS="--only node-lost")

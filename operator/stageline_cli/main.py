@@ -1,6 +1,5 @@
 """Entry point of `stageline`: the table of subcommands, and what a failure looks like to the person who typed it."""
 
-import importlib.metadata
 import os
 import sys
 import traceback
@@ -10,6 +9,7 @@ from typing import Final
 import click
 
 from stageline_api.errors import UserError
+from stageline_api.version import stageline_version
 from stageline_cli.lazy_group import LazyCommand, LazyGroup
 
 DEBUG_ENV: Final = "STAGELINE_DEBUG"
@@ -162,7 +162,7 @@ def _say(message: str, exit_code: int) -> int:
 
 
 def _print_version(ctx: click.Context) -> None:
-    click.echo(f"stageline {importlib.metadata.version('stageline')}")
+    click.echo(f"stageline {stageline_version()}")
     ctx.exit()
 
 

@@ -1,6 +1,7 @@
-"""`python -m stageline_bench.gpu_check [--page docs/gpu.md]`: what `make gpu-check` runs.
+"""`python -m stageline_bench.gpu_check [--page docs/gpu.md] [--part NAME …]`: what `make gpu-check` runs.
 
 Without a CUDA device it says so, says how to get one, and ends well: that nothing was shown is in docs/gpu.md.
+A page takes all parts or none, so that no row of it is older than its first line says.
 """
 
 import argparse
@@ -8,12 +9,13 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
 from stageline_api.errors import UserError
-from stageline_bench.gpu_check.sections import Section, exit_code, render, run_sections
+from stageline_bench.gpu_check.sections import MOST_SECONDS, Section, choose, exit_code, render, run_sections
 from stageline_bench.page_section import replace_section
 
 HOW_TO_GET_ONE = (
@@ -32,6 +34,7 @@ def sections(directory: Path) -> tuple[Section, ...]:
     parts = (
         ("device", "which hardware and software", device.facts),
         ("attention kernels", "Triton's kernels equal plain torch on the GPU", device.attention),
+        ("row kernels", "Triton's norms, rotations and gates equal plain torch on the GPU", device.rows),
         ("layers", "a stage's tokens on the GPU equal the CPU's", device.layers),
         ("experts", "grouped products over experts equal one expert after the other on the CPU", device.experts),
         ("graphs", "captured layers give the eager tokens, replay after replay", device.graphs),
@@ -71,14 +74,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run every part; returns the exit status."""
     parser = argparse.ArgumentParser(prog="gpu-check", description="Show on a GPU what no test on a CPU can.")
     parser.add_argument("--page", type=Path, help="the page whose table is written anew")
+    parser.add_argument("--part", action="append", default=[], metavar="NAME", help="run this part alone; repeatable")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="leave models and logs there, for reading")
+    parser.add_argument(
+        "--most-seconds",
+        type=float,
+        default=MOST_SECONDS,
+        metavar="S",
+        help="give a part up after S (default: %(default)g)",
+    )
     options = parser.parse_args(arguments)
+    if options.page is not None and options.part:
+        parser.error("--page takes all parts: leave out --part, or --page")
     reason = no_device()
     if reason is not None:
         _say(f"gpu-check: skipped: {reason}; {HOW_TO_GET_ONE}")
         return 0
     os.environ["TRITON_INTERPRET"] = "0"
-    with tempfile.TemporaryDirectory(prefix="stageline-gpu-check-") as directory:
-        outcomes = run_sections(sections(Path(directory)), _say)
+    with _directory(options.keep) as directory:
+        try:
+            chosen = choose(sections(directory), options.part)
+        except UserError as error:
+            parser.error(error.message)
+        outcomes = run_sections(chosen, _say, options.most_seconds)
     header = f"{date.today().isoformat()}, Python {platform.python_version()}, {os.cpu_count()} cores."
     table = render(outcomes, header)
     _say(table)
@@ -89,6 +107,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(f"gpu-check: {error}")
             return 1
     return exit_code(outcomes)
+
+
+@contextmanager
+def _directory(kept: Path | None) -> Iterator[Path]:
+    """Where models are written and groups keep their logs."""
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="stageline-gpu-check-") as directory:
+            yield Path(directory)
+        return
+    kept.mkdir(parents=True, exist_ok=True)
+    yield kept
 
 
 def _say(line: str) -> None:

@@ -1,10 +1,13 @@
 """The parts of the check that one process does: kernels, layers, captured graphs, memory, NCCL's start."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -13,9 +16,10 @@ from stageline_bench.gpu_check.expert_cases import TOLERANCE as EXPERT_TOLERANCE
 from stageline_bench.gpu_check.expert_cases import cases as expert_cases
 from stageline_bench.gpu_check.one_stage import MOST_DIFFERENT_SHARE, Answers, agreement, draw_prompts, whole_model
 from stageline_bench.gpu_check.random_model import SMALL, write_random_model
+from stageline_bench.gpu_check.row_cases import TOLERANCE as ROW_TOLERANCE
+from stageline_bench.gpu_check.row_cases import results as row_results
 from stageline_bench.gpu_check.sections import CheckFailedError, Figures
 from stageline_runtime.accelerator.cuda import CudaAccelerator
-from stageline_runtime.accelerator.nccl import operation_error
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.cpu.decoder import build_stage_model
@@ -29,6 +33,7 @@ from stageline_runtime.stage.memory_use import blocks_to_measure, measure
 
 NUM_PROMPTS = 6
 NUM_TOKENS = 24
+NCCL_SECONDS = 70.0
 
 
 class DeviceParts:
@@ -58,7 +63,7 @@ class DeviceParts:
 
         free = self.accelerator.available_bytes()
         return {
-            "device": self.accelerator.identity(),
+            "device": self.accelerator.identity().rpartition(" ")[0],
             "processors": str(self.accelerator.num_processors),
             "free": f"{free >> 30} GiB",
             "torch": torch.__version__,
@@ -74,13 +79,13 @@ class DeviceParts:
             for result in results
             if not (result["error"] <= TOLERANCE[result["case"]["dtype"]] and result["same_cache"])
         ]
-        if wrong:
-            raise CheckFailedError(f"{len(wrong)} of {len(results)} cases differ from plain torch, first {wrong[0]}")
-        largest: dict[str, float] = {}
-        for result in results:
-            dtype = result["case"]["dtype"]
-            largest[dtype] = max(largest.get(dtype, 0.0), result["error"])
-        return {"cases": str(len(results))} | {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
+        return _beside_plain_torch(wrong, [(result["case"]["dtype"], result["error"]) for result in results])
+
+    def rows(self) -> Figures:
+        """Every case of the kernels on rows."""
+        results = row_results(self.accelerator.device)
+        wrong = [result for result in results if not result["error"] <= ROW_TOLERANCE[result["dtype"]]]
+        return _beside_plain_torch(wrong, [(result["dtype"], result["error"]) for result in results])
 
     def layers(self) -> Figures:
         """The device's stage against the CPU's, eagerly, token by token."""
@@ -162,25 +167,33 @@ class DeviceParts:
         }
 
     def nccl(self) -> Figures:
-        """NCCL starts, for a communicator of one rank, and says of an operation that it went well."""
-        from torch._C._distributed_c10d import HashStore, ProcessGroupNCCL
-
-        group: Any = ProcessGroupNCCL(HashStore(), 0, 1, ProcessGroupNCCL.Options())
-        tensor = torch.full((4,), 3.0, device=self.accelerator.device)
-        work = group.allreduce([tensor])
-        work.wait()
-        if tensor.tolist() != [3.0] * 4:
-            raise CheckFailedError(f"a sum over one rank changed its tensor: {tensor.tolist()}")
-        if (error := operation_error(group, work)) is not None:
-            raise CheckFailedError(f"a sum that went well is said to have failed: {error}")
-        group.abort()
-        return {"version": ".".join(map(str, cast(Any, torch.cuda.nccl).version()))}
+        """NCCL starts, for a communicator of one rank, and what of its errors a link would hear."""
+        program = [sys.executable, "-m", "stageline_bench.gpu_check.nccl_start"]
+        try:
+            done = subprocess.run(program, capture_output=True, text=True, timeout=NCCL_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            words = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+            raise CheckFailedError(f"NCCL took more than {NCCL_SECONDS:g} s: {words}") from error
+        if done.returncode:
+            raise CheckFailedError(f"status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+        figures: Figures = json.loads(done.stdout)
+        return figures
 
     def _small_model(self) -> Path:
         directory = self._directory / "small"
         if not (directory / "model.safetensors").exists():
             write_random_model(directory, SMALL, torch.device("cpu"))
         return directory
+
+
+def _beside_plain_torch(wrong: list[dict[str, Any]], errors: list[tuple[str, float]]) -> Figures:
+    """How many cases there were, and the largest error in each dtype."""
+    if wrong:
+        raise CheckFailedError(f"{len(wrong)} of {len(errors)} cases differ from plain torch, first {wrong[0]}")
+    largest: dict[str, float] = {}
+    for dtype, error in errors:
+        largest[dtype] = max(largest.get(dtype, 0.0), error)
+    return {"cases": str(len(errors))} | {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
 
 
 def _quiet(_loaded_bytes: int, _total_bytes: int) -> None:

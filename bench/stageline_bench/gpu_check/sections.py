@@ -1,15 +1,23 @@
 """Runs the parts of the check in turn and shows their outcomes as the table of docs/gpu.md.
 
-Each part ends passed, failed or skipped with a reason, and none stops the rest.
+Each part ends passed, failed or skipped with a reason, and none stops the rest: one that hangs is given up.
 """
 
+import faulthandler
+import signal
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stageline_api.errors import UserError
+
 Figures = dict[str, str]
 """What a part found out, by name, as it is printed."""
+MOST_SECONDS = 240.0
+"""After which a part is given up; the longest starts four groups and runs sixteen rounds."""
 
 
 class Status(StrEnum):
@@ -50,13 +58,29 @@ class Outcome:
     """The figures, or why it failed or was skipped."""
 
 
-def run_sections(sections: Sequence[Section], say: Callable[[str], None]) -> list[Outcome]:
-    """Every part's outcome, in order; `say` is told each as it comes."""
+def choose(sections: Sequence[Section], names: Sequence[str]) -> tuple[Section, ...]:
+    """The sections of these names, in the order of all; no name means all.
+
+    Raises:
+        UserError: a name is none of theirs.
+    """
+    known = [section.name for section in sections]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--part {name!r}: no such part; there are {', '.join(known)}")
+    return tuple(section for section in sections if not names or section.name in names)
+
+
+def run_sections(
+    sections: Sequence[Section], say: Callable[[str], None], most_seconds: float = MOST_SECONDS
+) -> list[Outcome]:
+    """Every part's outcome, in order; `say` is told each as it comes. One that takes `most_seconds` has failed."""
     outcomes = []
     for section in sections:
         say(f"{section.name} …")
-        status, detail = _run(section)
-        say(f"{section.name}: {status}: {detail}")
+        began = time.monotonic()
+        status, detail = _run(section, most_seconds)
+        say(f"{section.name}: {status}: {detail} ({time.monotonic() - began:.1f} s)")
         outcomes.append(Outcome(name=section.name, shows=section.shows, status=status, detail=detail))
     return outcomes
 
@@ -87,9 +111,29 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _run(section: Section) -> tuple[Status, str]:
+@contextmanager
+def _given_up_after(seconds: float) -> Iterator[None]:
+    """Raise CheckFailedError in what runs longer; where a library doesn't return to Python, end the check with its
+    threads' stacks."""
+
+    def give_up(_signal: int, _frame: object) -> None:
+        raise CheckFailedError(f"given up after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + 30, exit=True)
     try:
-        figures = section.run()
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _run(section: Section, most_seconds: float) -> tuple[Status, str]:
+    try:
+        with _given_up_after(most_seconds):
+            figures = section.run()
     except SkipSectionError as reason:
         return Status.SKIPPED, str(reason)
     except CheckFailedError as failure:

@@ -16,13 +16,13 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from stageline_api.version import stageline_version
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
 from stageline_gateway.client_stream import client_of
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
 from stageline_gateway.endpoints.direct_routes import add_direct_post
 from stageline_gateway.endpoints.json_answers import error_answer
-from stageline_gateway.endpoints.models import stageline_version
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.translated import Refuse, TranslatedAnswer
 from stageline_gateway.errors import ApiError, gateway_failed, not_supported

@@ -3,14 +3,13 @@
 A model that is known but not ready is listed, with the reason, so that a person sees why requests are turned away.
 """
 
-from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stageline_api.version import stageline_version
 from stageline_gateway.endpoints.json_answers import JsonAnswer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.fleet import Fleets
@@ -60,12 +59,6 @@ def add_probes(app: FastAPI, services: Services) -> None:
 
 def _is_unready(services: Services) -> bool:
     return bool(services.admission.unwelcoming_because or why_unready(services.fleets))
-
-
-@cache
-def stageline_version() -> str:
-    # Reading a distribution's metadata takes longer than all else that is done for a request.
-    return version("stageline")
 
 
 def describe_model(fleets: Fleets, model: ServedModel) -> dict[str, Any]:

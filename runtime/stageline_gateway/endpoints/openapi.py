@@ -5,11 +5,11 @@ with a value that asks for nothing. Rules between fields are not in it; what bre
 """
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any, Final
 
 from pydantic import BaseModel
 
+from stageline_api.version import stageline_version
 from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
 from stageline_gateway.openai_api.dialects.messages_request import (
     BLOCK_IGNORED,
@@ -110,7 +110,7 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
             schemas[name]["properties"] |= {field: {} for field in ignored}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Stageline gateway", "version": version("stageline")},
+        "info": {"title": "Stageline gateway", "version": stageline_version()},
         "paths": _paths(),
         "security": [{"key": []}] if with_keys else [],
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},

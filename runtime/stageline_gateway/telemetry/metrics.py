@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from importlib.metadata import version
 from typing import Final, Generic, Self, TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -20,6 +19,7 @@ from prometheus_client.registry import Collector
 from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
+from stageline_api.version import stageline_version
 from stageline_gateway.engine_client.generation import LossKind, StreamEvent
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry import metric_names as names
@@ -228,7 +228,7 @@ class GatewayMetrics:
         self._tls_expiry = _Expiry()
         registry.add(self._tls_expiry)
         self.workers_lost = registry.counter(names.WORKERS_LOST)
-        registry.gauge(names.BUILD_INFO).labels(version("stageline")).set(1)
+        registry.gauge(names.BUILD_INFO).labels(stageline_version()).set(1)
 
     def of(self, namespace: str) -> ModelMetrics:
         """Those of the models of a namespace: always the same for the same one."""

@@ -1,4 +1,4 @@
-"""A CUDA device behind `protocol.Accelerator`, and the choice between one and the CPU. No GPU has run this yet
+"""A CUDA device behind `protocol.Accelerator`, and the choice between one and the CPU. One has run it
 (docs/gpu.md).
 """
 

@@ -1,5 +1,5 @@
-"""NCCL's communicators, as torch wraps them: how one is made, and how its errors are told. No GPU has run this yet
-(docs/gpu.md).
+"""NCCL's communicators, as torch wraps them: how one is made, and how its errors are told. A lone rank's communicator
+has run on a GPU, and none of several (docs/gpu.md).
 
 They are made directly rather than through torch's global default, so that nothing in a stage depends on global state.
 torch's own watchdog would end the process without last words, so it only cleans up after errors here; the stage's
@@ -18,6 +18,10 @@ def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any
     """One rank's end of a communicator, which is connected at its first use; raises RuntimeError without NCCL."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # abort communicators, don't end the process
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    # Between noting an error and giving up the communicator torch's watchdog sleeps four times this, a minute as it
+    # comes, for a dump that nobody here asks for; whoever queues or gives up an operation meanwhile waits for it.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1")
     try:
         from torch._C._distributed_c10d import ProcessGroupNCCL
     except ImportError as error:
@@ -30,22 +34,13 @@ def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any
         raise RuntimeError(str(error)) from error
 
 
-def operation_error(group: Any, work: Any) -> str | None:
-    """Why `work` of `group` failed, once it is completed; None where it went well.
-
-    `WorkNCCL` refuses `is_success`. Its `exception` tells what its own looks at the communicator found. Once torch's
-    watchdog has aborted the communicator there are no more looks, and operations complete without an exception: then
-    the group tells.
-    """
-    exception = work.exception()
-    if exception is None:
-        return group_error(group)
-    words = str(exception).splitlines() or [type(exception).__name__]
-    return f"NCCL reported an error: {words[0]}"
-
-
 def group_error(group: Any) -> str | None:
-    """The first error that torch's watchdog has seen; it notes one before it aborts the communicator."""
+    """The first error that torch's watchdog has seen; it notes one before it aborts the communicator.
+
+    Nobody but the watchdog aborts a communicator in use, and what NCCL has queued ends only well or by that: an
+    operation that is over without an error here has its data. The operations themselves can't be asked: `WorkNCCL`
+    refuses `is_success`, and its `exception` is deprecated and, in torch 2.11, a TypeError.
+    """
     error = group.get_error().name
     return None if error == "SUCCESS" else f"NCCL reported {error}; its own words are in the log"
 

@@ -5,7 +5,7 @@ from the last to the first, so that none queues behind another. A receive is pos
 (hidden tensors one plan ahead), because an unmatched one occupies the device. Buffers are rings made at load: one is
 written again only after the events of its send, or of its last reader, which streams wait for.
 
-No GPU has run this yet (docs/gpu.md); its order of waits is tested on simulated streams.
+No two GPUs have run this yet (docs/gpu.md); its order of waits is tested on simulated streams.
 """
 
 from collections import deque

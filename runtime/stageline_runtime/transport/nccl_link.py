@@ -1,18 +1,17 @@
 """One NCCL communicator of two ranks, made and tried out before any plan runs.
 
 A communicator is made at its first use, and that needs both ends at once: every link carries one number when the stages
-meet, in the order of the pipeline. No GPU has run this yet (docs/gpu.md).
+meet, in the order of the pipeline. No two GPUs have run this yet (docs/gpu.md).
 """
 
 import time
-from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from stageline_runtime.accelerator.nccl import group_error, new_group, operation_error
+from stageline_runtime.accelerator.nccl import group_error, new_group
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.transport.nccl import NcclTransport
 from stageline_runtime.transport.protocol import WireSizes
@@ -26,31 +25,22 @@ class NcclLink:
     def __init__(self, group: Any, peer: int) -> None:
         self._group = group
         self._peer = peer
-        self._works: deque[Any] = deque()
 
     def send(self, tensor: Tensor) -> None:
         """Queue a send on the active stream."""
-        self._queue(self._group.send([tensor], self._peer, 0))
+        self._group.send([tensor], self._peer, 0).wait()  # of the active stream: the host goes on
 
     def receive(self, tensor: Tensor) -> None:
         """Queue a receive on the active stream."""
-        self._queue(self._group.recv([tensor], self._peer, 0))
+        self._group.recv([tensor], self._peer, 0).wait()
 
     def error(self) -> str | None:
-        """Whether NCCL has reported an error of an operation, oldest first; asked before each, so none piles up."""
-        while self._works and self._works[0].is_completed():
-            error = operation_error(self._group, self._works.popleft())
-            if error is not None:
-                return error
+        """Whether NCCL has reported an error of an operation."""
         return group_error(self._group)
 
     def abort(self) -> None:
         """Give up everything outstanding."""
         self._group.abort()
-
-    def _queue(self, work: Any) -> None:
-        work.wait()  # of the active stream: the host goes on
-        self._works.append(work)
 
 
 def join_nccl(

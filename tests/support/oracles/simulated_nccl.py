@@ -1,8 +1,8 @@
 """A communicator of two ranks on simulated streams, in place of torch's `ProcessGroupNCCL` and its `WorkNCCL`.
 
 It offers what those offer under the same names, and refuses what `WorkNCCL` refuses, so that code that asks for it
-fails here too; a test holds names and refusals against the installed torch. Errors appear as they do there: a look at
-a completed operation finds the communicator's, unless torch's watchdog has aborted it; then only the group tells.
+fails here too; a test holds names and refusals against the installed torch. Errors appear as they do there: what is
+under way hangs until torch's watchdog has found and noted the error and aborted the communicator; the group tells.
 """
 
 from collections import deque
@@ -33,14 +33,8 @@ class SimulatedCommunicator:
     """What both ranks share: what is under way, and what went wrong."""
 
     sent: deque[torch.Tensor] = field(default_factory=deque)
-    failure: str | None = None
-    """What a look at the communicator finds."""
     seen_by_watchdog: SimulatedErrorType = SimulatedErrorType.SUCCESS
     is_aborted: bool = False
-
-    def fail(self, words: str) -> None:
-        """NCCL reports an error, and the watchdog has not looked yet."""
-        self.failure = words
 
     def end_by_watchdog(self, error: SimulatedErrorType) -> None:
         """The watchdog notes an error and aborts the communicator; what was under way ends without a result."""
@@ -50,22 +44,13 @@ class SimulatedCommunicator:
 class SimulatedWork:
     """One operation."""
 
-    def __init__(self, communicator: SimulatedCommunicator, device: SimulatedAccelerator, done: Event) -> None:
-        self._communicator = communicator
+    def __init__(self, device: SimulatedAccelerator, done: Event) -> None:
         self._device = device
         self._done = done
-        self._exception: RuntimeError | None = None
 
-    def is_completed(self) -> bool:
-        """Whether it has ended on the device or an error of the communicator is found."""
-        communicator = self._communicator
-        if communicator.failure is not None and not communicator.is_aborted and self._exception is None:
-            self._exception = RuntimeError(communicator.failure)
-        return self._exception is not None or self._done.is_done()
-
-    def exception(self) -> RuntimeError | None:
-        """What `is_completed` found."""
-        return self._exception
+    def exception(self) -> NoReturn:
+        """torch 2.11, the oldest that a stage runs on, can't tell Python of one; on an H200, 2026-11-26."""
+        raise TypeError("Unable to convert function return value to a Python type!")
 
     def is_success(self) -> NoReturn:
         """Refused, as by `WorkNCCL`."""
@@ -121,4 +106,4 @@ class SimulatedProcessGroup:
         self._communicator.is_aborted = True
 
     def _work(self) -> SimulatedWork:
-        return SimulatedWork(self._communicator, self._device, self._stream.record())
+        return SimulatedWork(self._device, self._stream.record())

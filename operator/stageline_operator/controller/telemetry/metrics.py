@@ -1,6 +1,5 @@
 """The operator's metrics. Counters and histograms are fed as passes end; gauges are read when somebody asks."""
 
-import importlib.metadata
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from stageline_api.failures import FailureClass
 from stageline_api.resource import pipeline_model
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_api.telemetry.metric_spec import MetricKind
+from stageline_api.version import stageline_version
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.model_gauges import Reading, gauges_of
 from stageline_operator.controller.telemetry.startup import Cache, StartupPhase
@@ -77,7 +77,7 @@ class _Gauges(Collector):
     def __init__(self, cache: ObjectCache, readings: Readings) -> None:
         self._cache = cache
         self._readings = readings
-        self._version = importlib.metadata.version("stageline")
+        self._version = stageline_version()
 
     def collect(self) -> Iterator[Metric]:
         families = {spec: GaugeMetricFamily(spec.name, spec.help, labels=spec.labels) for spec in _GAUGES}

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from prometheus_client import Counter, Histogram
 
 from stageline_api.engine_http import FinishReason
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_api.telemetry.metric_spec import MetricSpec
+from stageline_api.version import stageline_version
 from stageline_runtime import metric_names as names
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
@@ -43,7 +43,7 @@ class EngineMetrics:
         self.feedback_latency = self.registry.histogram(names.FEEDBACK_LATENCY).labels(model_name)
         self._p2p_latency = self.registry.histogram(names.P2P_LATENCY)
         self._kv_room = self.registry.gauge(names.KV_ROOM)
-        self.registry.gauge(names.ENGINE_BUILD_INFO).labels(model_name, version("stageline")).set(1)
+        self.registry.gauge(names.ENGINE_BUILD_INFO).labels(model_name, stageline_version()).set(1)
 
     def cache_sized(self, size: CacheSize) -> None:
         """The stages have said how much memory they have."""

@@ -10,10 +10,9 @@ from stageline_runtime.models.cpu.feed_forward import ExpertLoop, ExpertMixture,
 from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.models.cpu.layer_attention import LayerAttention, Rotary
 from stageline_runtime.models.cpu.operators import decode_attention
-from stageline_runtime.models.cpu.row_modules import RmsNorm
+from stageline_runtime.models.cpu.row_modules import RmsNorm, RowOperators
 from stageline_runtime.models.rotary import rotate
 from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights
-from stageline_runtime.native.row_kernels import RowKernels
 from stageline_runtime.ranks.expert_exchange import ExpertExchange
 from stageline_runtime.ranks.layer_sums import LayerSums
 
@@ -30,7 +29,7 @@ class LayerParts:
         self,
         config: ModelConfig,
         weights: LayerWeights,
-        kernels: RowKernels | None = None,
+        kernels: RowOperators | None = None,
         sums: LayerSums | None = None,
         exchange: ExpertExchange | None = None,
         run_experts: RunExperts = ExpertLoop,
@@ -62,11 +61,15 @@ class LayerParts:
 
     def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Query and key heads together, not rotated yet, and value heads."""
+        query_key, value = self._projected(hidden)
+        return query_key if self._head_norm is None else self._head_norm(query_key), value
+
+    def _projected(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same before the heads' own norm, which some families have."""
         query_key_heads = self._num_heads + self._num_kv_heads
         rows = self._qkv(self._input_norm(hidden))
         heads = rows.view(rows.shape[0], query_key_heads + self._num_kv_heads, self._head_dim)
-        query_key, value = heads[:, :query_key_heads], heads[:, query_key_heads:]
-        return query_key if self._head_norm is None else self._head_norm(query_key), value
+        return heads[:, :query_key_heads], heads[:, query_key_heads:]
 
 
 class DecoderLayer(LayerParts):
@@ -77,7 +80,7 @@ class DecoderLayer(LayerParts):
         config: ModelConfig,
         weights: LayerWeights,
         attention: LayerAttention,
-        kernels: RowKernels | None,
+        kernels: RowOperators | None,
         sums: LayerSums | None = None,
         exchange: ExpertExchange | None = None,
     ) -> None:
@@ -101,7 +104,7 @@ class DecoderLayer(LayerParts):
 def _feed_forward(
     config: ModelConfig,
     weights: DenseWeights | ExpertWeights,
-    kernels: RowKernels | None,
+    kernels: RowOperators | None,
     exchange: ExpertExchange | None,
     run_experts: RunExperts,
 ) -> FeedForward | ExpertMixture:

@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from stageline_runtime.model_facts.model_config import MixtureConfig
-from stageline_runtime.models.cpu.row_modules import Linear
+from stageline_runtime.models.cpu.row_modules import Linear, RowOperators
 from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, Projection
-from stageline_runtime.native.row_kernels import RowKernels
 from stageline_runtime.ranks.expert_exchange import ExpertExchange
 
 
 class FeedForward:
     """Gated feed-forward block `[num_tokens, hidden_size]` to the same shape: `down(silu(gate(x)) * up(x))`."""
 
-    def __init__(self, weights: DenseWeights, kernels: RowKernels | None) -> None:
+    def __init__(self, weights: DenseWeights, kernels: RowOperators | None) -> None:
         self._gate_up = linear(weights.gate_up)
         self._down = linear(weights.down)
         self._kernels = kernels
@@ -93,7 +92,7 @@ class ExpertMixture:
         mixture: MixtureConfig,
         weights: ExpertWeights,
         experts: HeldExperts,
-        kernels: RowKernels | None,
+        kernels: RowOperators | None,
         exchange: ExpertExchange | None = None,
     ) -> None:
         self._mixture = mixture

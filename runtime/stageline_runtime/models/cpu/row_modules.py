@@ -6,6 +6,8 @@ bit-equal; in float32 they differ in rounding. Where this build or CPU has no su
 products run; which of the two runs is a function of dtype and machine alone.
 """
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
@@ -13,7 +15,6 @@ from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.rank_cut import head_rows
 from stageline_runtime.models.cpu.operators import packed_linear
 from stageline_runtime.models.weights.stage_weights import StageWeights
-from stageline_runtime.native.row_kernels import RowKernels
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 
 _PACKED_FOR_ROWS = 8
@@ -47,6 +48,19 @@ class Linear:
         return result
 
 
+class RowOperators(Protocol):
+    """What kernels do to rows in one pass over memory: those compiled for CPUs, or Triton's on a device."""
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`rows / rms(rows) * weight` for rows `[num_rows, size]`."""
+
+    def add_rms_norm(self, rows: torch.Tensor, addend: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The same of `rows + addend`; the sum takes `addend`'s place."""
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """`silu(gate) * up` `[num_rows, size]` for rows `[gate, up]` `[num_rows, 2 * size]`."""
+
+
 class RmsNorm:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension. `weight` broadcasts against `x`.
 
@@ -54,23 +68,23 @@ class RmsNorm:
     kernel where there is one; code that torch.compile looks into uses plain operators, which it fuses by itself.
     """
 
-    def __init__(self, weight: torch.Tensor, eps: float, kernels: RowKernels | None = None) -> None:
-        self._weight = weight
-        self._eps = eps
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: RowOperators | None = None) -> None:
+        self.weight = weight
+        self.eps = eps
         self._kernels = kernels
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalise `[..., size]`."""
         if self._kernels is not None and not torch.compiler.is_compiling():
-            return self._kernels.rms_norm(rows, self._weight, self._eps)
+            return self._kernels.rms_norm(rows, self.weight, self.eps)
         wide = rows.to(torch.float32)
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return self._weight * (wide * scale).to(rows.dtype)
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * (wide * scale).to(rows.dtype)
 
     def after_adding(self, rows: torch.Tensor, addend: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`rows + addend`, and that normalised. `addend` must not be used afterwards: the sum may take its place."""
         if self._kernels is not None and not torch.compiler.is_compiling():
-            return addend, self._kernels.add_rms_norm(rows, addend, self._weight, self._eps)
+            return addend, self._kernels.add_rms_norm(rows, addend, self.weight, self.eps)
         added = rows + addend
         return added, self(added)
 
@@ -87,7 +101,7 @@ class OutputHead:
         config: ModelConfig,
         weights: StageWeights,
         embedding: torch.Tensor | None,
-        kernels: RowKernels | None = None,
+        kernels: RowOperators | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
         self._ranks = ranks if ranks is not None else LoneRank()

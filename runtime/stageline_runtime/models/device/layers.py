@@ -5,13 +5,40 @@ Eager runs, piecewise graphs and full graphs call the same methods on the same t
 
 import torch
 
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.cpu.decoder_layer import LayerParts
 from stageline_runtime.models.device.attention import DeviceAttention, DeviceRows
+from stageline_runtime.models.device.grouped_experts import GroupedExperts
+from stageline_runtime.models.device.row_operators import TritonRows
 from stageline_runtime.models.rotary import RotaryTable
+from stageline_runtime.models.weights.stage_weights import LayerWeights
+from stageline_runtime.ranks.expert_exchange import ExpertExchange
+from stageline_runtime.ranks.layer_sums import LayerSums
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 Heads = tuple[torch.Tensor, torch.Tensor]
 """Rotated query and key heads, and value heads: `[padded_tokens, heads, head_dim]`."""
+
+
+class DeviceLayerParts(LayerParts):
+    """A layer's parts on a device; with `rows`, what is done to each row by itself takes one launch each."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LayerWeights,
+        rows: TritonRows | None,
+        sums: LayerSums | None,
+        exchange: ExpertExchange | None,
+    ) -> None:
+        super().__init__(config, weights, rows, sums, exchange, GroupedExperts)
+        self._rows = rows
+
+    def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> Heads:
+        if self._rows is None:
+            return super().before_attention(hidden, rotary)
+        query_key, value = self._projected(hidden)
+        return self._rows.rotate(query_key, *rotary, self._head_norm), value
 
 
 class DeviceLayers:

@@ -14,11 +14,10 @@ from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.graphs.device_graphs import DeviceGraphs, step_sizes
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.cpu.decoder import layer_windows
-from stageline_runtime.models.cpu.decoder_layer import LayerParts
 from stageline_runtime.models.cpu.row_modules import OutputHead
 from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention, TritonAttention
-from stageline_runtime.models.device.grouped_experts import GroupedExperts
-from stageline_runtime.models.device.layers import DeviceLayers
+from stageline_runtime.models.device.layers import DeviceLayerParts, DeviceLayers
+from stageline_runtime.models.device.row_operators import TritonRows
 from stageline_runtime.models.device.step_rows import BlockTables, CacheBounds, StepRows, StepTable, build_step_rows
 from stageline_runtime.models.protocol import (
     CaptureProgress,
@@ -48,6 +47,7 @@ class DeviceStage:
         attention: DeviceAttention,
         heads: AttentionHeads,
         ranks: StageRanks,
+        rows: TritonRows | None,
     ) -> None:
         self._num_ranks = ranks.tensor.size
         self._config = config
@@ -57,17 +57,17 @@ class DeviceStage:
         self._accelerator = accelerator
         self._embedding = weights.embedding() if shape.is_first else None
         self._parts = tuple(
-            LayerParts(
+            DeviceLayerParts(
                 config,
                 layer,
+                rows,
                 sums=ranks.sums(shape.layers.first + index),
                 exchange=ranks.exchange(shape.layers.first + index),
-                run_experts=GroupedExperts,
             )
             for index, layer in enumerate(weights.layers())
         )
         self._attention = attention
-        self._head = OutputHead(config, weights, self._embedding, ranks=ranks.tensor) if shape.is_last else None
+        self._head = OutputHead(config, weights, self._embedding, rows, ranks.tensor) if shape.is_last else None
         self._rotary = RotaryTable(config, shape.slot_tokens, shape.dtype, accelerator.device)
         self._bounds = CacheBounds(
             num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, tile_tokens=heads.prefill_tile_tokens
@@ -176,8 +176,8 @@ def build_device_stage(
     experts: RankGroup | None = None,
 ) -> DeviceStage:
     """Load a stage's weights, or its rank's part, to the device and reserve its cache there. `experts`: the ranks that
-    the experts alone are cut over. `attention` None takes the Triton kernels; one that is given is made for the rank's
-    heads.
+    the experts alone are cut over. `attention` None takes the Triton kernels, those of rows too; one that is given is
+    made for the rank's heads.
 
     Raises:
         UnsupportedModelError: the model can't be cut over so many ranks, or both `ranks` and `experts` are several, or
@@ -190,7 +190,8 @@ def build_device_stage(
     config = cut.part
     heads = attention_heads(config, shape)
     chosen = TritonAttention(heads, accelerator.num_processors) if attention is None else attention
-    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads, of_stage)
+    rows = TritonRows() if attention is None else None
+    stage = DeviceStage(config, shape, weights, accelerator, chosen, heads, of_stage, rows)
     stage.warm_up()
     return stage
 

@@ -5,7 +5,6 @@ All is made when asked for, from what the runner's thread has counted anyway: no
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from importlib.metadata import version
 from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -14,6 +13,7 @@ from prometheus_client.registry import Collector
 from stageline_api.health import Phase
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
+from stageline_api.version import stageline_version
 from stageline_runtime import metric_names as names
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, Idle, WaitReason
@@ -55,7 +55,7 @@ class _StageCollector(Collector):
         self._progress = progress
         self._labels = [model_name, str(progress.stage)]
         self._families = StageFamilies(self._labels)
-        self._version = version("stageline")
+        self._version = stageline_version()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._state_seconds()
