@@ -40,7 +40,7 @@ def sections(directory: Path) -> tuple[Section, ...]:
         ("graphs", "captured layers give the eager tokens, replay after replay", device.graphs),
         ("memory", "a device that is full says how much was missing", device.shortage),
         ("measured memory", "the largest step takes no more than was measured at load", device.measured),
-        ("NCCL", "NCCL starts", device.nccl),
+        ("NCCL", "NCCL starts, and an operation that is overdue is told", device.nccl),
         ("two stages on one device", "staged transport, plans in flight, deferred results", groups.staged),
         ("two stages on two devices", "the NCCL transport", groups.nccl),
         (
@@ -111,13 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _directory(kept: Path | None) -> Iterator[Path]:
-    """Where models are written and groups keep their logs."""
+    """Where models are written and groups keep their logs: absolute, since groups name their models by file:// URIs."""
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="stageline-gpu-check-") as directory:
             yield Path(directory)
         return
     kept.mkdir(parents=True, exist_ok=True)
-    yield kept
+    yield kept.resolve()
 
 
 def _say(line: str) -> None:

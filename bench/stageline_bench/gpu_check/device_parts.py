@@ -33,7 +33,8 @@ from stageline_runtime.stage.memory_use import blocks_to_measure, measure
 
 NUM_PROMPTS = 6
 NUM_TOKENS = 24
-NCCL_SECONDS = 70.0
+NCCL_PROCESS_SECONDS = 70.0
+"""What the process that asks NCCL by itself may take."""
 
 
 class DeviceParts:
@@ -170,10 +171,10 @@ class DeviceParts:
         """NCCL starts, for a communicator of one rank, and what of its errors a link would hear."""
         program = [sys.executable, "-m", "stageline_bench.gpu_check.nccl_start"]
         try:
-            done = subprocess.run(program, capture_output=True, text=True, timeout=NCCL_SECONDS, check=False)
+            done = subprocess.run(program, capture_output=True, text=True, timeout=NCCL_PROCESS_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
             words = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
-            raise CheckFailedError(f"NCCL took more than {NCCL_SECONDS:g} s: {words}") from error
+            raise CheckFailedError(f"NCCL took more than {NCCL_PROCESS_SECONDS:g} s: {words}") from error
         if done.returncode:
             raise CheckFailedError(f"status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
         figures: Figures = json.loads(done.stdout)

@@ -6,9 +6,10 @@ lost peer.
 """
 
 import json
+import os
 import sys
 import time
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch._C._distributed_c10d import HashStore
@@ -18,17 +19,16 @@ from stageline_runtime.accelerator.cuda import CudaAccelerator
 from stageline_runtime.accelerator.nccl import group_error, new_group
 from stageline_runtime.accelerator.protocol import Accelerator
 
-NCCL_SECONDS = 2.0
-"""What an operation may take."""
+MOST_OPERATION_SECONDS = 2.0
+"""After which an operation is overdue."""
 LATE_SECONDS = 4.0
 MOST_OVERDUE_SECONDS = 30.0
-CYCLES_PER_SECOND = 2e9
-"""More than a device's clock has, so that it sleeps as long as it should or longer."""
+CYCLES_PER_SECOND = 3e9
+"""About the fastest clock of a card; slower ones sleep longer, and below twice this the sleep outlasts the limit."""
 
 
-def report(accelerator: Accelerator) -> Figures:
+def report(group: Any, accelerator: Accelerator) -> Figures:
     """Raises CheckFailedError where a sum is wrong, or an error is told where there is none, or none where there is."""
-    group = new_group(HashStore(), 0, 1, NCCL_SECONDS)
     tensor = torch.full((4,), 3.0, device=accelerator.device)
     group.allreduce([tensor]).wait()
     if tensor.tolist() != [3.0] * 4:
@@ -36,7 +36,6 @@ def report(accelerator: Accelerator) -> Figures:
     if (error := group_error(group)) is not None:
         raise CheckFailedError(f"a sum that went well is said to have failed: {error}")
     said = _overdue(group, tensor, accelerator)
-    group.abort()
     return {"version": ".".join(map(str, cast(Any, torch.cuda.nccl).version())), "an overdue sum": said}
 
 
@@ -48,23 +47,33 @@ def _overdue(group: Any, tensor: torch.Tensor, accelerator: Accelerator) -> str:
     done = accelerator.main.record()
     while (error := group_error(group)) is None:
         if time.monotonic() - began > MOST_OVERDUE_SECONDS:
-            raise CheckFailedError(f"overdue since {MOST_OVERDUE_SECONDS:g} s and not told; {done.is_done()=}")
+            past = "has" if done.is_done() else "has not"
+            raise CheckFailedError(
+                f"a sum that may take {MOST_OPERATION_SECONDS:g} s is not told as overdue after "
+                f"{MOST_OVERDUE_SECONDS:g} s; the device {past} come past it"
+            )
         time.sleep(0.01)
     told_seconds = time.monotonic() - began
     done.wait()
-    return f"{error.partition(';')[0]} after {told_seconds:.1f} s of {NCCL_SECONDS:g}"
+    return f"{error.partition(';')[0]} after {told_seconds:.1f} s of {MOST_OPERATION_SECONDS:g}"
 
 
-def main() -> int:
-    """Print the figures, or on standard error why there are none."""
+def main() -> NoReturn:
+    """Print the figures, or on standard error why there are none, and end the process."""
+    status = 0
     try:
-        figures = report(CudaAccelerator())
+        accelerator = CudaAccelerator()
+        group = new_group(HashStore(), 0, 1, MOST_OPERATION_SECONDS)
+        sys.stdout.write(json.dumps(report(group, accelerator)))
     except (CheckFailedError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(json.dumps(figures))
-    return 0
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # While `group` is alive: its destructor joins torch's watchdog thread, which may be giving up the communicator and
+    # then keeps the process for as long as that takes, with nothing printed.
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

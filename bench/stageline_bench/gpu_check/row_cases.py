@@ -23,6 +23,9 @@ TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 6e-2}
 """Of results of size 1, and so much larger for larger ones: a few roundings, where a sum's order or an exponential's
 last bit decides one. Triton's interpreter cuts bfloat16 off instead of rounding."""
 EPS = 1e-5
+SMALL_MAGNITUDE = 1e-3
+"""Its square is a tenth of `EPS`, so that a norm that leaves `EPS` out gives three times too much."""
+NORMS = ("norm", "norm of a sum", "rotation behind a norm")
 SIZES = (48, 576, 2048, 5120)
 HEADS = ((3, 16), (12, 64), (40, 128), (17, 80))
 """Query and key heads together, and their size."""
@@ -36,19 +39,25 @@ class Case:
     dtype: str
     num_rows: int
     size: tuple[int, ...]
+    magnitude: float = 1.0
+    """Of what is normalised, about."""
 
 
 def cases() -> list[Case]:
-    """Every operator in every dtype: one row, a few, and more than any launch has programs for side by side."""
+    """Every operator in every dtype on one row, on seven and on 300; norms also of rows so small that `EPS` decides."""
     sizes: dict[str, list[tuple[int, ...]]] = {
         name: [(size,) for size in SIZES] for name in ("norm", "norm of a sum", "gate")
     }
     sizes |= {name: [*HEADS] for name in ("rotation", "rotation behind a norm")}
-    return [
+    usual = [
         Case(operator, dtype, num_rows, size)
         for operator, dtype, num_rows in itertools.product(sizes, TOLERANCE, (1, 7, 300))
         for size in sizes[operator]
         if num_rows < 300 or size in ((576,), (12, 64))
+    ]
+    return usual + [
+        Case(operator, dtype, 7, sizes[operator][1], SMALL_MAGNITUDE)
+        for operator, dtype in itertools.product(NORMS, TOLERANCE)
     ]
 
 
@@ -75,12 +84,13 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def _norm(case: Case, rows: TritonRows, draw: Draw) -> Pairs:
-    given, weight = draw(case.num_rows, *case.size), draw(*case.size)
+    given, weight = draw(case.num_rows, *case.size) * case.magnitude, draw(*case.size)
     return [(RmsNorm(weight, EPS)(given), RmsNorm(weight, EPS, rows)(given))]
 
 
 def _norm_of_a_sum(case: Case, rows: TritonRows, draw: Draw) -> Pairs:
-    given, addend, weight = draw(case.num_rows, *case.size), draw(case.num_rows, *case.size), draw(*case.size)
+    given, addend = (draw(case.num_rows, *case.size) * case.magnitude for _ in range(2))
+    weight = draw(*case.size)
     plain = RmsNorm(weight, EPS).after_adding(given, addend.clone())
     return list(zip(plain, RmsNorm(weight, EPS, rows).after_adding(given, addend), strict=True))
 
@@ -102,7 +112,7 @@ def _rotation_behind_a_norm(case: Case, rows: TritonRows, draw: Draw) -> Pairs:
 def _rotated(case: Case, rows: TritonRows, draw: Draw, norm: RmsNorm | None) -> Pairs:
     """Heads as a layer has them: the first of rows that hold value heads behind them."""
     num_heads, head_dim = case.size
-    heads = draw(case.num_rows, num_heads + 2, head_dim)[:, :num_heads]
+    heads = (draw(case.num_rows, num_heads + 2, head_dim) * case.magnitude)[:, :num_heads]
     angles = draw(case.num_rows, 1, head_dim).float()
     cosines, sines = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     plain = rotate(heads if norm is None else norm(heads), cosines, sines)

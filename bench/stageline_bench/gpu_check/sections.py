@@ -1,6 +1,7 @@
 """Runs the parts of the check in turn and shows their outcomes as the table of docs/gpu.md.
 
-Each part ends passed, failed or skipped with a reason, and none stops the rest: one that hangs is given up.
+Each part ends passed, failed or skipped with a reason, and none stops the rest: one that hangs is given up. Only a part
+whose library never returns to Python takes the check with it (`_given_up_after`).
 """
 
 import faulthandler
@@ -18,6 +19,8 @@ Figures = dict[str, str]
 """What a part found out, by name, as it is printed."""
 MOST_SECONDS = 240.0
 """After which a part is given up; the longest starts four groups and runs sixteen rounds."""
+RETURN_SECONDS = 30.0
+"""In which a part that is given up returns to Python, or else the check ends."""
 
 
 class Status(StrEnum):
@@ -113,21 +116,29 @@ def _cell(text: str) -> str:
 
 @contextmanager
 def _given_up_after(seconds: float) -> Iterator[None]:
-    """Raise CheckFailedError in what runs longer; where a library doesn't return to Python, end the check with its
-    threads' stacks."""
+    """Raise CheckFailedError in what runs longer, as soon as it is in Python.
+
+    A library that never returns there ends the process `RETURN_SECONDS` later: the threads' stacks go to standard
+    error, no later part runs and no page is written. A timer of whoever calls, as pytest-timeout's, goes on
+    afterwards; one that ran out meanwhile ends then.
+    """
 
     def give_up(_signal: int, _frame: object) -> None:
         raise CheckFailedError(f"given up after {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + 30, exit=True)
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, give_up)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + RETURN_SECONDS, exit=True)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            at_once = 1e-3  # zero would stop it
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), at_once), interval)
 
 
 def _run(section: Section, most_seconds: float) -> tuple[Status, str]:

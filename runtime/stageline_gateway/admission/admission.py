@@ -258,14 +258,17 @@ class Permit:
     def see(self, event: StreamEvent, choice: int = 0) -> None:
         """Spend what `event` costs; a choice's first token takes it out of the queue, its end gives its place back."""
         if isinstance(event, Delta):
-            if self._waiting:
-                self._has_begun(choice)
-            self._spend(len(event.token_ids))
+            self.see_tokens(len(event.token_ids), choice)
         elif isinstance(event, Admitted):
             self._spend(event.prompt_tokens)
         elif isinstance(event, Finished):
             self._has_begun(choice)
             self._leave(1)
+
+    def see_tokens(self, count: int, choice: int = 0) -> None:
+        if self._waiting:
+            self._has_begun(choice)
+        self._spend(count)
 
     def _leave(self, places: int) -> None:
         self._held -= places

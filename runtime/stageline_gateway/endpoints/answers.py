@@ -31,7 +31,7 @@ from stageline_gateway.engine_client.generation import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.openai_api.client_words import ClientWords
-from stageline_gateway.relay.dispatch import Deliver
+from stageline_gateway.relay.dispatch import Deliver, DeliverText
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
 
@@ -59,8 +59,8 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 class Exchange:
     """What an answer is made from, and what accounts for it."""
 
-    run: Callable[[Deliver], Awaitable[None]]
-    """Generates all choices, and hands over each event; raises ApiError."""
+    run: Callable[[Deliver, DeliverText | None], Awaitable[None]]
+    """Generates all choices, and hands over each event, or a single choice's text by itself; raises ApiError."""
     shapes: Sequence[AnswerShape]
     """One for each choice."""
     stamp: Stamp
@@ -90,6 +90,11 @@ class Exchange:
         if not self.meter.choices:
             # Before the last bytes go out: a client that sees its answer end may ask again at once.
             self.permit.give_places_back()
+
+    def count_tokens(self, count: int) -> None:
+        """Account for tokens of the one choice there is, as for those of a Delta."""
+        self.meter.see_tokens(count)
+        self.permit.see_tokens(count)
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
@@ -201,7 +206,7 @@ class WholeAnswer(Answer):
                     case Resumed():
                         self.resumes += 1
 
-        await exchange.run(collect)
+        await exchange.run(collect, None)
         # Calls of tools are looked for letter by letter.
         whole = await held.work(lambda: self._whole(kept, ends))
         kept.clear()
@@ -249,7 +254,13 @@ class StreamedAnswer(Answer):
                 return self._write(client, body) if body or not self.started else None
             return self._write(client, body + self._end(pieces, ends), more=not is_over)
 
-        await exchange.run(write)
+        def write_text(text: str, token_ids: tuple[int, ...]) -> Pause | None:
+            if not self.started or self._said_first or (written := pieces.text(0, text)) is None:
+                return write(0, [Delta(text=text, token_ids=token_ids)])
+            exchange.count_tokens(len(token_ids))
+            return client.write(written)
+
+        await exchange.run(write, write_text)
 
     def _end(self, pieces: WrittenPieces, ends: dict[int, Finished]) -> bytes:
         if not self.exchange.include_usage:

@@ -29,7 +29,7 @@ from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
-from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
+from stageline_gateway.relay.dispatch import Deliver, DeliverText, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
@@ -126,9 +126,9 @@ def _answer(
     asked, generate = prepared.asked, prepared.generate
     job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts)
 
-    async def run(deliver: Deliver) -> None:
+    async def run(deliver: Deliver, deliver_text: DeliverText | None) -> None:
         try:
-            await dispatcher.run_choices(job, asked.num_choices, deliver)
+            await dispatcher.run_choices(job, asked.num_choices, deliver, deliver_text)
         except ApiError as error:
             raise prepared.in_its_words(error) from None
 

@@ -67,7 +67,7 @@ class TranslatedAnswer(Answer):
                 return None
             return self._write(client, _named_events(told), more=not is_over)
 
-        await exchange.run(take)
+        await exchange.run(take, None)
         if not self._streams:
             resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
             await self._send_at_once(client, JsonAnswer(self._dialect.whole(), headers=exchange.headers | resumed))

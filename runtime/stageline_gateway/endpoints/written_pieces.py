@@ -37,9 +37,8 @@ class WrittenPieces:
     def delta(self, choice: int, delta: Delta) -> bytes:
         # Log probabilities may come before their text, which waits for the rest of a character.
         logprobs = delta.logprobs if self._with_logprobs else None
-        if logprobs is None and (around := self._around.get(choice)) is not None:
-            text = delta.text
-            return around[0] + encode_basestring_ascii(text).encode() + around[1] if text else b""
+        if logprobs is None and (written := self.text(choice, delta.text)) is not None:
+            return written
         if not delta.text and not logprobs:
             return b""
         shape = self._shapes[choice]
@@ -47,6 +46,13 @@ class WrittenPieces:
             self._around[choice] = self._around_text(shape)
             return self.delta(choice, delta)
         return self._chunks(shape.piece(delta.text, logprobs))
+
+    def text(self, choice: int, text: str) -> bytes | None:
+        """What `delta` makes of text alone; None where more has to be known for that than what is around it."""
+        around = self._around.get(choice)
+        if around is None or not text:
+            return None
+        return b"%b%b%b" % (around[0], encode_basestring_ascii(text).encode(), around[1])
 
     def closing(self, choice: int, reason: FinishReason) -> bytes:
         shape = self._shapes[choice]

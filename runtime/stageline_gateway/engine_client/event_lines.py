@@ -32,7 +32,7 @@ _BEGINS: Final = b'{"type":"delta"'
 class EventLines:
     """Reads the lines of one answer."""
 
-    _is_plain: bool = False
+    is_plain: bool = False
     """Whether its text is nothing but text. Where thoughts or calls are looked for in it, every piece stays by itself:
     their tokens are counted by the piece, and arguments of calls are told by the piece."""
 
@@ -44,7 +44,7 @@ class EventLines:
         texts: list[str] = []
         token_ids: list[int] = []
         for line in lines:
-            if self._is_plain and (piece := _plain(line)) is not None:
+            if self.is_plain and (piece := _plain(line)) is not None:
                 texts.append(piece.text)
                 token_ids += piece.token_ids
                 continue
@@ -53,10 +53,24 @@ class EventLines:
                 texts, token_ids = [], []
             event = _LINES.validator.validate_json(line)
             if isinstance(event, Admitted):
-                self._is_plain = event.thoughts is None and event.tool_call_format is None
+                self.is_plain = event.thoughts is None and event.tool_call_format is None
             yield event
         if texts:
             yield _delta(texts, token_ids)
+
+
+def plain_text(lines: Sequence[bytes]) -> tuple[str, tuple[int, ...]] | None:
+    """Text and tokens of lines that are all pieces of an answer that is plain; None where one of them is not."""
+    if len(lines) == 1:  # a token, at nearly all times
+        try:
+            only = _decoder.decode(lines[0])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return None if only.logprobs else (only.text, only.token_ids)
+    pieces = [piece for piece in map(_plain, lines) if piece is not None]
+    if len(pieces) < len(lines):
+        return None
+    return "".join(piece.text for piece in pieces), tuple(one for piece in pieces for one in piece.token_ids)
 
 
 def _plain(line: bytes) -> _Piece | None:

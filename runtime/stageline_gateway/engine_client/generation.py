@@ -29,7 +29,7 @@ from stageline_api.engine_http import (
 from stageline_api.multiplexing import MOST_LINE_BYTES, Refused
 from stageline_gateway.engine_client.connection_pool import ConnectionPool
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_client.event_lines import EventLines
+from stageline_gateway.engine_client.event_lines import EventLines, plain_text
 from stageline_gateway.engine_client.incoming_lines import (
     BROKE,
     ConnectionBrokenError,
@@ -58,6 +58,11 @@ one Finished, however many engines took part."""
 
 TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
 """Takes the next events of one run, at once and never none."""
+
+
+TakeText = Callable[[str, tuple[int, ...]], Pause | None]
+"""Takes text and its tokens, as it would a Delta of these: nearly all there is of an answer is told in this way, which
+makes no event of it."""
 
 
 class LossKind(StrEnum):
@@ -147,12 +152,15 @@ class _EventReader:
     """Lines to events of one run. A line that is no event, or out of order, fails it behind those before it."""
 
     take: TakeEvents
+    take_text: TakeText | None
     timeouts: "EngineTimeouts"
     limit_seconds: float
     """How long the engine may be silent now."""
     order: _Order = field(default_factory=_Order)
     lines: EventLines = field(default_factory=EventLines)
     _source: IncomingLines | None = None
+    _is_steady: bool = False
+    """Whether the next that comes is most likely text and nothing else, for which nothing else is to be done."""
 
     async def read_all(self, source: IncomingLines) -> None:
         """Until the answer's end, or the source's."""
@@ -160,6 +168,8 @@ class _EventReader:
         await source.relay(self.read, self.limit_seconds)
 
     def read(self, lines: list[bytes]) -> Pause | None:
+        if self._is_steady and self.take_text is not None and (told := plain_text(lines)) is not None:
+            return self.take_text(*told)
         assert self._source is not None, "read without a source"
         events: list[EngineEvent] = []
         try:
@@ -169,6 +179,7 @@ class _EventReader:
                 if isinstance(event, Delta) and self.limit_seconds != (stall := self.timeouts.stall_seconds):
                     self.limit_seconds = stall
                     self._source.allow_silence(stall)
+                self._is_steady = self.lines.is_plain and isinstance(event, Delta)
         except ValidationError:
             lost = EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.")
             return self._fail_behind(events, lost)
@@ -213,15 +224,17 @@ class EngineClient:
         take: TakeEvents,
         on_open: Callable[[IncomingLines], None] = lambda _: None,
         *,
+        take_text: TakeText | None = None,
         shares: bool = False,
     ) -> None:
         """Give the events of `request` on `engine` to `take`; raises the three errors, or what it does.
 
-        With `shares` the engine lets requests share a connection.
+        Once an answer has begun, text goes to `take_text` where there is one. With `shares` the engine lets requests
+        share a connection.
         """
         asked = _Asked(engine, request.model_dump_json().encode(), on_open)
         shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
-        reader = _EventReader(take, self._timeouts, self._timeouts.idle_seconds)
+        reader = _EventReader(take, take_text, self._timeouts, self._timeouts.idle_seconds)
         try:
             await self._ask(asked, reader, shares)
         except ConnectionBrokenError as error:

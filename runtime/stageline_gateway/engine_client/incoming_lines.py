@@ -157,7 +157,9 @@ class IncomingLines(ABC):
     def _arrived(self) -> None:
         """Give out what has come. A reader that leaves too much here has its source held."""
         if self._take is not None:
-            self._hand_over(self._take)
+            self._silent_since = self.heard_at
+            if self._lines:
+                self._hand_over(self._take, self._taken_lines())
         elif self._lines:
             self._wake()
         if self._is_complete:
@@ -166,13 +168,22 @@ class IncomingLines(ABC):
             self._is_held = True
             self._hold()
 
-    def _hand_over(self, take: TakeLines) -> None:
-        """Give what has come to the taker. Whatever it raises is raised where `relay` waits."""
-        self._silent_since = self.heard_at
-        if not self._lines:
+    def _brought(self, lines: list[bytes]) -> None:
+        """Whole lines of an answer that goes on: what `_heard`, adding them and `_arrived` come to, at once."""
+        take = self._take
+        if take is None or self._lines or self._is_complete:
+            self._heard()
+            self._lines += lines
+            self._arrived()
             return
+        self.heard_at = self._silent_since = self._loop.time()
+        self.has_heard = True
+        self._hand_over(take, lines)
+
+    def _hand_over(self, take: TakeLines, lines: list[bytes]) -> None:
+        """Give what has come to the taker. Whatever it raises is raised where `relay` waits."""
         try:
-            self._pause = take(self._taken_lines())
+            self._pause = take(lines)
         except Exception as error:
             self._end_wait(error)
         if self._pause is not None or self._is_stopped:

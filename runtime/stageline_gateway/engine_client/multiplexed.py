@@ -35,11 +35,15 @@ MOST_UNSENT_BYTES: Final = 1024 * 1024
 connection opens isn't counted, and goes out at once then: a burst with a connection each would come before it."""
 SHORT_SECONDS: Final = 1.5e-3
 """Who gave out for no longer than this goes on at once, unless it is behind."""
-LONGEST_REST_SECONDS: Final = 10e-3
-"""However long giving out took; who is behind rests for no less."""
+TRIFLE_SECONDS: Final = 0.5e-3
+"""Who gave out for no longer than this is not behind: it was one answer's end, or few lines that came in two reads."""
+MOST_REST_SECONDS: Final = 10e-3
+"""However long giving out took, for who is not behind."""
+LEAST_REST_SECONDS: Final = 10e-3
+"""For who is behind."""
 PERIOD_SECONDS: Final = 14e-3
-"""From one giving out to the next, for who is behind: workers of a gateway have fewer streams each and are through with
-them sooner, and would write the more pieces the more workers there are. So much later a token may be."""
+"""From one giving out to the next at least, for who is behind: workers of a gateway have fewer streams each and are
+through with them sooner, and would write the more pieces the more workers there are."""
 MANY_LINES: Final = 2
 """Of a stream in one read, on average."""
 LARGE_SHARE: Final = 0.5
@@ -83,6 +87,9 @@ class MultiplexedStream(IncomingLines):
 
     def bring(self, lines: list[bytes]) -> None:
         """Lines of this stream have come; blank ones say only that the engine is there."""
+        if b"" not in lines:
+            self._brought(lines)
+            return
         self._heard()
         self._lines += [line for line in lines if line]
         self._arrived()
@@ -251,9 +258,9 @@ class MultiplexedConnection:
         since, self._gave_out_at = began - self._gave_out_at, began
         each = len(lines) / self._give_out(lines)
         took = time.monotonic() - began
-        if each >= MANY_LINES and each * took >= LARGE_SHARE * since:
-            return partial(asyncio.sleep, max(LONGEST_REST_SECONDS, PERIOD_SECONDS - took))
-        return None if took <= SHORT_SECONDS else partial(asyncio.sleep, min(took, LONGEST_REST_SECONDS))
+        if took > TRIFLE_SECONDS and each >= MANY_LINES and each * took >= LARGE_SHARE * since:
+            return partial(asyncio.sleep, max(LEAST_REST_SECONDS, PERIOD_SECONDS - took))
+        return None if took <= SHORT_SECONDS else partial(asyncio.sleep, min(took, MOST_REST_SECONDS))
 
     def _give_out(self, lines: list[bytes]) -> int:
         """Returns of how many streams these were. Raises UnreadableLineError for a line without a stream's number."""

@@ -25,6 +25,7 @@ from stageline_gateway.engine_client.generation import (
     LossKind,
     Resumed,
     StreamEvent,
+    TakeText,
 )
 from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_trust import EngineAddress
@@ -57,6 +58,8 @@ BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
 """Takes the number of a choice and its next events, at once and never none."""
 DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
+DeliverText = TakeText
+"""Takes text of the one choice there is, as it would a Delta of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +169,41 @@ class _ChoicesInTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Relayed:
-    """One choice on one group."""
+    """One choice on one group, and what its events mean for those who keep account of it."""
 
     group: GroupEndpoint
     key: str
     progress: Progress
     lease: Lease
     weights: str
+    backends: Backends
+    metrics: ModelMetrics
     deliver: DeliverOne
+    deliver_text: DeliverText | None
+
+    def take(self, events: Sequence[EngineEvent]) -> Pause | None:
+        """Account for events of one run, and deliver those that the client is to see."""
+        progress, seen = self.progress, list[StreamEvent]()
+        for event in events:
+            if isinstance(event, Delta):
+                self.backends.answered(self.key)
+                self.lease.spend(len(event.token_ids))
+            elif isinstance(event, Admitted) and progress.runs > 1:
+                outcome = "resumed" if progress.has_output else "moved"
+                self.metrics.resumes.labels(self.group.model, outcome).inc()
+                if progress.has_output:
+                    seen.append(Resumed())
+            if progress.take(event, self.group.revision, self.weights):
+                seen.append(event)
+        return self.deliver(seen) if seen else None
+
+    def take_text(self, text: str, token_ids: tuple[int, ...]) -> Pause | None:
+        """As `take` does a Delta of these."""
+        assert self.deliver_text is not None, "nobody takes text"
+        self.backends.answered(self.key)
+        self.lease.spend(len(token_ids))
+        self.progress.take_text(text, token_ids)
+        return self.deliver_text(text, token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +214,15 @@ class Dispatcher:
     metrics: ModelMetrics
     retry: RetryPolicy
 
-    async def run_choices(self, job: GenerateJob, count: int, deliver: Deliver) -> None:
-        """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all."""
+    async def run_choices(
+        self, job: GenerateJob, count: int, deliver: Deliver, deliver_text: DeliverText | None = None
+    ) -> None:
+        """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all.
+
+        Text of a single choice goes to `deliver_text`, where there is one, once its answer has begun.
+        """
         if count == 1:
-            await self.run(job, partial(deliver, 0))
+            await self.run(job, partial(deliver, 0), deliver_text)
             return
         each = job.choices_of_each(count)
         turns = _ChoicesInTurn(count, each, deliver)
@@ -212,7 +247,7 @@ class Dispatcher:
             turns.fail()
             raise
 
-    async def run(self, job: GenerateJob, deliver: DeliverOne) -> None:
+    async def run(self, job: GenerateJob, deliver: DeliverOne, deliver_text: DeliverText | None = None) -> None:
         """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
         progress = Progress(job.request)
         # A model with one group has nothing to choose.
@@ -226,7 +261,7 @@ class Dispatcher:
                 self._gave_up(progress, job.model, "expired")
                 raise
             try:
-                await self._run_on(group, progress, job.span, deliver, wish)
+                await self._run_on(group, progress, job.span, deliver, deliver_text, wish)
                 return
             except EngineRefusedError as error:
                 failure = self._judge_refusal(error, job, progress)
@@ -240,7 +275,13 @@ class Dispatcher:
                 raise answer_failed(error.message) from None
 
     async def _run_on(
-        self, group: GroupEndpoint, progress: Progress, span: RequestSpan, deliver: DeliverOne, wish: Wish
+        self,
+        group: GroupEndpoint,
+        progress: Progress,
+        span: RequestSpan,
+        deliver: DeliverOne,
+        deliver_text: DeliverText | None,
+        wish: Wish,
     ) -> None:
         """One run on one group: deliver what the client hasn't seen of it."""
         key = identity(group)
@@ -255,25 +296,17 @@ class Dispatcher:
             self.backends.trial(key),
             span.run(group, progress.runs, request) as traced,
         ):
-            take = partial(self._take, _Relayed(group, key, progress, lease, account.weights, deliver))
-            engine = EngineAddress(group.url, group.tls_name)
-            await self.engine.generate(engine, traced, take, run.opened, shares=account.multiplexes)
-
-    def _take(self, run: _Relayed, events: Sequence[EngineEvent]) -> Pause | None:
-        """Account for events of one run, and deliver those that the client is to see."""
-        progress, seen = run.progress, list[StreamEvent]()
-        for event in events:
-            if isinstance(event, Delta):
-                self.backends.answered(run.key)
-                run.lease.spend(len(event.token_ids))
-            elif isinstance(event, Admitted) and progress.runs > 1:
-                outcome = "resumed" if progress.has_output else "moved"
-                self.metrics.resumes.labels(run.group.model, outcome).inc()
-                if progress.has_output:
-                    seen.append(Resumed())
-            if progress.take(event, run.group.revision, run.weights):
-                seen.append(event)
-        return run.deliver(seen) if seen else None
+            relayed = _Relayed(
+                group, key, progress, lease, account.weights, self.backends, self.metrics, deliver, deliver_text
+            )
+            await self.engine.generate(
+                EngineAddress(group.url, group.tls_name),
+                traced,
+                relayed.take,
+                run.opened,
+                take_text=None if deliver_text is None else relayed.take_text,
+                shares=account.multiplexes,
+            )
 
     def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when none may."""

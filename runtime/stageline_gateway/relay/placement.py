@@ -95,12 +95,16 @@ class Progress:
             update |= {"sampling": self.request.sampling.model_copy(update=told)}
         return self.request.model_copy(update=update)
 
+    def take_text(self, text: str, token_ids: tuple[int, ...]) -> None:
+        """Account for text of the run that a Delta came of before."""
+        self.token_ids += token_ids
+        self.characters += len(text)
+
     def take(self, event: EngineEvent, revision: str, weights: str = "") -> bool:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""
         if isinstance(event, Delta):
             self.revision, self.weights = revision, weights
-            self.token_ids += event.token_ids
-            self.characters += len(event.text)
+            self.take_text(event.text, event.token_ids)
         elif isinstance(event, Admitted):
             self.admissions += 1
             return self.admissions == 1

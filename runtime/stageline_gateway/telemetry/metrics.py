@@ -275,11 +275,7 @@ class RequestMeter:
 
     def see(self, event: StreamEvent, choice: int = 0) -> None:
         if isinstance(event, Delta):
-            if count := len(event.token_ids):
-                self.all_tokens += count
-                self.of_model.generation_tokens.value += count
-                if not choice:
-                    self._new_tokens(count, self.clock())
+            self.see_tokens(len(event.token_ids), choice)
         elif isinstance(event, Admitted):
             self.of_model.prompt_tokens.inc(event.prompt_tokens)
             if not self._admitted:  # the first run ends the wait for a group
@@ -289,6 +285,14 @@ class RequestMeter:
             self.choices -= 1
             if not self.choices:
                 self._finished(self.clock())
+
+    def see_tokens(self, count: int, choice: int = 0) -> None:
+        if not count:
+            return
+        self.all_tokens += count
+        self.of_model.generation_tokens.value += count
+        if not choice:
+            self._new_tokens(count, self.clock())
 
     def client_left(self) -> None:
         """Who had no token yet gave the request up, however far the answer's headers had come."""

@@ -18,10 +18,11 @@ def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any
     """One rank's end of a communicator, which is connected at its first use; raises RuntimeError without NCCL."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # abort communicators, don't end the process
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    # Between noting an error and giving up the communicator torch's watchdog sleeps four times this, a minute as it
-    # comes, for a dump that nobody here asks for; whoever queues or gives up an operation meanwhile waits for it.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1")
+    # Between noting an error and giving up the communicator torch's watchdog sleeps four times this, a minute as it
+    # comes, with its list of operations locked: whoever queues one waits, and so does the end of the group's object.
+    # Not at once either: what is given up goes on without its data, and a stage that looks is to know of it before.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "100")
     try:
         from torch._C._distributed_c10d import ProcessGroupNCCL
     except ImportError as error:
@@ -35,11 +36,13 @@ def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any
 
 
 def group_error(group: Any) -> str | None:
-    """The first error that torch's watchdog has seen; it notes one before it aborts the communicator.
+    """The first error that torch's watchdog has noted, which it does before it aborts the communicator.
 
-    Nobody but the watchdog aborts a communicator in use, and what NCCL has queued ends only well or by that: an
-    operation that is over without an error here has its data. The operations themselves can't be asked: `WorkNCCL`
-    refuses `is_success`, and its `exception` is deprecated and, in torch 2.11, a TypeError.
+    It notes what its first look at an operation finds in a turn. What it finds later in that turn it notes at the next
+    operation, or never; then the stage's own limits end it. Nobody but the watchdog aborts a communicator in use, and
+    what NCCL has queued ends only well or by that: an operation that is over without an error here has its data. The
+    operations themselves can't be asked: `WorkNCCL` refuses `is_success`, and its `exception` is deprecated and, in
+    torch 2.11, a TypeError.
     """
     error = group.get_error().name
     return None if error == "SUCCESS" else f"NCCL reported {error}; its own words are in the log"

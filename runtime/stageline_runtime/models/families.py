@@ -53,9 +53,11 @@ def device_builder(
     ranks: RankGroup | None = None,
     *,
     experts: RankGroup | None = None,
+    has_row_kernels: bool | None = None,
 ) -> ModelBuilder:
     """A builder for `accelerator`, of the part of a rank where there are `ranks`; `attention` None takes the Triton
-    kernels. `experts`: the ranks that the experts alone are cut over.
+    kernels. `experts`: the ranks that the experts alone are cut over. `has_row_kernels`: whether Triton's kernels on
+    rows run too; None means where `attention` is None.
 
     The builder raises RuntimeFailure of class BadConfig for a model that only Hugging Face's layers can run: these
     run on the CPU alone.
@@ -70,6 +72,16 @@ def device_builder(
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="load")
         part = part_of_layers(config, 1 if ranks is None else ranks.size)
         chosen = None if attention is None else attention(attention_heads(part, shape))
-        return build_device_stage(model_dir, config, shape, progress, accelerator, chosen, ranks, experts=experts)
+        return build_device_stage(
+            model_dir,
+            config,
+            shape,
+            progress,
+            accelerator,
+            chosen,
+            ranks,
+            experts=experts,
+            has_row_kernels=has_row_kernels,
+        )
 
     return build

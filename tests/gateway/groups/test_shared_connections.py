@@ -367,13 +367,23 @@ def rest_of(connection: multiplexed.MultiplexedConnection, lines: list[bytes]) -
     [
         (0.001, 0.002, 1, 0.0),
         (0.003, 0.004, 1, 0.003),
-        (0.030, 0.040, 1, multiplexed.LONGEST_REST_SECONDS),
+        (0.030, 0.040, 1, multiplexed.MOST_REST_SECONDS),
+        (0.0001, 0.0002, 5, 0.0),
         (0.001, 0.010, 5, multiplexed.PERIOD_SECONDS - 0.001),
         (0.003, 0.011, 2, multiplexed.PERIOD_SECONDS - 0.003),
-        (0.006, 0.016, 2, multiplexed.LONGEST_REST_SECONDS),
+        (0.006, 0.016, 2, multiplexed.LEAST_REST_SECONDS),
         (0.003, 0.013, 2, 0.003),
     ],
-    ids=["short", "long", "very-long", "behind-of-few", "behind", "behind-of-many", "what-a-rest-brings"],
+    ids=[
+        "short",
+        "long",
+        "very-long",
+        "trifle-in-two-reads",
+        "behind-of-few",
+        "behind",
+        "behind-of-many",
+        "what-a-rest-brings",
+    ],
 )
 def test_after_giving_out_for_long_nothing_is_given_out_for_as_long_or_longer(
     monkeypatch: pytest.MonkeyPatch, took: float, since: float, lines_each: int, rest: float

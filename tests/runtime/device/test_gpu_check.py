@@ -1,8 +1,11 @@
 """`make gpu-check`'s own logic: parts end passed, failed or skipped with a reason, and the page says so."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +114,32 @@ def test_a_part_that_hangs_is_given_up_and_the_others_run() -> None:
     assert outcomes[0].detail == "given up after 0.1 s"
 
 
+def test_a_timer_that_ran_before_a_part_goes_on_behind_it() -> None:
+    """Such as pytest-timeout's; where it ran out meanwhile it tells so now."""
+    rung: list[int] = []
+
+    def slow() -> Figures:
+        time.sleep(0.2)
+        return {}
+
+    handler = signal.signal(signal.SIGALRM, lambda number, _frame: rung.append(number))
+    before = signal.setitimer(signal.ITIMER_REAL, 500.0)
+    try:
+        run_sections([PASSES], lambda _line: None)
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert (400 < left <= 500, rung) == (True, []), left
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        outcomes = run_sections([Section(name="f", shows="something", run=slow)], lambda _line: None)
+        deadline = time.monotonic() + 20
+        while not rung and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *before)
+    assert (outcomes[0].status, rung) == (Status.PASSED, [signal.SIGALRM]), outcomes
+
+
 def test_parts_are_chosen_by_name_in_their_own_order() -> None:
     parts = [PASSES, FAILS, SKIPS]
     assert choose(parts, []) == tuple(parts)
@@ -129,6 +158,57 @@ def test_without_a_device_it_says_how_to_get_one_and_ends_well(
     assert said.startswith("gpu-check: skipped: no CUDA device is visible")
     assert "nvidia.com/gpu: 1" in said
     assert not page.exists()
+
+
+def test_a_kept_directory_is_absolute_for_groups_that_name_it_in_uris(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Path] = []
+
+    def sections(directory: Path) -> tuple[Section, ...]:
+        given.append(directory)
+        return (PASSES,)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # put back behind the test
+    monkeypatch.setattr(program, "no_device", lambda: None)
+    monkeypatch.setattr(program, "sections", sections)
+    assert program.main(["--keep", "kept/here"]) == 0
+    assert given == [tmp_path / "kept/here"]
+    assert given[0].is_dir(), given
+
+
+NCCL_THAT_HANGS = """
+import threading
+from stageline_bench.gpu_check import nccl_start
+
+class Group:
+    def __del__(self):
+        threading.Event().wait()
+
+def report(group, accelerator):
+    if {fails}:
+        raise nccl_start.CheckFailedError("nothing is told")
+    return {{"version": "1.2"}}
+
+nccl_start.CudaAccelerator = object
+nccl_start.new_group = lambda *_: Group()
+nccl_start.report = report
+nccl_start.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [(False, (0, '{"version": "1.2"}', "")), (True, (1, "", "nothing is told\n"))],
+    ids=["fine", "failed"],
+)
+def test_what_nccl_showed_is_printed_though_its_group_never_ends(fails: bool, expected: tuple[int, str, str]) -> None:
+    """The end of a group waits for torch's watchdog, which may be giving up a communicator."""
+    command = [sys.executable, "-c", NCCL_THAT_HANGS.format(fails=fails)]
+    environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 def test_docs_name_every_part_and_call_it_unproven_until_it_ran(tmp_path: Path) -> None:

@@ -1,8 +1,14 @@
 """Who waits for a tensor looks at its device meanwhile: what that has finished is told before the tensor comes."""
 
 from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from stageline_runtime.stage.process import StageProcess
 from stageline_runtime.stage.step.in_flight import look_until
+from stageline_runtime.transport.protocol import PeerLostError
 
 
 def test_finished_plans_are_told_while_nothing_has_come_and_then_it_is_waited_for_in_one_go() -> None:
@@ -31,3 +37,24 @@ def test_a_tensor_that_comes_ends_the_looking_although_the_device_still_works() 
     looks: list[int] = []
     look_until(lambda: looks.append(1), answers.popleft)
     assert (len(looks), list(answers)) == (1, [])
+
+
+def test_links_are_asked_while_a_receive_hangs_so_that_nothing_is_made_of_what_is_given_up() -> None:
+    """torch notes the error first; later the receive ends without its data, and the device goes on with that."""
+
+    class Hanging:
+        oldest_seq = 7
+
+        def __len__(self) -> int:
+            return 1
+
+        def finished(self) -> list[Any]:
+            raise AssertionError("looked for results before the links were asked")
+
+    def check(seq: int) -> None:
+        raise PeerLostError(0, "receive hidden", "NCCL reported COMM_ERROR", seq=seq)
+
+    stage = SimpleNamespace(in_flight=Hanging(), transport=SimpleNamespace(check=check))
+    process = SimpleNamespace(_joined=SimpleNamespace(on_devices=None))
+    with pytest.raises(PeerLostError, match=r"plan 7: .*NCCL reported COMM_ERROR"):
+        StageProcess._finish_done(cast(StageProcess, process), cast(Any, None), cast(Any, stage))

@@ -1,8 +1,9 @@
 """A communicator of two ranks on simulated streams, in place of torch's `ProcessGroupNCCL` and its `WorkNCCL`.
 
 It offers what those offer under the same names, and refuses what `WorkNCCL` refuses, so that code that asks for it
-fails here too; a test holds names and refusals against the installed torch. Errors appear as they do there: what is
-under way hangs until torch's watchdog has found and noted the error and aborted the communicator; the group tells.
+fails here too; a test holds names and `is_success`'s refusal against the installed torch. Errors appear as they do
+there: what is under way hangs until torch's watchdog has found and noted the error and aborted the communicator; the
+group tells.
 """
 
 from collections import deque
@@ -49,7 +50,7 @@ class SimulatedWork:
         self._done = done
 
     def exception(self) -> NoReturn:
-        """torch 2.11, the oldest that a stage runs on, can't tell Python of one; on an H200, 2026-11-26."""
+        """Not to be asked: torch 2.11, the oldest that a stage runs on, can't tell Python of one, though 2.13 can."""
         raise TypeError("Unable to convert function return value to a Python type!")
 
     def is_success(self) -> NoReturn:

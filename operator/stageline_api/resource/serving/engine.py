@@ -189,8 +189,8 @@ class EngineSpec(SpecBase):
         description=(
             "What the stages compute on. Default `auto`: a CUDA device in a container that has one (ask for it by "
             "`resources`, `nvidia.com/gpu: 1`), otherwise the CPU. `cuda` asks for `nvidia.com/gpu` by itself, unless "
-            "`resources` name one of NVIDIA's devices; a stage without a device then ends with BadConfig. The CUDA "
-            "path is unproven until a GPU has run `make gpu-check` (docs/gpu.md)."
+            "`resources` name one of NVIDIA's devices; a stage without a device then ends with BadConfig. What "
+            "of the CUDA path has run on a GPU is in docs/gpu.md."
         ),
     )
     speculative: SpeculativeSpec | None = Field(

@@ -11,7 +11,7 @@ from stageline_runtime.models.device.attention import DeviceAttention, DeviceRow
 from stageline_runtime.models.device.grouped_experts import GroupedExperts
 from stageline_runtime.models.device.row_operators import TritonRows
 from stageline_runtime.models.rotary import RotaryTable
-from stageline_runtime.models.weights.stage_weights import LayerWeights
+from stageline_runtime.models.weights.stage_weights import ExpertWeights, LayerWeights
 from stageline_runtime.ranks.expert_exchange import ExpertExchange
 from stageline_runtime.ranks.layer_sums import LayerSums
 
@@ -33,6 +33,7 @@ class DeviceLayerParts(LayerParts):
     ) -> None:
         super().__init__(config, weights, rows, sums, exchange, GroupedExperts)
         self._rows = rows
+        self._gated_size = _gated_size(weights)
 
     def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> Heads:
         if self._rows is None:
@@ -40,11 +41,28 @@ class DeviceLayerParts(LayerParts):
         query_key, value = self._projected(hidden)
         return self._rows.rotate(query_key, *rotary, self._head_norm), value
 
+    def warm_up(self, hidden: torch.Tensor, rotary: Rotary) -> None:
+        """Launch each kernel on rows once, so that it gets compiled; nothing is asked of other ranks."""
+        if self._rows is None:
+            return
+        self.before_attention(hidden, rotary)
+        self._feed_forward_norm.after_adding(hidden, hidden.clone())
+        if self._gated_size:
+            self._rows.gate(hidden.new_zeros(len(hidden), self._gated_size))
+
+
+def _gated_size(weights: LayerWeights) -> int:
+    """Columns of gate and up together that the layer's rows go through: none in a mixture without a shared expert."""
+    block = weights.feed_forward
+    if not isinstance(block, ExpertWeights):
+        return len(block.gate_up.weight)
+    return 0 if block.shared is None else len(block.shared.block.gate_up.weight)
+
 
 class DeviceLayers:
     def __init__(
         self,
-        parts: tuple[LayerParts, ...],
+        parts: tuple[DeviceLayerParts, ...],
         caches: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         windows: tuple[int | None, ...],
         attention: DeviceAttention,
@@ -73,6 +91,12 @@ class DeviceLayers:
     def after(self, layer: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """What comes after it: hidden and attended to hidden."""
         return self._parts[layer].after_attention(hidden, attended)
+
+    def warm_up_parts(self, hidden: torch.Tensor, rows: DeviceRows) -> None:
+        """Run every layer's kernels on rows over `hidden` of padding, which reaches neither cache nor other ranks."""
+        rotary = self.rotary(rows)
+        for part in self._parts:
+            part.warm_up(hidden, rotary)
 
     def warm_up(self, heads: Heads, rows: DeviceRows) -> None:
         """Run attention alone over rows of padding, which writes to no slot: its kernels get compiled."""

@@ -51,6 +51,8 @@ class TritonRows:
         assert heads.stride()[1:] == (head_dim, 1), heads.stride()
         assert cosines.is_contiguous(), cosines.stride()
         assert sines.is_contiguous(), sines.stride()
+        assert norm is None or norm.weight.shape == (num_heads, head_dim), norm.weight.shape
+        assert norm is None or norm.weight.is_contiguous(), norm.weight.stride()
         output = heads.new_empty(num_tokens, num_heads, head_dim)
         if not num_tokens:
             return output

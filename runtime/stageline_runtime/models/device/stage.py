@@ -100,7 +100,10 @@ class DeviceStage:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile the attention kernels for every way that plans will ask for, while no peer waits."""
+        """Compile the attention kernels for every way that plans will ask for, and those on rows, while no peer waits.
+
+        The latter depend on no number of rows, so one row compiles them; the head's norm is that of the layers.
+        """
         heads, dtype, device = self._heads, self._shape.dtype, self._accelerator.device
         for size in step_sizes(self._shape.max_step_tokens, smallest=1):
             rows = self._table.fill(StepRows.padding(size, GraphMode.OFF).with_padding_tile())
@@ -109,6 +112,9 @@ class DeviceStage:
             )
             value = torch.zeros(size, heads.num_kv_heads, heads.head_dim, dtype=dtype, device=device)
             self._layers.warm_up((query_key, value), rows)
+        padding = self._table.fill(StepRows.padding(1, GraphMode.OFF))
+        hidden = torch.zeros(1, self._config.hidden_size, dtype=dtype, device=device)
+        self._layers.warm_up_parts(hidden, padding)
         self._accelerator.synchronize()
 
     @torch.inference_mode()
@@ -174,10 +180,11 @@ def build_device_stage(
     ranks: RankGroup | None = None,
     *,
     experts: RankGroup | None = None,
+    has_row_kernels: bool | None = None,
 ) -> DeviceStage:
     """Load a stage's weights, or its rank's part, to the device and reserve its cache there. `experts`: the ranks that
-    the experts alone are cut over. `attention` None takes the Triton kernels, those of rows too; one that is given is
-    made for the rank's heads.
+    the experts alone are cut over. `attention` None takes the Triton kernels; one that is given is made for the rank's
+    heads. `has_row_kernels`: whether Triton's kernels on rows run too; None means where `attention` is Triton's.
 
     Raises:
         UnsupportedModelError: the model can't be cut over so many ranks, or both `ranks` and `experts` are several, or
@@ -190,7 +197,9 @@ def build_device_stage(
     config = cut.part
     heads = attention_heads(config, shape)
     chosen = TritonAttention(heads, accelerator.num_processors) if attention is None else attention
-    rows = TritonRows() if attention is None else None
+    if has_row_kernels is None:
+        has_row_kernels = attention is None
+    rows = TritonRows() if has_row_kernels else None
     stage = DeviceStage(config, shape, weights, accelerator, chosen, heads, of_stage, rows)
     stage.warm_up()
     return stage

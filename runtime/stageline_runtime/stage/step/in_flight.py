@@ -139,6 +139,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._plans)
 
+    @property
+    def oldest_seq(self) -> int:
+        """Of the plan that the device is at; there must be one."""
+        return self._plans[0].plan.seq
+
     def add(self, plan: StepPlan, sampled: Sampled, *, cancelled: bool = False) -> None:
         """All of a plan's work is queued; what it sampled begins its way to the host."""
         if not isinstance(sampled, tuple):

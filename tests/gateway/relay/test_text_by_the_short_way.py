@@ -1,0 +1,194 @@
+"""Text that goes to the client without an event made of it leaves the bytes and the accounts that its Delta would."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stageline_api.endpoints import GroupEndpoint
+from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason, GenerateRequest, TextPrompt
+from stageline_gateway.client_stream import ClientStream, Pause
+from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
+from stageline_gateway.engine_client.event_lines import EventLines, plain_text
+from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, _EventReader
+from stageline_gateway.engine_client.incoming_lines import IncomingLines
+from stageline_gateway.groups.backends import Backends, BreakerPolicy, CircuitBreaker, DiscoveredGroups
+from stageline_gateway.groups.routing import Ledger
+from stageline_gateway.openai_api.answer_shapes import CompletionShape, Stamp
+from stageline_gateway.relay.dispatch import Deliver, DeliverText, _Relayed
+from stageline_gateway.relay.placement import Progress
+from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
+
+MODEL, KEY = "m", "m/0/1"
+TEXTS = st.lists(st.tuples(st.text(max_size=6), st.lists(st.integers(0, 9), max_size=3)), max_size=8)
+GROUP = GroupEndpoint(model=MODEL, group=0, incarnation=1, url="http://e", ready=True)
+ADMITTED = b'{"type":"admitted","prompt_tokens":3}'
+FINISHED = b'{"type":"finished","reason":"length","prompt_tokens":3,"completion_tokens":4}'
+
+
+def line(text: str, token_ids: Sequence[int]) -> bytes:
+    return json.dumps({"type": "delta", "text": text, "token_ids": list(token_ids)}, separators=(",", ":")).encode()
+
+
+@given(st.lists(st.sampled_from([line("a", [1]), line("ü\n", [2, 3]), line("", [4]), FINISHED, b"{"]), min_size=1))
+def test_lines_are_plain_text_where_they_are_one_piece_of_it(lines: list[bytes]) -> None:
+    reader = EventLines(is_plain=True)
+    if FINISHED in lines or b"{" in lines:
+        assert plain_text(lines) is None
+        return
+    (piece,) = reader.events(lines)
+    assert isinstance(piece, Delta)
+    assert plain_text(lines) == (piece.text, piece.token_ids)
+
+
+def relayed(seen: list[StreamEvent], backends: Backends, lease: Any) -> _Relayed:
+    request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
+
+    def deliver(events: Sequence[StreamEvent]) -> None:
+        seen.extend(events)
+
+    def deliver_text(text: str, token_ids: tuple[int, ...]) -> None:
+        seen.append(Delta(text=text, token_ids=token_ids))
+
+    metrics = GatewayMetrics().of("")
+    return _Relayed(GROUP, KEY, Progress(request), lease, "w", backends, metrics, deliver, deliver_text)
+
+
+@given(first=st.tuples(st.text(max_size=6), st.lists(st.integers(0, 9), max_size=3)), texts=TEXTS)
+def test_accounts_of_a_run_are_those_of_deltas(
+    first: tuple[str, list[int]], texts: list[tuple[str, list[int]]]
+) -> None:
+    def run(*, by_text: bool) -> tuple[Any, ...]:
+        backends, ledger, seen = Backends(DiscoveredGroups("a test")), Ledger(), list[StreamEvent]()
+        with ledger.lease(KEY, 5) as lease:
+            one = relayed(seen, backends, lease)
+            one.take([Admitted(prompt_tokens=1), Delta(text=first[0], token_ids=tuple(first[1]))])
+            for text, token_ids in texts:
+                backends.breakers[KEY] = CircuitBreaker().failed(0.0, BreakerPolicy())
+                if by_text:
+                    one.take_text(text, tuple(token_ids))
+                else:
+                    one.take([Delta(text=text, token_ids=tuple(token_ids))])
+            return seen, one.progress, dict(backends.breakers), lease.tokens, deepcopy(ledger.loads)
+
+    assert run(by_text=True) == run(by_text=False)
+
+
+class Written:
+    """In place of a client that reads at once."""
+
+    def __init__(self) -> None:
+        self.body = b""
+
+    def open(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True) -> Pause | None:  # noqa: ARG002
+        self.body += body
+        return None
+
+    def write(self, body: bytes, more: bool = True) -> Pause | None:  # noqa: ARG002
+        self.body += body
+        return None
+
+
+class SpentTokens:
+    """In place of a permit."""
+
+    def __init__(self) -> None:
+        self.spent: list[int] = []
+        self.caller = None
+        self.admission = SimpleNamespace(headers_for=lambda _caller: {})
+
+    def see(self, event: StreamEvent, choice: int = 0) -> None:  # noqa: ARG002 - the permit's
+        if isinstance(event, Delta):
+            self.see_tokens(len(event.token_ids))
+
+    def see_tokens(self, count: int) -> None:
+        self.spent.append(count)
+
+    def give_places_back(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@given(texts=TEXTS)
+def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, texts: list[tuple[str, list[int]]]) -> None:
+    def answer(*, by_text: bool) -> tuple[Any, ...]:
+        metrics, permit, client = GatewayMetrics(), SpentTokens(), Written()
+        meter = RequestMeter(metrics.of(""), MODEL, clock=lambda: 1.0)
+
+        async def run(deliver: Deliver, deliver_text: DeliverText | None) -> None:
+            deliver(0, [Admitted(prompt_tokens=1)])
+            for text, token_ids in texts:
+                if by_text:
+                    assert deliver_text is not None
+                    deliver_text(text, tuple(token_ids))
+                else:
+                    deliver(0, [Delta(text=text, token_ids=tuple(token_ids))])
+            deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(texts))])
+
+        exchange = Exchange(
+            run=run,
+            shapes=[CompletionShape(0)],
+            stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
+            meter=meter,
+            permit=cast(Any, permit),
+            cut=cast(Any, None),
+            include_usage=include_usage,
+        )
+        asyncio.run(StreamedAnswer(exchange)._answer(cast(ClientStream, client)))
+        gaps = meter.of_model.inter_token_latency
+        counted = (meter.all_tokens, meter.tokens, meter.of_model.generation_tokens.value, gaps.counts, gaps.total)
+        return client.body, permit.spent, counted
+
+    assert answer(by_text=True) == answer(by_text=False)
+
+
+class Source(IncomingLines):
+    def _hold(self) -> None:
+        pass
+
+    def _go_on(self) -> None:
+        pass
+
+
+def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_never() -> None:
+    """The first sets the limit of silence; thoughts and calls are looked for in events."""
+    told: list[str] = []
+
+    def take(events: Sequence[Any]) -> Pause | None:
+        told.extend(type(event).__name__ for event in events)
+        return None
+
+    def take_text(text: str, token_ids: tuple[int, ...]) -> Pause | None:
+        told.append(f"{text}{list(token_ids)}")
+        return None
+
+    def read(admitted: bytes, reader: _EventReader) -> list[str]:
+        told.clear()
+        reader._source = Source()
+        for lines in ([admitted], [line("a", [1])], [line("b", [2]), line("c", [3])], [line("d", [4]), FINISHED]):
+            reader.read(lines)
+        return list(told)
+
+    async def both() -> None:
+        timeouts = EngineTimeouts()
+        short = _EventReader(take, take_text, timeouts, 120.0)
+        assert read(ADMITTED, short) == ["Admitted", "Delta", "bc[2, 3]", "Delta", "Finished"]
+        assert short.limit_seconds == timeouts.stall_seconds
+        thinking = b'{"type":"admitted","prompt_tokens":3,"thoughts":"tagged"}'
+        events = ["Admitted", "Delta", "Delta", "Delta", "Delta", "Finished"]
+        assert read(thinking, _EventReader(take, take_text, timeouts, 120.0)) == events
+        assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0)) == [
+            "Admitted",
+            "Delta",
+            "Delta",
+            "Delta",
+            "Finished",
+        ]
+
+    asyncio.run(both())
