@@ -134,7 +134,8 @@ class MultiplexedConnection:
         """It closes itself when it has had no stream for `idle_seconds`; `on_end` is called when no more can be had."""
         self._idle_seconds = idle_seconds
         self._on_end = on_end
-        self._streams: dict[int, MultiplexedStream] = {}
+        self._streams: dict[bytes, MultiplexedStream] = {}
+        """By number, as it is written: there is one way to write each."""
         self._next = 0
         self._unsent: dict[int, ClientLine] | None = {}
         """What is asked while it opens; None once it is open."""
@@ -166,7 +167,7 @@ class MultiplexedConnection:
         assert self.is_open, "a stream of a connection that takes none"
         self._end_rest()
         number, self._next = self._next, self._next + 1
-        stream = self._streams[number] = MultiplexedStream(self, number, may_be_stale=self._has_rested)
+        stream = self._streams[b"%d" % number] = MultiplexedStream(self, number, may_be_stale=self._has_rested)
         return stream
 
     def open(self, stream: MultiplexedStream, line: ClientLine) -> None:
@@ -183,7 +184,7 @@ class MultiplexedConnection:
 
     def leave(self, number: int, is_over: bool) -> None:
         """Forget a stream."""
-        if self._streams.pop(number, None) is None:
+        if self._streams.pop(b"%d" % number, None) is None:
             return
         if self._unsent is not None:
             self._unsent.pop(number, None)
@@ -234,7 +235,7 @@ class MultiplexedConnection:
             raise NotSharedError(status, await connection.body(math.inf))
         unsent, self._unsent = self._unsent or {}, None
         for number, line in unsent.items():
-            self.open(self._streams[number], line)
+            self.open(self._streams[b"%d" % number], line)
         return connection
 
     def _end(self, _: asyncio.Task[None]) -> None:
@@ -272,8 +273,10 @@ class MultiplexedConnection:
             else:
                 events.append(event)
         for number, events in of_streams.items():
-            if (stream := self._streams.get(stream_number(number))) is not None:
+            if (stream := self._streams.get(number)) is not None:
                 stream.bring(events)
+            else:
+                stream_number(number)  # of one that nobody reads any more, if it is a number
         return len(of_streams)
 
 
