@@ -65,8 +65,11 @@ def main() -> NoReturn:
         accelerator = CudaAccelerator()
         group = new_group(HashStore(), 0, 1, MOST_OPERATION_SECONDS)
         sys.stdout.write(json.dumps(report(group, accelerator)))
-    except (CheckFailedError, RuntimeError) as error:
+    except CheckFailedError as error:
         sys.stderr.write(f"{error}\n")
+        status = 1
+    except Exception as error:  # of torch or NCCL, whatever it is: it must not leave this function with the group
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()

@@ -26,6 +26,7 @@ class _Piece(msgspec.Struct, tag_field="type", tag="delta", forbid_unknown_field
 
 _decoder: Final = msgspec.json.Decoder(_Piece)
 _BEGINS: Final = b'{"type":"delta"'
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(slots=True)
@@ -61,10 +62,13 @@ class EventLines:
 
 def plain_text(lines: Sequence[bytes]) -> tuple[str, tuple[int, ...]] | None:
     """Text and tokens of lines that are all pieces of an answer that is plain; None where one of them is not."""
+    # The last is what most often isn't: an answer's end. And without its type a lone line would pass as a piece.
+    if not lines[-1].startswith(_BEGINS):
+        return None
     if len(lines) == 1:  # a token, at nearly all times
         try:
             only = _decoder.decode(lines[0])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except _UNREADABLE:
             return None
         return None if only.logprobs else (only.text, only.token_ids)
     pieces = [piece for piece in map(_plain, lines) if piece is not None]
@@ -78,7 +82,7 @@ def _plain(line: bytes) -> _Piece | None:
         return None
     try:
         piece = _decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return None
     return None if piece.logprobs else piece
 

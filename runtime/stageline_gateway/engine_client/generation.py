@@ -179,7 +179,9 @@ class _EventReader:
                 if isinstance(event, Delta) and self.limit_seconds != (stall := self.timeouts.stall_seconds):
                     self.limit_seconds = stall
                     self._source.allow_silence(stall)
-                self._is_steady = self.lines.is_plain and isinstance(event, Delta)
+                self._is_steady = self.lines.is_plain and isinstance(event, Delta) and not event.logprobs
+                if self.order.finished:
+                    break  # whatever an engine says behind that, in this read or another, is nobody's any more
         except ValidationError:
             lost = EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.")
             return self._fail_behind(events, lost)

@@ -35,7 +35,8 @@ class SilentEngineError(Exception):
 
 
 class IncomingLines(ABC):
-    """What a reader sees of an answer. The subclass calls `_heard`, then adds to `_lines`, then calls `_arrived`."""
+    """What a reader sees of an answer. The subclass calls `_heard`, then adds to `_lines`, then calls `_arrived`; or
+    `_brought`, which does all of that for whole lines."""
 
     most_waiting = 256
     """Lines that a slow reader may leave here before their source is held."""

@@ -252,7 +252,7 @@ class StageProcess:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
         if stage.in_flight:
             # At every look: what NCCL gives up goes on without its data, and a middle stage would send on what it makes
-            # of that. Its error is noted 400 ms before (`accelerator.nccl`).
+            # of that. Its error is noted 400 ms before (`accelerator.nccl`). No look comes while the host itself waits.
             stage.transport.check(stage.in_flight.oldest_seq)
             if self._joined.on_devices is not None:
                 self._joined.on_devices.check()

@@ -64,7 +64,7 @@ class Transport(Protocol):
         """Whether the next `send_hidden` has to wait for an earlier one."""
 
     def check(self, seq: int) -> None:
-        """Between the end of plan `seq` on a device and telling what it gave; never waits, raises PeerLostError.
+        """While plan `seq` is on a device, and before what it gave is told; never waits, raises PeerLostError.
 
         A receive that NCCL gave up ends like any other, without its data.
         """

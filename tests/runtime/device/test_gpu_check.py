@@ -187,8 +187,8 @@ class Group:
         threading.Event().wait()
 
 def report(group, accelerator):
-    if {fails}:
-        raise nccl_start.CheckFailedError("nothing is told")
+    if {error}:
+        raise {error}
     return {{"version": "1.2"}}
 
 nccl_start.CudaAccelerator = object
@@ -199,13 +199,17 @@ nccl_start.main()
 
 
 @pytest.mark.parametrize(
-    ("fails", "expected"),
-    [(False, (0, '{"version": "1.2"}', "")), (True, (1, "", "nothing is told\n"))],
-    ids=["fine", "failed"],
+    ("error", "expected"),
+    [
+        ("None", (0, '{"version": "1.2"}', "")),
+        ("nccl_start.CheckFailedError('nothing is told')", (1, "", "nothing is told\n")),
+        ("TypeError('no such type')", (1, "", "TypeError: no such type\n")),
+    ],
+    ids=["fine", "failed", "unforeseen"],
 )
-def test_what_nccl_showed_is_printed_though_its_group_never_ends(fails: bool, expected: tuple[int, str, str]) -> None:
+def test_what_nccl_showed_is_printed_though_its_group_never_ends(error: str, expected: tuple[int, str, str]) -> None:
     """The end of a group waits for torch's watchdog, which may be giving up a communicator."""
-    command = [sys.executable, "-c", NCCL_THAT_HANGS.format(fails=fails)]
+    command = [sys.executable, "-c", NCCL_THAT_HANGS.format(error=error)]
     environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == expected
