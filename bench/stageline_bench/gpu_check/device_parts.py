@@ -105,14 +105,13 @@ class DeviceParts:
 
     def experts(self) -> Figures:
         """Grouped products over experts against one expert after the other on the CPU."""
-        largest: dict[str, float] = {}
+        errors: list[tuple[str, float]] = []
         for case in expert_cases():
             error = case.largest_error(self.accelerator.device)
             if not error <= EXPERT_TOLERANCE[case.dtype]:
                 raise CheckFailedError(f"{case}: an error of {error:.1e}")
-            dtype = str(case.dtype).removeprefix("torch.")
-            largest[dtype] = max(largest.get(dtype, 0.0), error)
-        return {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
+            errors.append((str(case.dtype).removeprefix("torch."), error))
+        return _largest_errors(errors)
 
     def graphs(self) -> Figures:
         """Captured and eager runs of one stage give the same tokens; what a capture makes and costs."""
@@ -191,10 +190,14 @@ def _beside_plain_torch(wrong: list[dict[str, Any]], errors: list[tuple[str, flo
     """How many cases there were, and the largest error in each dtype."""
     if wrong:
         raise CheckFailedError(f"{len(wrong)} of {len(errors)} cases differ from plain torch, first {wrong[0]}")
+    return {"cases": str(len(errors))} | _largest_errors(errors)
+
+
+def _largest_errors(errors: list[tuple[str, float]]) -> Figures:
     largest: dict[str, float] = {}
     for dtype, error in errors:
         largest[dtype] = max(largest.get(dtype, 0.0), error)
-    return {"cases": str(len(errors))} | {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
+    return {f"largest error {name}": f"{at:.1e}" for name, at in largest.items()}
 
 
 def _quiet(_loaded_bytes: int, _total_bytes: int) -> None:

@@ -170,9 +170,9 @@ class IncomingLines(ABC):
             self._hold()
 
     def _brought(self, lines: list[bytes]) -> None:
-        """Whole lines of an answer that goes on: what `_heard`, adding them and `_arrived` come to, at once."""
+        """Whole lines of an answer that goes on, or none: what `_heard`, adding them and `_arrived` come to."""
         take = self._take
-        if take is None or self._lines or self._is_complete:
+        if take is None or not lines or self._lines or self._is_complete:
             self._heard()
             self._lines += lines
             self._arrived()

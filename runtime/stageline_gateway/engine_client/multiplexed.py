@@ -87,12 +87,7 @@ class MultiplexedStream(IncomingLines):
 
     def bring(self, lines: list[bytes]) -> None:
         """Lines of this stream have come; blank ones say only that the engine is there."""
-        if b"" not in lines:
-            self._brought(lines)
-            return
-        self._heard()
-        self._lines += [line for line in lines if line]
-        self._arrived()
+        self._brought([line for line in lines if line] if b"" in lines else lines)
 
     def broke(self, error: Exception) -> None:
         """Nothing more comes."""

@@ -82,7 +82,7 @@ class TritonAttention:
         self._heads = heads
         self._num_processors = num_processors
         self._wide_products = type(kernels.attend_tiles).__name__ == "InterpretedFunction"
-        self._block_d = max(16, _power_of_two(heads.head_dim))
+        self._block_d = max(16, next_power_of_two(heads.head_dim))
 
     def __call__(
         self,
@@ -95,7 +95,7 @@ class TritonAttention:
         for given in (query_key, value):
             assert given.stride()[1:] == (self._heads.head_dim, 1), given.stride()
         self._store(query_key, value, cache, rows)
-        num_tokens, group_rows = query_key.shape[0], max(16, _power_of_two(self._heads.group_size))
+        num_tokens, group_rows = query_key.shape[0], max(16, next_power_of_two(self._heads.group_size))
         output = query_key.new_empty(num_tokens, self._heads.num_heads * self._heads.head_dim)
         if len(rows.decode_tiles):
             splits = self.splits(num_tokens)
@@ -230,5 +230,6 @@ class PlainAttention:
         return attended.to(query_key.dtype)
 
 
-def _power_of_two(number: int) -> int:
+def next_power_of_two(number: int) -> int:
+    """The smallest that holds `number`: Triton's blocks have such sizes."""
     return 1 << (number - 1).bit_length()

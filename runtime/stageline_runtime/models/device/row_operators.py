@@ -6,6 +6,7 @@ Grids and constants follow from shapes alone, so that a captured launch is right
 import torch
 
 from stageline_runtime.models.cpu.row_modules import RmsNorm
+from stageline_runtime.models.device.attention import next_power_of_two
 
 GATE_BLOCK = 1024
 """Columns of the gate that one program computes."""
@@ -67,7 +68,7 @@ class TritonRows:
             NUM_HEADS=num_heads,
             HALF=head_dim // 2,
             BLOCK_HEADS=ROTATED_HEADS,
-            BLOCK_HALF=_power_of_two(head_dim // 2),
+            BLOCK_HALF=next_power_of_two(head_dim // 2),
             HAS_NORM=norm is not None,
         )
         return output
@@ -88,12 +89,8 @@ class TritonRows:
                 output,
                 eps,
                 SIZE=size,
-                BLOCK=_power_of_two(size),
+                BLOCK=next_power_of_two(size),
                 HAS_ADDEND=addend is not None,
                 num_warps=4 if size < WIDE_ROW else 8,
             )
         return output
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
