@@ -185,8 +185,9 @@ def test_a_group_that_drains_for_too_long_hands_its_answers_over(groups: ChaosGr
         running, left_before = asked_of(groups, 1), groups.gateway_log().count("kind=left")
         headers = {"authorization": engine_authorization(groups.served.process.pid)}
         assert httpx.post(f"{endpoint.url}/v1/drain", headers=headers, timeout=60, trust_env=False).status_code == 202
+        # At least: more of the twelve may have reached the group between the count and its drain.
         left = left_before + running
-        groups.until(lambda: groups.gateway_log().count("kind=left") == left, f"{running} answers left the group")
+        groups.until(lambda: groups.gateway_log().count("kind=left") >= left, f"{running} answers left the group")
         stage.thaw()
         answers = traffic.answers()
     assert running, "nothing ran there"
