@@ -33,10 +33,13 @@ Pause = Callable[[], Awaitable[None]]
 class ClientStream:
     """One request's answer on its connection."""
 
-    __slots__ = ("_cycle", "is_slow", "on_gone")
+    __slots__ = ("_cycle", "_flow", "_streams_to", "is_slow", "on_gone")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._streams_to: asyncio.Transport | None = None
+        """Where pieces of an open stream are written to, as long as its client is there."""
         self.is_slow = False
         """Its client has left its end full for too long, and it was dropped for that."""
         self.on_gone: Callable[[], None] | None = None
@@ -61,6 +64,7 @@ class ClientStream:
 
     def gone(self) -> None:
         """The connection is lost. uvicorn tells only the last request that came on it."""
+        self._streams_to = None
         if not self._cycle.response_complete:
             self._cycle.disconnected = True
             self._cycle.message_event.set()
@@ -77,6 +81,7 @@ class ClientStream:
         if more and body and not is_held_up and (head := _stream_head(cycle, headers)) is not None:
             cycle.response_started = cycle.chunked_encoding = True
             cycle.waiting_for_100_continue = False
+            self._streams_to = cycle.transport
             cycle.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
             return None
         begin = {"type": "http.response.start", "status": 200, "headers": headers}
@@ -84,11 +89,12 @@ class ClientStream:
 
     def write(self, body: bytes, more: bool = True) -> Pause | None:
         """One piece of a stream that is open."""
-        cycle = self._cycle
-        if more and body and cycle.chunked_encoding and not (cycle.flow.write_paused or cycle.disconnected):
+        if (transport := self._streams_to) is not None and more and body and not self._flow.write_paused:
             # What uvicorn would do; the check of the order of messages is left out.
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return None
+        if self._cycle.chunked_encoding and not self._cycle.disconnected:
+            self._streams_to = self._cycle.transport  # it was opened by uvicorn
         return self._send([_piece(body, more)])
 
     async def taken(self) -> None:

@@ -6,10 +6,12 @@ from the engine in one read is written in one, in the call that read it, before 
 Connections to engines are let go before the answer is over, however it ends.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,12 +28,12 @@ from stageline_gateway.endpoints.json_answers import (
     sse_event,
 )
 from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
-from stageline_gateway.endpoints.written_pieces import WrittenPieces
-from stageline_gateway.engine_client.generation import Resumed, StreamEvent
+from stageline_gateway.endpoints.written_pieces import WrittenPieces, text_as_json
+from stageline_gateway.engine_client.generation import Resumed, StreamEvent, TextTaker, WrittenText
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.openai_api.client_words import ClientWords
-from stageline_gateway.relay.dispatch import Deliver, DeliverText
+from stageline_gateway.relay.dispatch import Deliver
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
 
@@ -50,6 +52,10 @@ IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
 
+LATE_SECONDS: Final = 0.25
+"""How long after it was written text may be accounted for: no rate and no graph is finer."""
+
+
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """What tells the client of these fields; nothing where there are none."""
     return {IGNORED_HEADER: ",".join(names)} if names else {}
@@ -59,7 +65,7 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 class Exchange:
     """What an answer is made from, and what accounts for it."""
 
-    run: Callable[[Deliver, DeliverText | None], Awaitable[None]]
+    run: Callable[[Deliver, TextTaker | None], Awaitable[None]]
     """Generates all choices, and hands over each event, or a single choice's text by itself; raises ApiError."""
     shapes: Sequence[AnswerShape]
     """One for each choice."""
@@ -83,18 +89,24 @@ class Exchange:
         """The request's, for a line of the log."""
         return {"request_id": self.stamp.id, "client_request_id": self.client_request_id}
 
-    def count(self, event: StreamEvent, choice: int) -> None:
-        """Account for an event in metrics, limits and places."""
-        self.meter.see(event, choice)
+    @property
+    def most_late_seconds(self) -> float:
+        """How long accounts may wait. Not at all where tokens are limited: a limit is exact at every time."""
+        return 0.0 if self.permit.caller.limits.have_rates else LATE_SECONDS
+
+    def count(self, event: StreamEvent, choice: int, at: float | None = None) -> None:
+        """Account for an event in metrics, limits and places, which came `at` that time of the monotonic clock."""
+        self.meter.see(event, choice, at)
         self.permit.see(event, choice)
         if not self.meter.choices:
             # Before the last bytes go out: a client that sees its answer end may ask again at once.
             self.permit.give_places_back()
 
-    def count_tokens(self, count: int) -> None:
-        """Account for tokens of the one choice there is, as for those of a Delta."""
-        self.meter.see_tokens(count)
-        self.permit.see_tokens(count)
+    def count_text(self, written: Sequence[WrittenText]) -> None:
+        """Account for text of the one choice there is, as for Deltas of it."""
+        for at, _, token_ids in written:
+            self.meter.see_tokens(len(token_ids), at)
+            self.permit.see_tokens(len(token_ids))
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
@@ -223,47 +235,106 @@ class WholeAnswer(Answer):
 
 
 class StreamedAnswer(Answer):
-    """The answer as server-sent events, one chunk per piece of one choice's text."""
+    """The answer as server-sent events, one chunk per piece of one choice's text.
+
+    What an event is accounted for follows in the next turn of the loop, when its bytes have gone out, but for the
+    answer's last: a first token waits for no metric. All has been accounted for when the answer is over.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._late_seconds = exchange.most_late_seconds
+        self._uncounted: list[tuple[float, int, Sequence[StreamEvent]]] = []
+        self._pieces = WrittenPieces(exchange.stamp, exchange.shapes, exchange.with_logprobs, exchange.include_usage)
+        self._ends: dict[int, Finished] = {}
 
     async def _answer(self, client: ClientStream) -> None:
-        exchange = self.exchange
-        pieces = WrittenPieces(exchange.stamp, exchange.shapes, exchange.with_logprobs, exchange.include_usage)
-        ends: dict[int, Finished] = {}
+        texts = _StreamedText(self, client, self._pieces)
 
         def write(choice: int, events: Sequence[StreamEvent]) -> Pause | None:
-            written: list[bytes] = []
+            self._count_soon(choice, events)
+            body = b"".join([self._written(choice, event, texts) for event in events])
+            if len(self._ends) == len(self.exchange.shapes):
+                return self._write(client, body + self._end(), more=False)
+            return self._write(client, body) if body or not self.started else None
+
+        try:
+            await self.exchange.run(write, texts)
+        finally:
+            self.count_all()
+
+    def write_text(self, client: ClientStream, text: str) -> Pause | None:
+        """As `write`, for text of the one choice there is, which is accounted for by itself."""
+        body = self._pieces.delta(0, Delta(text=text, token_ids=()))
+        return self._write(client, body) if body or not self.started else None
+
+    def count_all(self) -> None:
+        """Account for the events that were written."""
+        uncounted, self._uncounted = self._uncounted, []
+        for at, choice, events in uncounted:
             for event in events:
-                exchange.count(event, choice)
-                match event:
-                    case Delta():
-                        written.append(pieces.delta(choice, event))
-                    case PromptTokens():
-                        written.append(pieces.prompt(choice, event))
-                    case Admitted():
-                        exchange.admitted(event)
-                        # Without an opening chunk the status alone says that the request holds a place.
-                        written.append(pieces.openings())
-                    case Resumed():
-                        self.resumes += 1
-                        self._said_first = RESUMED_COMMENT
-                    case Finished():
-                        ends[choice] = event
-                        written.append(pieces.closing(choice, event.reason))
-            body = b"".join(written)
-            if not (is_over := len(ends) == len(exchange.shapes)):
-                return self._write(client, body) if body or not self.started else None
-            return self._write(client, body + self._end(pieces, ends), more=not is_over)
+                self.exchange.count(event, choice, at)
 
-        def write_text(text: str, token_ids: tuple[int, ...]) -> Pause | None:
-            if not self.started or self._said_first or (written := pieces.text(0, text)) is None:
-                return write(0, [Delta(text=text, token_ids=token_ids)])
-            exchange.count_tokens(len(token_ids))
-            return client.write(written)
+    def _count_soon(self, choice: int, events: Sequence[StreamEvent]) -> None:
+        if not self._uncounted and self._late_seconds:
+            asyncio.get_running_loop().call_soon(self.count_all)
+        self._uncounted.append((monotonic(), choice, events))
+        if not self._late_seconds or isinstance(events[-1], Finished):
+            self.count_all()
 
-        await exchange.run(write, write_text)
+    def _written(self, choice: int, event: StreamEvent, texts: "_StreamedText") -> bytes:
+        match event:
+            case Delta():
+                return self._pieces.delta(choice, event)
+            case PromptTokens():
+                return self._pieces.prompt(choice, event)
+            case Admitted():
+                self.exchange.admitted(event)
+                # Without an opening chunk the status alone says that the request holds a place.
+                return self._pieces.openings()
+            case Resumed():
+                self.resumes += 1
+                self._said_first = RESUMED_COMMENT
+                texts.begin_anew()
+                return b""
+            case Finished():
+                self._ends[choice] = event
+                return self._pieces.closing(choice, event.reason)
 
-    def _end(self, pieces: WrittenPieces, ends: dict[int, Finished]) -> bytes:
+    def _end(self) -> bytes:
         if not self.exchange.include_usage:
             return SSE_DONE
         resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
-        return pieces.counts(self._usage(ends) | resumed) + SSE_DONE
+        return self._pieces.counts(self._usage(self._ends) | resumed) + SSE_DONE
+
+
+class _StreamedText:
+    """Writes a stream's text that comes by itself (`TextTaker`), and touches little more than the connection for it."""
+
+    __slots__ = ("_answer", "_around", "_client", "_pieces", "most_late_seconds")
+
+    def __init__(self, answer: StreamedAnswer, client: ClientStream, pieces: WrittenPieces) -> None:
+        self._answer = answer
+        self._client = client
+        self._pieces = pieces
+        self._around: tuple[bytes, bytes] | None = None
+        """The bytes around a piece's text, once nothing else can stand before it."""
+        self.most_late_seconds = answer.exchange.most_late_seconds
+
+    def begin_anew(self) -> None:
+        """Something stands before the next text."""
+        self._around = None
+
+    def write(self, text: str) -> Pause | None:
+        """As the answer would a Delta of it, but for the accounts."""
+        if (around := self._around) is None:
+            pause = self._answer.write_text(self._client, text)
+            if text:
+                self._around = self._pieces.around(0)
+            return pause
+        return self._client.write(b"%b%b%b" % (around[0], text_as_json(text), around[1])) if text else None
+
+    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:  # noqa: ARG002 - the relay's
+        """Account for what was written."""
+        self._answer.count_all()
+        self._answer.exchange.count_text(written)

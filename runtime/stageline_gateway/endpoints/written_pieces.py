@@ -15,6 +15,12 @@ from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp
 
 _MARK: Final = "\x00text\x00"
 """Stands for the text of a piece: no field of a chunk holds it."""
+_WRITTEN_MARK: Final = encode_json(_MARK)
+
+
+def text_as_json(text: str) -> bytes:
+    """In ASCII alone, as `encode_json` writes it."""
+    return encode_basestring_ascii(text).encode()
 
 
 class WrittenPieces:
@@ -37,22 +43,18 @@ class WrittenPieces:
     def delta(self, choice: int, delta: Delta) -> bytes:
         # Log probabilities may come before their text, which waits for the rest of a character.
         logprobs = delta.logprobs if self._with_logprobs else None
-        if logprobs is None and (written := self.text(choice, delta.text)) is not None:
-            return written
         if not delta.text and not logprobs:
             return b""
-        shape = self._shapes[choice]
-        if logprobs is None and shape.is_plain:
-            self._around[choice] = self._around_text(shape)
-            return self.delta(choice, delta)
-        return self._chunks(shape.piece(delta.text, logprobs))
+        if logprobs is None and (around := self.around(choice)) is not None:
+            return b"%b%b%b" % (around[0], text_as_json(delta.text), around[1])
+        return self._chunks(self._shapes[choice].piece(delta.text, logprobs))
 
-    def text(self, choice: int, text: str) -> bytes | None:
-        """What `delta` makes of text alone; None where more has to be known for that than what is around it."""
+    def around(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What stands around the text of each piece of a choice; None where pieces differ in more than it, or may."""
         around = self._around.get(choice)
-        if around is None or not text:
-            return None
-        return b"%b%b%b" % (around[0], encode_basestring_ascii(text).encode(), around[1])
+        if around is None and not self._with_logprobs and (shape := self._shapes[choice]).is_plain:
+            around = self._around[choice] = self._around_text(shape)
+        return around
 
     def closing(self, choice: int, reason: FinishReason) -> bytes:
         shape = self._shapes[choice]
@@ -62,7 +64,7 @@ class WrittenPieces:
         return sse_event(self._stamp.envelope(self._shapes[0].chunk_kind, []) | {"usage": usage})
 
     def _around_text(self, shape: AnswerShape) -> tuple[bytes, bytes]:
-        begin, _, end = self._chunks(shape.piece(_MARK, None)).partition(encode_json(_MARK))
+        begin, _, end = self._chunks(shape.piece(_MARK, None)).partition(_WRITTEN_MARK)
         return begin, end
 
     def _chunks(self, choices: Sequence[dict[str, Any]]) -> bytes:

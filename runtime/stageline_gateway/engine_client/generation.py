@@ -10,7 +10,8 @@ one Finished, all that came in one read at once; everything else is an `EngineRe
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, assert_never
+from time import monotonic
+from typing import Final, Protocol, assert_never
 
 from pydantic import ValidationError
 
@@ -60,9 +61,28 @@ TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
 """Takes the next events of one run, at once and never none."""
 
 
-TakeText = Callable[[str, tuple[int, ...]], Pause | None]
-"""Takes text and its tokens, as it would a Delta of these: nearly all there is of an answer is told in this way, which
-makes no event of it."""
+WrittenText = tuple[float, str, tuple[int, ...]]
+"""When it came, by the monotonic clock in seconds; the text; its tokens."""
+
+
+class TextTaker(Protocol):
+    """Takes text by itself, as it would Deltas of it: nearly all there is of an answer is told in this way, which makes
+    no event of it.
+
+    What is to be accounted for comes later, many pieces at once. A token finds the processor's caches empty, so that it
+    costs what is touched for it: the accounts of its request, key, group and metrics are half of that.
+    """
+
+    @property
+    def most_late_seconds(self) -> float:
+        """How long after it was written the first of them may be accounted for; 0: each when it is written."""
+
+    @property
+    def write(self) -> Callable[[str], Pause | None]:
+        """Writes the next text, at once."""
+
+    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:
+        """Account for what was written since the last time; `goes_on`: the last of it came just now."""
 
 
 class LossKind(StrEnum):
@@ -152,15 +172,20 @@ class _EventReader:
     """Lines to events of one run. A line that is no event, or out of order, fails it behind those before it."""
 
     take: TakeEvents
-    take_text: TakeText | None
+    texts: TextTaker | None
+    """Takes text by itself, once an answer has begun."""
     timeouts: "EngineTimeouts"
     limit_seconds: float
     """How long the engine may be silent now."""
     order: _Order = field(default_factory=_Order)
     lines: EventLines = field(default_factory=EventLines)
     _source: IncomingLines | None = None
-    _is_steady: bool = False
-    """Whether the next that comes is most likely text and nothing else, for which nothing else is to be done."""
+    _write: Callable[[str], Pause | None] | None = None
+    """Writes text, while the next that comes is most likely text and nothing else, for which nothing else is to be
+    done."""
+    _unaccounted: list[WrittenText] = field(default_factory=list)
+    _accounts_due: float = 0.0
+    """By the monotonic clock."""
 
     async def read_all(self, source: IncomingLines) -> None:
         """Until the answer's end, or the source's."""
@@ -168,9 +193,26 @@ class _EventReader:
         await source.relay(self.read, self.limit_seconds)
 
     def read(self, lines: list[bytes]) -> Pause | None:
-        if self._is_steady and self.take_text is not None and (told := plain_text(lines)) is not None:
-            return self.take_text(*told)
+        if (write := self._write) is not None and (told := plain_text(lines)) is not None:
+            text, token_ids = told
+            now = monotonic()
+            self._unaccounted.append((now, text, token_ids))
+            pause = write(text)
+            if now >= self._accounts_due:
+                self.account(goes_on=True)
+            return pause
+        return self._read_events(lines)
+
+    def account(self, *, goes_on: bool = False) -> None:
+        """Have all text accounted for that was written."""
+        if self._unaccounted and self.texts is not None:
+            written, self._unaccounted = self._unaccounted, []
+            self._accounts_due = written[-1][0] + self.texts.most_late_seconds
+            self.texts.account(written, goes_on=goes_on)
+
+    def _read_events(self, lines: list[bytes]) -> Pause | None:
         assert self._source is not None, "read without a source"
+        self.account()
         events: list[EngineEvent] = []
         try:
             for found in self.lines.events(lines):
@@ -179,7 +221,8 @@ class _EventReader:
                 if isinstance(event, Delta) and self.limit_seconds != (stall := self.timeouts.stall_seconds):
                     self.limit_seconds = stall
                     self._source.allow_silence(stall)
-                self._is_steady = self.lines.is_plain and isinstance(event, Delta) and not event.logprobs
+                is_steady = self.lines.is_plain and isinstance(event, Delta) and not event.logprobs
+                self._write = self.texts.write if is_steady and self.texts is not None else None
                 if self.order.finished:
                     break  # whatever an engine says behind that, in this read or another, is nobody's any more
         except ValidationError:
@@ -226,23 +269,25 @@ class EngineClient:
         take: TakeEvents,
         on_open: Callable[[IncomingLines], None] = lambda _: None,
         *,
-        take_text: TakeText | None = None,
+        texts: TextTaker | None = None,
         shares: bool = False,
     ) -> None:
         """Give the events of `request` on `engine` to `take`; raises the three errors, or what it does.
 
-        Once an answer has begun, text goes to `take_text` where there is one. With `shares` the engine lets requests
-        share a connection.
+        Once an answer has begun, text goes to `texts` where there is one; all of it has been accounted for when this
+        ends, in whatever way. With `shares` the engine lets requests share a connection.
         """
         asked = _Asked(engine, request.model_dump_json().encode(), on_open)
         shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
-        reader = _EventReader(take, take_text, self._timeouts, self._timeouts.idle_seconds)
+        reader = _EventReader(take, texts, self._timeouts, self._timeouts.idle_seconds)
         try:
             await self._ask(asked, reader, shares)
         except ConnectionBrokenError as error:
             raise EngineLostError(LossKind.CONNECTION_LOST, str(error), error.is_echo) from None
         except SilentEngineError:
             raise EngineLostError(LossKind.STALLED, f"The engine was silent for {reader.limit_seconds:g} s.") from None
+        finally:
+            reader.account()
         if not reader.order.finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 

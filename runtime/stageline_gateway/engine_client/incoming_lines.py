@@ -36,7 +36,7 @@ class SilentEngineError(Exception):
 
 class IncomingLines(ABC):
     """What a reader sees of an answer. The subclass calls `_heard`, then adds to `_lines`, then calls `_arrived`; or
-    `_brought`, which does all of that for whole lines."""
+    whoever has whole lines calls `bring`, which does all of that."""
 
     most_waiting = 256
     """Lines that a slow reader may leave here before their source is held."""
@@ -169,12 +169,15 @@ class IncomingLines(ABC):
             self._is_held = True
             self._hold()
 
-    def _brought(self, lines: list[bytes]) -> None:
-        """Whole lines of an answer that goes on, or none: what `_heard`, adding them and `_arrived` come to."""
+    def bring(self, lines: list[bytes]) -> None:
+        """Whole lines of an answer that goes on have come, one at least; blank ones say only that its source is there.
+
+        What `_heard`, adding them and `_arrived` come to.
+        """
         take = self._take
-        if take is None or not lines or self._lines or self._is_complete:
+        if take is None or self._lines or self._is_complete or b"" in lines:
             self._heard()
-            self._lines += lines
+            self._lines += [line for line in lines if line]
             self._arrived()
             return
         self.heard_at = self._silent_since = self._loop.time()

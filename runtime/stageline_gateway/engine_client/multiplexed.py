@@ -85,10 +85,6 @@ class MultiplexedStream(IncomingLines):
         """Have the engine generate what `request`, a `GenerateRequest` as JSON, asks for."""
         self._connection.open(self, ClientLine(Word.OPEN, self._number, request))
 
-    def bring(self, lines: list[bytes]) -> None:
-        """Lines of this stream have come; blank ones say only that the engine is there."""
-        self._brought([line for line in lines if line] if b"" in lines else lines)
-
     def broke(self, error: Exception) -> None:
         """Nothing more comes."""
         self._fail(error)

@@ -25,7 +25,8 @@ from stageline_gateway.engine_client.generation import (
     LossKind,
     Resumed,
     StreamEvent,
-    TakeText,
+    TextTaker,
+    WrittenText,
 )
 from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_trust import EngineAddress
@@ -58,8 +59,6 @@ BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
 """Takes the number of a choice and its next events, at once and never none."""
 DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
-DeliverText = TakeText
-"""Takes text of the one choice there is, as it would a Delta of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,6 @@ class _Relayed:
     backends: Backends
     metrics: ModelMetrics
     deliver: DeliverOne
-    deliver_text: DeliverText | None
 
     def take(self, events: Sequence[EngineEvent]) -> Pause | None:
         """Account for events of one run, and deliver those that the client is to see."""
@@ -197,13 +195,30 @@ class _Relayed:
                 seen.append(event)
         return self.deliver(seen) if seen else None
 
-    def take_text(self, text: str, token_ids: tuple[int, ...]) -> Pause | None:
-        """As `take` does a Delta of these."""
-        assert self.deliver_text is not None, "nobody takes text"
-        self.backends.answered(self.key)
-        self.lease.spend(len(token_ids))
-        self.progress.take_text(text, token_ids)
-        return self.deliver_text(text, token_ids)
+
+@dataclass(frozen=True, slots=True)
+class _RelayedText:
+    """The same for text that comes by itself; `texts` deliver it."""
+
+    relayed: _Relayed
+    texts: TextTaker
+
+    @property
+    def write(self) -> Callable[[str], Pause | None]:
+        return self.texts.write
+
+    @property
+    def most_late_seconds(self) -> float:
+        return self.texts.most_late_seconds
+
+    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:
+        relayed = self.relayed
+        if goes_on:  # else the group may have failed since
+            relayed.backends.answered(relayed.key)
+        for _, text, token_ids in written:
+            relayed.lease.spend(len(token_ids))
+            relayed.progress.take_text(text, token_ids)
+        self.texts.account(written, goes_on=goes_on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +229,13 @@ class Dispatcher:
     metrics: ModelMetrics
     retry: RetryPolicy
 
-    async def run_choices(
-        self, job: GenerateJob, count: int, deliver: Deliver, deliver_text: DeliverText | None = None
-    ) -> None:
+    async def run_choices(self, job: GenerateJob, count: int, deliver: Deliver, texts: TextTaker | None = None) -> None:
         """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all.
 
-        Text of a single choice goes to `deliver_text`, where there is one, once its answer has begun.
+        Text of a single choice goes to `texts`, where there is one, once its answer has begun.
         """
         if count == 1:
-            await self.run(job, partial(deliver, 0), deliver_text)
+            await self.run(job, partial(deliver, 0), texts)
             return
         each = job.choices_of_each(count)
         turns = _ChoicesInTurn(count, each, deliver)
@@ -247,7 +260,7 @@ class Dispatcher:
             turns.fail()
             raise
 
-    async def run(self, job: GenerateJob, deliver: DeliverOne, deliver_text: DeliverText | None = None) -> None:
+    async def run(self, job: GenerateJob, deliver: DeliverOne, texts: TextTaker | None = None) -> None:
         """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
         progress = Progress(job.request)
         # A model with one group has nothing to choose.
@@ -261,7 +274,7 @@ class Dispatcher:
                 self._gave_up(progress, job.model, "expired")
                 raise
             try:
-                await self._run_on(group, progress, job.span, deliver, deliver_text, wish)
+                await self._run_on(group, progress, job.span, deliver, texts, wish)
                 return
             except EngineRefusedError as error:
                 failure = self._judge_refusal(error, job, progress)
@@ -280,7 +293,7 @@ class Dispatcher:
         progress: Progress,
         span: RequestSpan,
         deliver: DeliverOne,
-        deliver_text: DeliverText | None,
+        texts: TextTaker | None,
         wish: Wish,
     ) -> None:
         """One run on one group: deliver what the client hasn't seen of it."""
@@ -296,15 +309,13 @@ class Dispatcher:
             self.backends.trial(key),
             span.run(group, progress.runs, request) as traced,
         ):
-            relayed = _Relayed(
-                group, key, progress, lease, account.weights, self.backends, self.metrics, deliver, deliver_text
-            )
+            relayed = _Relayed(group, key, progress, lease, account.weights, self.backends, self.metrics, deliver)
             await self.engine.generate(
                 EngineAddress(group.url, group.tls_name),
                 traced,
                 relayed.take,
                 run.opened,
-                take_text=None if deliver_text is None else relayed.take_text,
+                texts=None if texts is None else _RelayedText(relayed, texts),
                 shares=account.multiplexes,
             )
 

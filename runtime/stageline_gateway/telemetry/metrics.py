@@ -273,26 +273,28 @@ class RequestMeter:
     def __post_init__(self) -> None:
         self.of_model = self.metrics.of_model(self.model)
 
-    def see(self, event: StreamEvent, choice: int = 0) -> None:
+    def see(self, event: StreamEvent, choice: int = 0, at: float | None = None) -> None:
+        """Count an event that came `at` that time of the clock, or now."""
+        at = self.clock() if at is None else at
         if isinstance(event, Delta):
-            self.see_tokens(len(event.token_ids), choice)
+            self.see_tokens(len(event.token_ids), at, choice)
         elif isinstance(event, Admitted):
             self.of_model.prompt_tokens.inc(event.prompt_tokens)
             if not self._admitted:  # the first run ends the wait for a group
                 self._admitted = True
-                self.of_model.queue_time.observe(self.clock() - self.arrived)
+                self.of_model.queue_time.observe(at - self.arrived)
         elif isinstance(event, Finished):
             self.choices -= 1
             if not self.choices:
-                self._finished(self.clock())
+                self._finished(at)
 
-    def see_tokens(self, count: int, choice: int = 0) -> None:
+    def see_tokens(self, count: int, at: float, choice: int = 0) -> None:
         if not count:
             return
         self.all_tokens += count
         self.of_model.generation_tokens.value += count
         if not choice:
-            self._new_tokens(count, self.clock())
+            self._new_tokens(count, at)
 
     def client_left(self) -> None:
         """Who had no token yet gave the request up, however far the answer's headers had come."""

@@ -22,7 +22,7 @@ from stageline_gateway.engine_client.generation import (
     EngineTimeouts,
     StreamEvent,
     TakeEvents,
-    TakeText,
+    TextTaker,
 )
 from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_key import EngineKey
@@ -54,7 +54,7 @@ class ScriptedEvents(EngineClient):
         take: TakeEvents,
         on_open: Callable[[Any], None] = lambda _: None,  # noqa: ARG002 - the client's signature
         *,
-        take_text: TakeText | None = None,
+        texts: TextTaker | None = None,
         shares: bool = False,  # noqa: ARG002 - the client's signature
     ) -> None:
         async def say(*events: Admitted | Delta | Finished) -> None:
@@ -62,7 +62,7 @@ class ScriptedEvents(EngineClient):
             if (pause := take(events)) is not None:
                 await pause()
 
-        assert take_text is None, "text of one of several choices can't go by itself: they take turns"
+        assert texts is None, "text of one of several choices can't go by itself: they take turns"
         self.opened += 1
         choice = request.sampling.choice
         try:

@@ -17,14 +17,15 @@ import pytest
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Delta, GenerateRequest, TextPrompt
 from stageline_api.multiplexing import ClientLine
+from stageline_gateway.admission.keys import Caller
 from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
-from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, _EventReader
+from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, TextTaker, _EventReader
 from stageline_gateway.engine_client.multiplexed import MultiplexedStream
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import Ledger
 from stageline_gateway.openai_api.answer_shapes import CompletionShape, Stamp
-from stageline_gateway.relay.dispatch import Deliver, DeliverText, _Relayed
+from stageline_gateway.relay.dispatch import Deliver, _Relayed, _RelayedText
 from stageline_gateway.relay.placement import Progress
 from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 
@@ -73,8 +74,8 @@ class PlayedAnswer:
     def __init__(self, runs: Sequence[Sequence[Act]], seed: int, *, by_text: bool) -> None:
         self._runs, self._seed, self._by_text = runs, seed, by_text
         self.seen: list[Any] = []
-        self._pieces = 0
-        self.caller = None
+        self._pieces = self.spent = 0
+        self.caller = Caller()
         self.admission = SimpleNamespace(headers_for=lambda _caller: {})
 
     # As a client
@@ -101,7 +102,7 @@ class PlayedAnswer:
             self.see_tokens(len(event.token_ids))
 
     def see_tokens(self, count: int) -> None:
-        self.seen.append(f"{count} spent")
+        self.spent += count
 
     def give_places_back(self) -> None:
         self.seen.append("places back")
@@ -115,18 +116,18 @@ class PlayedAnswer:
         self.seen.append(f"left {number}, over: {is_over}")
 
     async def play(self) -> list[Any]:
-        meter = RequestMeter(GatewayMetrics().of(""), "m", clock=lambda: 1.0)
+        meter = RequestMeter(GatewayMetrics().of(""), "m")
         ledger, backends = Ledger(), Backends(DiscoveredGroups("a test"))
         progress = Progress(GenerateRequest(request_id="r", prompt=TextPrompt(text="x")))
 
-        async def run(deliver: Deliver, deliver_text: DeliverText | None) -> None:
+        async def run(deliver: Deliver, texts: TextTaker | None) -> None:
             for number, acts in enumerate(self._runs):
                 progress.next_request()
                 with ledger.lease("k", 5) as lease:
-                    told = deliver_text if self._by_text else None
                     one = partial(deliver, 0)
-                    relayed = _Relayed(GROUP, "k", progress, lease, "w", backends, meter.metrics, one, told)
-                    if await self._read(number, acts, relayed):
+                    relayed = _Relayed(GROUP, "k", progress, lease, "w", backends, meter.metrics, one)
+                    told = _RelayedText(relayed, texts) if self._by_text and texts is not None else None
+                    if await self._read(number, acts, relayed, told):
                         return
 
         exchange = Exchange(
@@ -144,15 +145,15 @@ class PlayedAnswer:
             await answer._answer(cast(ClientStream, self))
         except RuntimeError as error:
             self.seen.append(str(error))
-        gaps = meter.of_model.inter_token_latency
+        gaps = sum(meter.of_model.inter_token_latency.counts)
         progress.request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
-        return [*self.seen, answer.resumes, meter.all_tokens, meter.tokens, gaps.counts, progress, ledger.loads]
+        counted = [answer.resumes, meter.all_tokens, meter.tokens, gaps, self.spent, progress, ledger.loads]
+        return [*self.seen, *counted]
 
-    async def _read(self, number: int, acts: Sequence[Act], relayed: _Relayed) -> bool:
+    async def _read(self, number: int, acts: Sequence[Act], relayed: _Relayed, texts: TextTaker | None) -> bool:
         """One run; returns whether it ended the answer."""
         stream = MultiplexedStream(cast(Any, self), number, may_be_stale=False)
-        take_text = relayed.take_text if self._by_text else None
-        reader = _EventReader(relayed.take, take_text, EngineTimeouts(), 120.0)
+        reader = _EventReader(relayed.take, texts, EngineTimeouts(), 120.0)
         engine = asyncio.create_task(self._bring(stream, acts))
         try:
             await reader.read_all(stream)
@@ -161,6 +162,7 @@ class PlayedAnswer:
         except Exception as error:
             self.seen.append(repr(error))
         finally:
+            reader.account()
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
             held = (stream.has_heard, stream._is_held, len(stream._lines), stream._limit_seconds)

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason, GenerateRequest, TextPrompt
+from stageline_gateway.admission.keys import Caller, Limits
 from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
 from stageline_gateway.engine_client.event_lines import EventLines, plain_text
-from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, _EventReader
+from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, TextTaker, WrittenText, _EventReader
 from stageline_gateway.engine_client.incoming_lines import IncomingLines
 from stageline_gateway.groups.backends import Backends, BreakerPolicy, CircuitBreaker, DiscoveredGroups
 from stageline_gateway.groups.routing import Ledger
 from stageline_gateway.openai_api.answer_shapes import CompletionShape, Stamp
-from stageline_gateway.relay.dispatch import Deliver, DeliverText, _Relayed
+from stageline_gateway.relay.dispatch import Deliver, _Relayed, _RelayedText
 from stageline_gateway.relay.placement import Progress
 from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 
@@ -57,11 +58,22 @@ def relayed(seen: list[StreamEvent], backends: Backends, lease: Any) -> _Relayed
     def deliver(events: Sequence[StreamEvent]) -> None:
         seen.extend(events)
 
-    def deliver_text(text: str, token_ids: tuple[int, ...]) -> None:
-        seen.append(Delta(text=text, token_ids=token_ids))
+    return _Relayed(GROUP, KEY, Progress(request), lease, "w", backends, GatewayMetrics().of(""), deliver)
 
-    metrics = GatewayMetrics().of("")
-    return _Relayed(GROUP, KEY, Progress(request), lease, "w", backends, metrics, deliver, deliver_text)
+
+class TextsSeen:
+    """Takes text for `seen`, as Deltas once it is accounted for."""
+
+    def __init__(self, seen: list[StreamEvent], late_seconds: float = 0.0) -> None:
+        self.seen, self.most_late_seconds = seen, late_seconds
+        self.written: list[str] = []
+
+    def write(self, text: str) -> Pause | None:
+        self.written.append(text)
+        return None
+
+    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:  # noqa: ARG002
+        self.seen += [Delta(text=text, token_ids=token_ids) for _, text, token_ids in written]
 
 
 @given(first=st.tuples(st.text(max_size=6), st.lists(st.integers(0, 9), max_size=3)), texts=TEXTS)
@@ -72,11 +84,12 @@ def test_accounts_of_a_run_are_those_of_deltas(
         backends, ledger, seen = Backends(DiscoveredGroups("a test")), Ledger(), list[StreamEvent]()
         with ledger.lease(KEY, 5) as lease:
             one = relayed(seen, backends, lease)
+            texts_seen = _RelayedText(one, TextsSeen(seen))
             one.take([Admitted(prompt_tokens=1), Delta(text=first[0], token_ids=tuple(first[1]))])
             for text, token_ids in texts:
                 backends.breakers[KEY] = CircuitBreaker().failed(0.0, BreakerPolicy())
                 if by_text:
-                    one.take_text(text, tuple(token_ids))
+                    texts_seen.account([(0.0, text, tuple(token_ids))], goes_on=True)
                 else:
                     one.take([Delta(text=text, token_ids=tuple(token_ids))])
             return seen, one.progress, dict(backends.breakers), lease.tokens, deepcopy(ledger.loads)
@@ -104,7 +117,7 @@ class SpentTokens:
 
     def __init__(self) -> None:
         self.spent: list[int] = []
-        self.caller = None
+        self.caller = Caller()
         self.admission = SimpleNamespace(headers_for=lambda _caller: {})
 
     def see(self, event: StreamEvent, choice: int = 0) -> None:  # noqa: ARG002 - the permit's
@@ -123,14 +136,15 @@ class SpentTokens:
 def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, texts: list[tuple[str, list[int]]]) -> None:
     def answer(*, by_text: bool) -> tuple[Any, ...]:
         metrics, permit, client = GatewayMetrics(), SpentTokens(), Written()
-        meter = RequestMeter(metrics.of(""), MODEL, clock=lambda: 1.0)
+        meter = RequestMeter(metrics.of(""), MODEL)
 
-        async def run(deliver: Deliver, deliver_text: DeliverText | None) -> None:
+        async def run(deliver: Deliver, taker: TextTaker | None) -> None:
             deliver(0, [Admitted(prompt_tokens=1)])
             for text, token_ids in texts:
                 if by_text:
-                    assert deliver_text is not None
-                    deliver_text(text, tuple(token_ids))
+                    assert taker is not None
+                    taker.write(text)
+                    taker.account([(1.0, text, tuple(token_ids))], goes_on=True)
                 else:
                     deliver(0, [Delta(text=text, token_ids=tuple(token_ids))])
             deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(texts))])
@@ -145,8 +159,8 @@ def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, text
             include_usage=include_usage,
         )
         asyncio.run(StreamedAnswer(exchange)._answer(cast(ClientStream, client)))
-        gaps = meter.of_model.inter_token_latency
-        counted = (meter.all_tokens, meter.tokens, meter.of_model.generation_tokens.value, gaps.counts, gaps.total)
+        num_gaps = sum(meter.of_model.inter_token_latency.counts)
+        counted = (meter.all_tokens, meter.tokens, meter.of_model.generation_tokens.value, num_gaps)
         return client.body, permit.spent, counted
 
     assert answer(by_text=True) == answer(by_text=False)
@@ -168,9 +182,12 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
         told.extend(type(event).__name__ for event in events)
         return None
 
-    def take_text(text: str, token_ids: tuple[int, ...]) -> Pause | None:
-        told.append(f"{text}{list(token_ids)}")
-        return None
+    class Told(TextsSeen):
+        def write(self, text: str) -> Pause | None:
+            told.append(text)
+            return None
+
+    texts = Told([])
 
     def read(admitted: bytes, reader: _EventReader) -> list[str]:
         told.clear()
@@ -181,12 +198,13 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
 
     async def both() -> None:
         timeouts = EngineTimeouts()
-        short = _EventReader(take, take_text, timeouts, 120.0)
-        assert read(ADMITTED, short) == ["Admitted", "Delta", "bc[2, 3]", "Delta", "Finished"]
+        short = _EventReader(take, texts, timeouts, 120.0)
+        assert read(ADMITTED, short) == ["Admitted", "Delta", "bc", "Delta", "Finished"]
+        assert texts.seen == [Delta(text="bc", token_ids=(2, 3))]
         assert short.limit_seconds == timeouts.stall_seconds
         thinking = b'{"type":"admitted","prompt_tokens":3,"thoughts":"tagged"}'
         events = ["Admitted", "Delta", "Delta", "Delta", "Delta", "Finished"]
-        assert read(thinking, _EventReader(take, take_text, timeouts, 120.0)) == events
+        assert read(thinking, _EventReader(take, texts, timeouts, 120.0)) == events
         assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0)) == [
             "Admitted",
             "Delta",
@@ -196,3 +214,74 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
         ]
 
     asyncio.run(both())
+
+
+def test_accounts_of_text_wait_for_each_other_but_not_for_long_and_never_beyond_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("stageline_gateway.engine_client.generation.monotonic", lambda: now)
+
+    def accounted(acts: Sequence[tuple[float, bytes]], late_seconds: float) -> list[int]:
+        """How many pieces had been accounted for after each."""
+        nonlocal now
+        texts = TextsSeen([], late_seconds)
+        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0)
+        reader._source = Source()
+        reader.read([ADMITTED, line("a", [1])])
+        counts = []
+        for at, one in acts:
+            now = at
+            reader.read([one])
+            counts.append(len(texts.seen))
+        reader.account()
+        return [*counts, len(texts.seen)]
+
+    async def all_of_them() -> None:
+        steps = [(100.0 + 0.1 * index, line("b", [2])) for index in range(7)]
+        assert accounted(steps, 0.25) == [1, 1, 1, 4, 4, 4, 7, 7]
+        assert accounted(steps, 0.0) == [1, 2, 3, 4, 5, 6, 7, 7]
+        assert accounted([*steps[:3], (100.3, FINISHED)], 60.0) == [1, 1, 1, 3, 3]
+
+    asyncio.run(all_of_them())
+
+
+def test_a_group_that_may_have_failed_since_is_not_said_to_answer() -> None:
+    """The answers of a connection that ended are accounted for at its end, behind the failure of the first of them."""
+    backends, seen = Backends(DiscoveredGroups("a test")), list[StreamEvent]()
+    with Ledger().lease(KEY, 5) as lease:
+        texts = _RelayedText(relayed(seen, backends, lease), TextsSeen(seen))
+        failed = backends.breakers[KEY] = CircuitBreaker().failed(0.0, BreakerPolicy())
+        texts.account([(0.0, "a", (1,))], goes_on=False)
+        assert backends.breakers[KEY] == failed
+        texts.account([(0.0, "a", (1,))], goes_on=True)
+        assert backends.breakers.get(KEY) != failed
+
+
+def test_a_first_token_is_written_before_it_is_accounted_for_unless_its_key_has_limits() -> None:
+    def spent_at_once(caller: Caller) -> tuple[list[int], list[int]]:
+        permit, client = SpentTokens(), Written()
+        permit.caller = caller
+        seen: list[list[int]] = []
+
+        async def run(deliver: Deliver, _: TextTaker | None) -> None:
+            deliver(0, [Admitted(prompt_tokens=1), Delta(text="a", token_ids=(1,))])
+            assert client.body
+            seen.append(list(permit.spent))
+            await asyncio.sleep(0)
+            seen.append(list(permit.spent))
+            deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)])
+
+        exchange = Exchange(
+            run=run,
+            shapes=[CompletionShape(0)],
+            stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
+            meter=RequestMeter(GatewayMetrics().of(""), MODEL),
+            permit=cast(Any, permit),
+            cut=cast(Any, None),
+        )
+        asyncio.run(StreamedAnswer(exchange)._answer(cast(ClientStream, client)))
+        return seen[0], seen[1]
+
+    assert spent_at_once(Caller()) == ([], [1])
+    assert spent_at_once(Caller("a", Limits.model_validate({"tokensPerMinute": 10}))) == ([1], [1])
