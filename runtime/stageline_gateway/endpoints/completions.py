@@ -19,6 +19,7 @@ from starlette.responses import Response
 from stageline_api.version import stageline_version
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
+from stageline_gateway.admission.request_body import QUICK_BYTES, HeldBody
 from stageline_gateway.client_stream import client_of
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
 from stageline_gateway.endpoints.direct_routes import add_direct_post
@@ -28,6 +29,7 @@ from stageline_gateway.endpoints.translated import Refuse, TranslatedAnswer
 from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
+from stageline_gateway.openai_api.plain_requests import Plain, plain_chat, plain_completion
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 from stageline_gateway.relay.dispatch import Deliver, DeliverText, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
@@ -39,10 +41,10 @@ logger = logging.getLogger(__name__)
 
 def add_completions(app: FastAPI, services: Services) -> None:
     async def chat_completions(request: Request) -> Response:
-        return await complete(services, prepare_chat, request)
+        return await complete(services, prepare_chat, request, plain=plain_chat)
 
     async def completions(request: Request) -> Response:
-        return await complete(services, prepare_completion, request)
+        return await complete(services, prepare_completion, request, plain=plain_completion)
 
     add_direct_post(app, "/v1/chat/completions", chat_completions)
     add_direct_post(app, "/v1/completions", completions)
@@ -59,11 +61,19 @@ def system_fingerprint(model: str) -> str:
     return "fp_" + sha256(f"{stageline_version()}/{model}".encode()).hexdigest()[:12]
 
 
-async def complete(services: Services, prepare: Prepare, request: Request, refuse: Refuse = error_answer) -> Response:
-    """Answer one request, or `refuse` it with an error that is counted by its status."""
+async def complete(
+    services: Services,
+    prepare: Prepare,
+    request: Request,
+    refuse: Refuse = error_answer,
+    plain: Plain | None = None,
+) -> Response:
+    """Answer one request, or `refuse` it with an error that is counted by its status.
+
+    `plain` prepares what it can in place of `prepare`, sooner and to the same end.
+    """
     arrived = time.monotonic()
     model: ServedModel | None = None
-    strict = services.settings.strict_fields
     context = RequestContext.of(request.headers)
     span, caller = RequestSpan(), None
     try:
@@ -72,12 +82,14 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
         span = services.tracing.begin(request.scope["path"], context.trace)
         context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
-            fields = await body.read_object(request, is_here=client_of(request.scope).has_whole_body)
-            checked = await body.work(lambda: prepare(fields, strict))
-            prepared = _with_context(checked, context, caller)
+            raw = await body.read(request, client_of(request.scope).take_body())
+            prepared = plain(raw) if plain is not None and len(raw) <= QUICK_BYTES else None
+            if prepared is None:
+                prepared = await _prepared(body, raw, prepare, services.settings.strict_fields)
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
-            prepared = _with_adapter(prepared, dispatcher.backends.discovered.adapter_of(model.name))
+            adapter = dispatcher.backends.discovered.adapter_of(model.name)
+            prepared = _with_context(prepared, context, caller, adapter)
             body.copy(prepared.asked.n - 1 + prepared.asked.num_echoes + 2 * bool(prepared.dialect))
             permit = services.admission.permit(caller, model, body, places=choices)
             metrics = services.metrics.of(model.namespace)
@@ -100,17 +112,23 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
     return refuse(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
 
 
-def _with_context(prepared: Prepared, context: RequestContext, caller: Caller) -> Prepared:
-    """The same, with the client's id and trace context and its key's priority, for the engine."""
-    update: dict[str, Any] = {"client_request_id": context.request_id, "priority": caller.priority}
-    update |= context.trace.headers()
-    return replace(prepared, generate=prepared.generate.model_copy(update=update))
+async def _prepared(body: HeldBody, raw: bytearray, prepare: Prepare, strict: bool) -> Prepared:
+    fields = await body.parsed(raw)
+    return await body.work(lambda: prepare(fields, strict))
 
 
-def _with_adapter(prepared: Prepared, adapter: str | None) -> Prepared:
-    if adapter is None:
+def _with_context(prepared: Prepared, context: RequestContext, caller: Caller, adapter: str | None) -> Prepared:
+    """The same, with the client's id and trace context, its key's priority and the adapter, for the engine."""
+    update: dict[str, Any] = context.trace.headers()
+    if context.request_id is not None:
+        update["client_request_id"] = context.request_id
+    if caller.priority:
+        update["priority"] = caller.priority
+    if adapter is not None:
+        update["adapter"] = adapter
+    if not update:
         return prepared
-    return replace(prepared, generate=prepared.generate.model_copy(update={"adapter": adapter}))
+    return replace(prepared, generate=prepared.generate.model_copy(update=update))
 
 
 def _answer(
