@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -41,8 +41,7 @@ FEW: Final = 4096
 """As many marks in a body, inside strings or not, need no closer look."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyShape:
+class BodyShape(NamedTuple):
     """How many objects and lists a body has, and how many values; both may be too high where there are `FEW`."""
 
     objects: int
@@ -52,6 +51,9 @@ class BodyShape:
     def extra_bytes(self) -> int:
         """What it will hold beyond its text."""
         return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
+
+
+_NO_SHAPE: Final = BodyShape(0, 0)
 
 
 def shape_of(raw: bytes | bytearray) -> BodyShape:
@@ -207,7 +209,7 @@ class HeldBody:
     size_bytes: int = 0
     text_bytes: int = 0
     """Of the body as it came; the rest is what it was parsed to, and copies."""
-    _shape: BodyShape = BodyShape(0, 0)
+    _shape: BodyShape = _NO_SHAPE
     """Of the body as it came."""
     _is_reading: bool = True
     _is_kept: bool = False

@@ -128,7 +128,7 @@ def _with_context(prepared: Prepared, context: RequestContext, caller: Caller, a
         update["adapter"] = adapter
     if not update:
         return prepared
-    return replace(prepared, generate=prepared.generate.model_copy(update=update))
+    return prepared._replace(generate=prepared.generate.model_copy(update=update))
 
 
 def _answer(

@@ -145,23 +145,27 @@ def _prepared(
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def _defaults(model: type[BaseModel]) -> Mapping[str, Any]:
-    return {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+def _usual(model: type[BaseModel]) -> Mapping[str, Any]:
+    """All fields of `model` in their order, with their defaults, or None for those that are always given."""
+    return {name: None if field.is_required() else field.default for name, field in model.model_fields.items()}
 
 
-_TEXT: Final = _defaults(TextPrompt)
-_MESSAGE: Final = _defaults(ChatMessage)
-_CHAT: Final = _defaults(ChatPrompt)
-_SAMPLING: Final = _defaults(SamplingParams)
-_GENERATE: Final = _defaults(GenerateRequest)
+_TEXT: Final = _usual(TextPrompt)
+_MESSAGE: Final = _usual(ChatMessage)
+_CHAT: Final = _usual(ChatPrompt)
+_SAMPLING: Final = _usual(SamplingParams)
+_GENERATE: Final = _usual(GenerateRequest)
+_put_fields: Final = BaseModel.__dict__["__dict__"].__set__
+_put_names: Final = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_put_extra: Final = BaseModel.__dict__["__pydantic_extra__"].__set__
+_put_private: Final = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
-def _made(model: type[Model], defaults: Mapping[str, Any], given: dict[str, Any]) -> Model:
-    """A `model` of values that have been checked, as its `model_construct` would make it with a look at each field."""
-    made = model.__new__(model)
-    put = object.__setattr__
-    put(made, "__dict__", {**defaults, **given})
-    put(made, "__pydantic_fields_set__", set(given))
-    put(made, "__pydantic_extra__", None)
-    put(made, "__pydantic_private__", None)
+def _made(model: type[Model], usual: Mapping[str, Any], given: dict[str, Any]) -> Model:
+    """A `model` of values that have been checked: what `model_construct` makes with a look at each of its fields."""
+    made = object.__new__(model)
+    _put_fields(made, {**usual, **given})
+    _put_names(made, set(given))
+    _put_extra(made, None)
+    _put_private(made, None)
     return made

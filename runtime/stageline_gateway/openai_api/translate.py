@@ -6,9 +6,8 @@ Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps 
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from stageline_api.engine_http import (
     ChatMessage,
@@ -154,8 +153,7 @@ class Asked(Protocol):
     def schema_field(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A checked request, as the client sent it and as the engine gets it."""
 
     asked: Asked
@@ -167,7 +165,7 @@ class Prepared:
     """All prompts, where there are several."""
     dialect: Callable[[Stamp], Dialect] | None = None
     """Makes what writes the answer, in another API than OpenAI's chats and completions."""
-    words: ClientWords = field(default_factory=ClientWords)
+    words: ClientWords = ClientWords()
     """What that API's client calls the chat's fields."""
 
     def in_its_words(self, error: ApiError) -> ApiError:
@@ -197,7 +195,7 @@ def prepare_as_chat(
         chat = _prepared_chat(fields, ignored, strict, f"{kind}_")
     except ApiError as error:
         raise words.told(error) from None
-    return replace(chat, dialect=dialect, words=words, ignored=tuple(map(words.of, chat.ignored)))
+    return chat._replace(dialect=dialect, words=words, ignored=tuple(map(words.of, chat.ignored)))
 
 
 def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, kind: str) -> Prepared:
