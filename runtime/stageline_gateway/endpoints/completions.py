@@ -7,10 +7,8 @@ status. What happens after that, from the wait for a place on, is `answers`'.
 import logging
 import time
 import uuid
-from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
@@ -34,7 +32,7 @@ from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_ch
 from stageline_gateway.relay.dispatch import Deliver, DeliverText, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import RequestMeter
-from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
+from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan, TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +78,6 @@ async def complete(
         caller = services.admission.caller_of(request.headers)
         # Not before: who has no key fills no collector.
         span = services.tracing.begin(request.scope["path"], context.trace)
-        context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
             raw = await body.read(request, client_of(request.scope).take_body())
             prepared = plain(raw) if plain is not None and len(raw) <= QUICK_BYTES else None
@@ -89,7 +86,7 @@ async def complete(
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
             adapter = dispatcher.backends.discovered.adapter_of(model.name)
-            prepared = _with_context(prepared, context, caller, adapter)
+            prepared = _with_context(prepared, context.request_id, span.trace, caller, adapter)
             body.copy(prepared.asked.n - 1 + prepared.asked.num_echoes + 2 * bool(prepared.dialect))
             permit = services.admission.permit(caller, model, body, places=choices)
             metrics = services.metrics.of(model.namespace)
@@ -117,15 +114,18 @@ async def _prepared(body: HeldBody, raw: bytearray, prepare: Prepare, strict: bo
     return await body.work(lambda: prepare(fields, strict))
 
 
-def _with_context(prepared: Prepared, context: RequestContext, caller: Caller, adapter: str | None) -> Prepared:
+def _with_context(
+    prepared: Prepared, client_request_id: str | None, trace: TraceContext, caller: Caller, adapter: str | None
+) -> Prepared:
     """The same, with the client's id and trace context, its key's priority and the adapter, for the engine."""
-    update: dict[str, Any] = context.trace.headers()
-    if context.request_id is not None:
-        update["client_request_id"] = context.request_id
-    if caller.priority:
-        update["priority"] = caller.priority
-    if adapter is not None:
-        update["adapter"] = adapter
+    known = {
+        "client_request_id": client_request_id,
+        "priority": caller.priority or None,
+        "adapter": adapter,
+        "traceparent": trace.parent,
+        "tracestate": trace.state,
+    }
+    update = {name: value for name, value in known.items() if value is not None}
     if not update:
         return prepared
     return prepared._replace(generate=prepared.generate.model_copy(update=update))
