@@ -237,7 +237,8 @@ class HeldBody:
         raw = await self._arriving(request) if here is None else self._arrived(here)
         self.has_come()
         self.text_bytes = self.size_bytes
-        self._shape = await off_the_loop(len(raw), lambda: shape_of(raw))
+        # As `off_the_loop`, with nothing made where it is quick.
+        self._shape = shape_of(raw) if len(raw) <= QUICK_BYTES else await asyncio.to_thread(shape_of, raw)
         check_shape(self._shape)
         self.grow(self._shape.extra_bytes)
         return raw

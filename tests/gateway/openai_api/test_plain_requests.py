@@ -3,6 +3,7 @@ same of. And it takes what clients send.
 """
 
 import json
+from itertools import combinations
 from typing import Any, Final
 
 import pytest
@@ -197,6 +198,14 @@ def test_both_ways_agree_on_each_value_by_itself(api: str, name: str, value: str
     field = f'"{name}":{value}'
     is_taken(api, f'{{"model":"m",{REQUIRED[api][0]},{field}}}'.encode())
     is_taken(api, f'{{"model":"m",{REQUIRED[api][0]},"stream":true,{field}}}'.encode())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_both_ways_agree_on_each_two_fields(api: str) -> None:
+    """Some exclude each other, or need each other."""
+    for first, second in combinations(FIELDS, 2):
+        fields = ",".join(f'"{name}":{FIELDS[name][0]}' for name in (first, second))
+        is_taken(api, f'{{"model":"m",{REQUIRED[api][0]},{fields}}}'.encode())
 
 
 @pytest.mark.parametrize("message", MESSAGES)
