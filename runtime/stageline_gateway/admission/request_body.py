@@ -223,6 +223,11 @@ class HeldBody:
         if error is not None or not self._is_kept:
             self.give_back()
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether what was read is parsed and checked so soon that it needs no thread."""
+        return self.text_bytes <= QUICK_BYTES
+
     async def read_object(self, request: Request) -> dict[str, Any]:
         """The body of `request`, a JSON object. Raises as `read` and `parsed`."""
         return await self.parsed(await self.read(request))
@@ -238,7 +243,7 @@ class HeldBody:
         self.has_come()
         self.text_bytes = self.size_bytes
         # As `off_the_loop`, with nothing made where it is quick.
-        self._shape = shape_of(raw) if len(raw) <= QUICK_BYTES else await asyncio.to_thread(shape_of, raw)
+        self._shape = shape_of(raw) if self.is_quick else await asyncio.to_thread(shape_of, raw)
         check_shape(self._shape)
         self.grow(self._shape.extra_bytes)
         return raw

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from stageline_api.version import stageline_version
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
-from stageline_gateway.admission.request_body import QUICK_BYTES, HeldBody
 from stageline_gateway.client_stream import client_of
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
 from stageline_gateway.endpoints.direct_routes import add_direct_post
@@ -80,9 +79,10 @@ async def complete(
         span = services.tracing.begin(request.scope["path"], context.trace)
         with services.admission.body_of(caller) as body:
             raw = await body.read(request, client_of(request.scope).take_body())
-            prepared = plain(raw) if plain is not None and len(raw) <= QUICK_BYTES else None
+            prepared = plain(raw) if plain is not None and body.is_quick else None
             if prepared is None:
-                prepared = await _prepared(body, raw, prepare, services.settings.strict_fields)
+                fields, strict = await body.parsed(raw), services.settings.strict_fields
+                prepared = await body.work(lambda: prepare(fields, strict))
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
             adapter = dispatcher.backends.discovered.adapter_of(model.name)
@@ -107,11 +107,6 @@ async def complete(
     services.metrics.refused(failure.status, model)
     names = {"x-request-id": context.request_id or f"req-{uuid.uuid4().hex}"}
     return refuse(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
-
-
-async def _prepared(body: HeldBody, raw: bytearray, prepare: Prepare, strict: bool) -> Prepared:
-    fields = await body.parsed(raw)
-    return await body.work(lambda: prepare(fields, strict))
 
 
 def _with_context(
