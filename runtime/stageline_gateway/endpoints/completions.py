@@ -82,6 +82,7 @@ async def complete(
             prepared = plain(raw) if plain is not None and body.is_quick else None
             if prepared is None:
                 fields, strict = await body.parsed(raw), services.settings.strict_fields
+                del raw  # a large one is not held while its fields are checked
                 prepared = await body.work(lambda: prepare(fields, strict))
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
