@@ -48,10 +48,16 @@ class ClientStream:
     def is_gone(self) -> bool:
         return self._cycle.disconnected
 
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether the request's body has come."""
-        return not self._cycle.more_body
+    def take_body(self) -> bytearray | None:
+        """The request's body, to be taken once; None where it is still to come, or its client has left."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        # What uvicorn does where the body is received, but for its copy.
+        cycle.flow.resume_reading()
+        cycle.message_event.clear()
+        body, cycle.body = cycle.body, bytearray()
+        return body
 
     @property
     def has_begun(self) -> bool:

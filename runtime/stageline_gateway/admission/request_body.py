@@ -12,10 +12,9 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -42,8 +41,7 @@ FEW: Final = 4096
 """As many marks in a body, inside strings or not, need no closer look."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyShape:
+class BodyShape(NamedTuple):
     """How many objects and lists a body has, and how many values; both may be too high where there are `FEW`."""
 
     objects: int
@@ -53,6 +51,9 @@ class BodyShape:
     def extra_bytes(self) -> int:
         """What it will hold beyond its text."""
         return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
+
+
+_NO_SHAPE: Final = BodyShape(0, 0)
 
 
 def shape_of(raw: bytes | bytearray) -> BodyShape:
@@ -208,6 +209,8 @@ class HeldBody:
     size_bytes: int = 0
     text_bytes: int = 0
     """Of the body as it came; the rest is what it was parsed to, and copies."""
+    _shape: BodyShape = _NO_SHAPE
+    """Of the body as it came."""
     _is_reading: bool = True
     _is_kept: bool = False
 
@@ -220,30 +223,54 @@ class HeldBody:
         if error is not None or not self._is_kept:
             self.give_back()
 
-    async def read_object(self, request: Request, is_here: bool = False) -> dict[str, Any]:
-        """The body of `request`, a JSON object; `is_here` says that none of it is still to come.
+    @property
+    def is_quick(self) -> bool:
+        """Whether what was read is parsed and checked so soon that it needs no thread."""
+        return self.text_bytes <= QUICK_BYTES
 
-        Raises ApiError (400, 408, 413, 415, 503), and starlette's ClientDisconnect when the client left while sending.
+    async def read_object(self, request: Request) -> dict[str, Any]:
+        """The body of `request`, a JSON object. Raises as `read` and `parsed`."""
+        return await self.parsed(await self.read(request))
+
+    async def read(self, request: Request, here: bytearray | None = None) -> bytearray:
+        """The body of `request`, counted with what it will be parsed to; `here` is all of it, where it has come.
+
+        Raises ApiError (400, 408, 413, 415, 429, 503), and starlette's ClientDisconnect when the client left while
+        sending.
         """
         _require_json(request)
+        raw = await self._arriving(request) if here is None else self._arrived(here)
+        self.has_come()
+        self.text_bytes = self.size_bytes
+        # As `off_the_loop`, with nothing made where it is quick.
+        self._shape = shape_of(raw) if self.is_quick else await asyncio.to_thread(shape_of, raw)
+        check_shape(self._shape)
+        self.grow(self._shape.extra_bytes)
+        return raw
+
+    async def parsed(self, raw: bytearray) -> dict[str, Any]:
+        """What was `read`, as a JSON object. Raises ApiError (400, 429, 503)."""
+        fields, whole = await off_the_loop(len(raw), lambda: _parsed(raw, self._shape))
+        check_shape(whole)
+        self.grow(whole.extra_bytes - self._shape.extra_bytes)
+        return fields
+
+    def _arrived(self, raw: bytearray) -> bytearray:
+        if len(raw) > self.memory.body_limit_bytes:
+            raise _too_large(self.memory.body_limit_bytes)
+        self.grow(len(raw))
+        return raw
+
+    async def _arriving(self, request: Request) -> bytearray:
         timeout_seconds = self.memory.timeout_seconds
         try:
-            async with nullcontext() if is_here else asyncio.timeout(timeout_seconds):
-                raw = await self._read(request)
+            async with asyncio.timeout(timeout_seconds):
+                return await self._received(request)
         except TimeoutError:
             message = f"The request's body did not arrive within {timeout_seconds:g} s."
             raise ApiError(408, message, code="body_timeout") from None
-        self.has_come()
-        self.text_bytes = self.size_bytes
-        shape = await off_the_loop(len(raw), lambda: shape_of(raw))
-        check_shape(shape)
-        self.grow(shape.extra_bytes)
-        fields, whole = await off_the_loop(len(raw), lambda: _parsed(raw, shape))
-        check_shape(whole)
-        self.grow(whole.extra_bytes - shape.extra_bytes)
-        return fields
 
-    async def _read(self, request: Request) -> bytearray:
+    async def _received(self, request: Request) -> bytearray:
         limit_bytes = self.memory.body_limit_bytes
         if (declared_bytes := _declared_bytes(request)) > limit_bytes:
             raise _too_large(limit_bytes)

@@ -7,10 +7,8 @@ status. What happens after that, from the wait for a place on, is `answers`'.
 import logging
 import time
 import uuid
-from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
@@ -29,21 +27,22 @@ from stageline_gateway.engine_client.generation import TextTaker
 from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
+from stageline_gateway.openai_api.plain_requests import Plain, plain_chat, plain_completion
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import RequestMeter
-from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
+from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan, TraceContext
 
 logger = logging.getLogger(__name__)
 
 
 def add_completions(app: FastAPI, services: Services) -> None:
     async def chat_completions(request: Request) -> Response:
-        return await complete(services, prepare_chat, request)
+        return await complete(services, prepare_chat, request, plain=plain_chat)
 
     async def completions(request: Request) -> Response:
-        return await complete(services, prepare_completion, request)
+        return await complete(services, prepare_completion, request, plain=plain_completion)
 
     add_direct_post(app, "/v1/chat/completions", chat_completions)
     add_direct_post(app, "/v1/completions", completions)
@@ -60,25 +59,36 @@ def system_fingerprint(model: str) -> str:
     return "fp_" + sha256(f"{stageline_version()}/{model}".encode()).hexdigest()[:12]
 
 
-async def complete(services: Services, prepare: Prepare, request: Request, refuse: Refuse = error_answer) -> Response:
-    """Answer one request, or `refuse` it with an error that is counted by its status."""
+async def complete(
+    services: Services,
+    prepare: Prepare,
+    request: Request,
+    refuse: Refuse = error_answer,
+    plain: Plain | None = None,
+) -> Response:
+    """Answer one request, or `refuse` it with an error that is counted by its status.
+
+    `plain` prepares what it can in place of `prepare`, sooner and to the same end.
+    """
     arrived = time.monotonic()
     model: ServedModel | None = None
-    strict = services.settings.strict_fields
     context = RequestContext.of(request.headers)
     span, caller = RequestSpan(), None
     try:
         caller = services.admission.caller_of(request.headers)
         # Not before: who has no key fills no collector.
         span = services.tracing.begin(request.scope["path"], context.trace)
-        context = replace(context, trace=span.trace)
         with services.admission.body_of(caller) as body:
-            fields = await body.read_object(request, is_here=client_of(request.scope).has_whole_body)
-            checked = await body.work(lambda: prepare(fields, strict))
-            prepared = _with_context(checked, context, caller)
+            raw = await body.read(request, client_of(request.scope).take_body())
+            prepared = plain(raw) if plain is not None and body.is_quick else None
+            if prepared is None:
+                fields, strict = await body.parsed(raw), services.settings.strict_fields
+                del raw  # a large one is not held while its fields are checked
+                prepared = await body.work(lambda: prepare(fields, strict))
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
-            prepared = _with_adapter(prepared, dispatcher.backends.discovered.adapter_of(model.name))
+            adapter = dispatcher.backends.discovered.adapter_of(model.name)
+            prepared = _with_context(prepared, context.request_id, span.trace, caller, adapter)
             body.copy(prepared.asked.n - 1 + prepared.asked.num_echoes + 2 * bool(prepared.dialect))
             permit = services.admission.permit(caller, model, body, places=choices)
             metrics = services.metrics.of(model.namespace)
@@ -101,17 +111,21 @@ async def complete(services: Services, prepare: Prepare, request: Request, refus
     return refuse(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
 
 
-def _with_context(prepared: Prepared, context: RequestContext, caller: Caller) -> Prepared:
-    """The same, with the client's id and trace context and its key's priority, for the engine."""
-    update: dict[str, Any] = {"client_request_id": context.request_id, "priority": caller.priority}
-    update |= context.trace.headers()
-    return replace(prepared, generate=prepared.generate.model_copy(update=update))
-
-
-def _with_adapter(prepared: Prepared, adapter: str | None) -> Prepared:
-    if adapter is None:
+def _with_context(
+    prepared: Prepared, client_request_id: str | None, trace: TraceContext, caller: Caller, adapter: str | None
+) -> Prepared:
+    """The same, with the client's id and trace context, its key's priority and the adapter, for the engine."""
+    known = {
+        "client_request_id": client_request_id,
+        "priority": caller.priority or None,
+        "adapter": adapter,
+        "traceparent": trace.parent,
+        "tracestate": trace.state,
+    }
+    update = {name: value for name, value in known.items() if value is not None}
+    if not update:
         return prepared
-    return replace(prepared, generate=prepared.generate.model_copy(update={"adapter": adapter}))
+    return prepared._replace(generate=prepared.generate.model_copy(update=update))
 
 
 def _answer(

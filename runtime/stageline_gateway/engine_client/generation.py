@@ -39,6 +39,7 @@ from stageline_gateway.engine_client.incoming_lines import (
     SilentEngineError,
 )
 from stageline_gateway.engine_client.multiplexed import HTTP_OK, NotConnectedError, NotSharedError
+from stageline_gateway.engine_client.written_request import written
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
 from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
@@ -277,7 +278,7 @@ class EngineClient:
         Once an answer has begun, text goes to `texts` where there is one; all of it has been accounted for when this
         ends, in whatever way. With `shares` the engine lets requests share a connection.
         """
-        asked = _Asked(engine, request.model_dump_json().encode(), on_open)
+        asked = _Asked(engine, written(request), on_open)
         shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
         reader = _EventReader(take, texts, self._timeouts, self._timeouts.idle_seconds)
         try:

@@ -192,14 +192,11 @@ class CompletionShape(AnswerShape):
     """The prompt's text, where the answer is to begin with it; empty where only its tokens tell it."""
     top_logprobs: int | None = None
     """How many of the likeliest tokens to list with each one of an echo."""
-    _logprobs: CompletionLogprobs = field(init=False)
-    _decoder: codecs.IncrementalDecoder = field(init=False)
+    _logprobs: CompletionLogprobs | None = None
+    """Made when there are some to write, as is the decoder when there are bytes: few requests have either."""
+    _decoder: codecs.IncrementalDecoder | None = None
     _echoed: str = ""
     """Of a prompt of ids, the text so far."""
-
-    def __post_init__(self) -> None:
-        self._logprobs = CompletionLogprobs(self.echo or "")
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice(self.echo, None, None) if self.echo else None
@@ -212,10 +209,10 @@ class CompletionShape(AnswerShape):
         entries = _entries(tokens, self.prompt_logprobs)
         if self.echo is None:
             return PromptWords(entries)
-        text = "" if self.echo else self._decoder.decode(b"".join(bytes(one.bytes) for one in tokens))
+        text = "" if self.echo else self._decoded(b"".join(bytes(one.bytes) for one in tokens))
         self._echoed += text
         count = self.top_logprobs
-        logprobs = {} if count is None else self._logprobs.write_prompt(tokens, count)
+        logprobs = {} if count is None else self._lists().write_prompt(tokens, count)
         choice = self._choice(text, None, None) | ({"logprobs": logprobs} if logprobs else {})
         return PromptWords(entries, logprobs, choice if text or logprobs else None)
 
@@ -229,10 +226,20 @@ class CompletionShape(AnswerShape):
         return self._choice((self.echo or self._echoed) + text, None, reason.value)
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return self._logprobs.write(tokens)
+        return self._lists().write(tokens)
+
+    def _lists(self) -> CompletionLogprobs:
+        if self._logprobs is None:
+            self._logprobs = CompletionLogprobs(self.echo or "")
+        return self._logprobs
+
+    def _decoded(self, told: bytes) -> str:
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return self._decoder.decode(told)
 
     def _choice(self, text: str, logprobs: Logprobs, reason: str | None) -> dict[str, Any]:
-        written = None if logprobs is None else self._logprobs.write(logprobs)
+        written = None if logprobs is None else self._lists().write(logprobs)
         return {"index": self.index, "text": text, "logprobs": written, "finish_reason": reason}
 
 

@@ -4,12 +4,10 @@ Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps 
 2**63-1), so equal seeds stay equal. A client that gives none gets one drawn here.
 """
 
-import secrets
-import uuid
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from stageline_api.engine_http import (
     ChatMessage,
@@ -31,6 +29,14 @@ from stageline_gateway.openai_api.tool_shape import shape_with_tools
 from stageline_gateway.openai_api.validation import IgnoredFields, parse_chat, parse_completion
 
 SEED_MASK: Final = 2**63 - 1
+_ID_BYTES: Final = 16
+_SEED_BYTES: Final = 8
+
+
+def drawn(kind: str) -> tuple[str, int]:
+    """An id for a request, which begins with `kind`, and a seed for it. The kernel is asked once for both."""
+    drawn_bytes = os.urandom(_ID_BYTES + _SEED_BYTES)
+    return kind + drawn_bytes[:_ID_BYTES].hex(), int.from_bytes(drawn_bytes[_ID_BYTES:], "big") & SEED_MASK
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, drawn_seed: int) -> SamplingParams:
@@ -122,11 +128,35 @@ def completion_to_generate(
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling, cache_salt=request.cache_salt)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Asked(Protocol):
+    """What is asked of the gateway itself; `ChatRequest` and `CompletionRequest` say what each means."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def num_prompts(self) -> int: ...
+    @property
+    def num_choices(self) -> int: ...
+    @property
+    def num_echoes(self) -> int: ...
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def include_usage(self) -> bool: ...
+    @property
+    def asked_top_logprobs(self) -> int | None: ...
+    @property
+    def limit_name(self) -> str: ...
+    @property
+    def schema_field(self) -> str: ...
+
+
+class Prepared(NamedTuple):
     """A checked request, as the client sent it and as the engine gets it."""
 
-    asked: ChatRequest | CompletionRequest
+    asked: Asked
     generate: GenerateRequest
     shape_of: ShapeOfChoice
     ignored: tuple[str, ...] = ()
@@ -135,7 +165,7 @@ class Prepared:
     """All prompts, where there are several."""
     dialect: Callable[[Stamp], Dialect] | None = None
     """Makes what writes the answer, in another API than OpenAI's chats and completions."""
-    words: ClientWords = field(default_factory=ClientWords)
+    words: ClientWords = ClientWords()
     """What that API's client calls the chat's fields."""
 
     def in_its_words(self, error: ApiError) -> ApiError:
@@ -149,7 +179,7 @@ Prepare = Callable[[Mapping[str, Any], bool], Prepared]
 
 
 def prepare_chat(fields: Mapping[str, Any], strict: bool) -> Prepared:
-    return _prepared_chat(fields, {}, strict, f"chatcmpl-{uuid.uuid4().hex}")
+    return _prepared_chat(fields, {}, strict, "chatcmpl-")
 
 
 def prepare_as_chat(
@@ -162,25 +192,24 @@ def prepare_as_chat(
 ) -> Prepared:
     """A request of another API, whose `fields` are those of a chat by now; `ignored` is what was left out before."""
     try:
-        chat = _prepared_chat(fields, ignored, strict, f"{kind}_{uuid.uuid4().hex}")
+        chat = _prepared_chat(fields, ignored, strict, f"{kind}_")
     except ApiError as error:
         raise words.told(error) from None
-    return replace(chat, dialect=dialect, words=words, ignored=tuple(map(words.of, chat.ignored)))
+    return chat._replace(dialect=dialect, words=words, ignored=tuple(map(words.of, chat.ignored)))
 
 
-def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, request_id: str) -> Prepared:
+def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, kind: str) -> Prepared:
     asked = parse_chat(fields, ignored, strict)
     plain = partial(ChatShape, prompt_logprobs=asked.prompt_logprobs)
     shape = shape_with_tools(asked) if asked.offered_tools else plain
-    return Prepared(asked, chat_to_generate(asked, request_id, secrets.randbits(63)), shape, tuple(ignored))
+    return Prepared(asked, chat_to_generate(asked, *drawn(kind)), shape, tuple(ignored))
 
 
 def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:
     ignored: IgnoredFields = {}
     asked = parse_completion(fields, ignored, strict)
-    request_id = f"cmpl-{uuid.uuid4().hex}"
     prompts = prompts_of(asked)
-    generate = completion_to_generate(asked, prompts[0], request_id, secrets.randbits(63))
+    generate = completion_to_generate(asked, prompts[0], *drawn("cmpl-"))
 
     def shape(index: int) -> CompletionShape:
         prompt = asked.prompts[index // asked.n]

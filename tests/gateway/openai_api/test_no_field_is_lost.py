@@ -139,6 +139,7 @@ APIS = {
 def effect(prepared: Prepared) -> object:
     """All that the rest of the gateway sees of a request."""
     asked, generate = prepared.asked, prepared.generate
+    assert isinstance(asked, ChatRequest | CompletionRequest)
     seed = generate.sampling.seed if asked.seed is not None else None
     sampling = generate.sampling.model_copy(update={"seed": 0})
     told = generate.model_copy(update={"request_id": "r", "sampling": sampling})

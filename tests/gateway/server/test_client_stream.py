@@ -1,4 +1,4 @@
-"""The begin of a stream, written by hand, is what uvicorn writes of it."""
+"""The begin of a stream, written by hand, is what uvicorn writes of it; a body is taken as uvicorn gives it."""
 
 import asyncio
 import logging
@@ -28,6 +28,9 @@ class Written(asyncio.Transport):
 
     def close(self) -> None:
         self.content += b"<closed>"
+
+    def resume_reading(self) -> None:
+        pass
 
 
 def cycle(
@@ -148,5 +151,34 @@ def test_a_value_that_would_be_a_line_of_its_own_is_refused_as_uvicorn_does(valu
         with pytest.raises(RuntimeError, match="Invalid HTTP header value"):
             client.open([(b"x-request-id", value)], b"data: 1")
         assert written.content == b""
+
+    asyncio.run(run())
+
+
+def test_a_body_that_has_come_is_taken_once_as_uvicorn_gives_it() -> None:
+    async def run() -> None:
+        of_uvicorn, of_client = cycle(Written()), cycle(Written())
+        for one in (of_uvicorn, of_client):
+            one.body += b"abc"
+            one.more_body = False
+            one.message_event.set()
+            one.flow.read_paused = True
+        received = await of_uvicorn.receive()
+        assert ClientStream(of_client).take_body() == received["body"] == b"abc"  # type: ignore[typeddict-item]
+        for one in (of_uvicorn, of_client):
+            assert (len(one.body), one.message_event.is_set(), one.flow.read_paused) == (0, False, False)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", ["more_body", "disconnected", "waiting_for_100_continue"])
+def test_a_body_that_is_not_all_here_or_whose_client_left_is_left_to_uvicorn(state: str) -> None:
+    async def run() -> None:
+        one = cycle(Written())
+        one.body += b"abc"
+        one.more_body = False
+        setattr(one, state, True)
+        assert ClientStream(one).take_body() is None
+        assert one.body == b"abc"
 
     asyncio.run(run())
