@@ -52,8 +52,8 @@ IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
 
-LATE_SECONDS: Final = 0.25
-"""How long after it was written text may be accounted for: no rate and no graph is finer."""
+LATE_SECONDS: Final = 1.0
+"""How long after it was written text may be accounted for: Prometheus looks no oftener."""
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
