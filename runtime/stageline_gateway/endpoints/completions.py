@@ -23,13 +23,12 @@ from stageline_gateway.endpoints.direct_routes import add_direct_post
 from stageline_gateway.endpoints.json_answers import error_answer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.translated import Refuse, TranslatedAnswer
-from stageline_gateway.engine_client.generation import TextTaker
 from stageline_gateway.errors import ApiError, gateway_failed, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.plain_requests import Plain, plain_chat, plain_completion
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
-from stageline_gateway.relay.dispatch import Deliver, Dispatcher, GenerateJob
+from stageline_gateway.relay.dispatch import Deliver, DeliverText, Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan, TraceContext
@@ -141,7 +140,7 @@ def _answer(
     asked, generate = prepared.asked, prepared.generate
     job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts)
 
-    async def run(deliver: Deliver, texts: TextTaker | None) -> None:
+    async def run(deliver: Deliver, texts: DeliverText | None) -> None:
         try:
             await dispatcher.run_choices(job, asked.num_choices, deliver, texts)
         except ApiError as error:

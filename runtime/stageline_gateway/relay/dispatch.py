@@ -59,6 +59,8 @@ BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
 """Takes the number of a choice and its next events, at once and never none."""
 DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
+DeliverText = TextTaker
+"""Takes text of the one choice there is."""
 
 
 @dataclass(frozen=True, slots=True)
