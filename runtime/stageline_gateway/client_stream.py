@@ -99,8 +99,8 @@ class ClientStream:
             # What uvicorn would do; the check of the order of messages is left out.
             transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return None
-        if self._cycle.chunked_encoding and not self._cycle.disconnected:
-            self._streams_to = self._cycle.transport  # it was opened by uvicorn
+        is_open = more and self._cycle.chunked_encoding and not self._cycle.disconnected
+        self._streams_to = self._cycle.transport if is_open else None  # uvicorn may have opened it
         return self._send([_piece(body, more)])
 
     async def taken(self) -> None:

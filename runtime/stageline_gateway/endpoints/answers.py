@@ -237,8 +237,9 @@ class WholeAnswer(Answer):
 class StreamedAnswer(Answer):
     """The answer as server-sent events, one chunk per piece of one choice's text.
 
-    What an event is accounted for follows in the next turn of the loop, when its bytes have gone out, but for the
-    answer's last: a first token waits for no metric. All has been accounted for when the answer is over.
+    What an event is accounted for follows in the next turn of the loop, when its bytes have gone out: a first token
+    waits for no metric. The answer's last event is accounted for at once, and so is all of a key that has limits; text
+    by itself later still (`_StreamedText`). All has been accounted for when the answer is over.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -252,8 +253,8 @@ class StreamedAnswer(Answer):
         texts = _StreamedText(self, client, self._pieces)
 
         def write(choice: int, events: Sequence[StreamEvent]) -> Pause | None:
-            self._count_soon(choice, events)
             body = b"".join([self._written(choice, event, texts) for event in events])
+            self._count_soon(choice, events)
             if len(self._ends) == len(self.exchange.shapes):
                 return self._write(client, body + self._end(), more=False)
             return self._write(client, body) if body or not self.started else None
@@ -335,6 +336,6 @@ class _StreamedText:
         return self._client.write(b"%b%b%b" % (around[0], text_as_json(text), around[1])) if text else None
 
     def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:  # noqa: ARG002 - the relay's
-        """Account for what was written."""
+        """Account for what was written, behind the events that came before it."""
         self._answer.count_all()
         self._answer.exchange.count_text(written)

@@ -76,7 +76,8 @@ class TextTaker(Protocol):
 
     @property
     def most_late_seconds(self) -> float:
-        """How long after it was written the first of them may be accounted for; 0: each when it is written."""
+        """How long the first of them may wait for its account while others come, in seconds; 0: not at all. Where
+        nothing comes it waits for the next line, or the end."""
 
     @property
     def write(self) -> Callable[[str], Pause | None]:
@@ -199,7 +200,7 @@ class _EventReader:
             now = monotonic()
             self._unaccounted.append((now, text, token_ids))
             pause = write(text)
-            if now >= self._accounts_due:
+            if now >= self._accounts_due or pause is not None:  # a slow client may keep what comes for long
                 self.account(goes_on=True)
             return pause
         return self._read_events(lines)
