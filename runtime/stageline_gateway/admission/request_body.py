@@ -242,8 +242,7 @@ class HeldBody:
         raw = await self._arriving(request) if here is None else self._arrived(here)
         self.has_come()
         self.text_bytes = self.size_bytes
-        # As `off_the_loop`, with nothing made where it is quick.
-        self._shape = shape_of(raw) if self.is_quick else await asyncio.to_thread(shape_of, raw)
+        self._shape = await off_the_loop(len(raw), lambda: shape_of(raw))
         check_shape(self._shape)
         self.grow(self._shape.extra_bytes)
         return raw

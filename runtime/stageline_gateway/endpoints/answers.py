@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -28,7 +27,7 @@ from stageline_gateway.endpoints.json_answers import (
     sse_event,
 )
 from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
-from stageline_gateway.endpoints.written_pieces import WrittenPieces, text_as_json
+from stageline_gateway.endpoints.written_pieces import WrittenPieces, between
 from stageline_gateway.engine_client.generation import Resumed, StreamEvent, TextTaker, WrittenText
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
@@ -95,7 +94,7 @@ class Exchange:
         return 0.0 if self.permit.caller.limits.have_rates else LATE_SECONDS
 
     def count(self, event: StreamEvent, choice: int, at: float | None = None) -> None:
-        """Account for an event in metrics, limits and places, which came `at` that time of the monotonic clock."""
+        """Account for an event in metrics, limits and places, which came `at` that time of the meter's clock."""
         self.meter.see(event, choice, at)
         self.permit.see(event, choice)
         if not self.meter.choices:
@@ -279,7 +278,7 @@ class StreamedAnswer(Answer):
     def _count_soon(self, choice: int, events: Sequence[StreamEvent]) -> None:
         if not self._uncounted and self._late_seconds:
             asyncio.get_running_loop().call_soon(self.count_all)
-        self._uncounted.append((monotonic(), choice, events))
+        self._uncounted.append((self.exchange.meter.clock(), choice, events))
         if not self._late_seconds or isinstance(events[-1], Finished):
             self.count_all()
 
@@ -333,7 +332,7 @@ class _StreamedText:
             if text:
                 self._around = self._pieces.around(0)
             return pause
-        return self._client.write(b"%b%b%b" % (around[0], text_as_json(text), around[1])) if text else None
+        return self._client.write(between(around, text)) if text else None
 
     def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:  # noqa: ARG002 - the relay's
         """Account for what was written, behind the events that came before it."""

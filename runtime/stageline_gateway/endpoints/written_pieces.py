@@ -18,9 +18,9 @@ _MARK: Final = "\x00text\x00"
 _WRITTEN_MARK: Final = encode_json(_MARK)
 
 
-def text_as_json(text: str) -> bytes:
-    """In ASCII alone, as `encode_json` writes it."""
-    return encode_basestring_ascii(text).encode()
+def between(around: tuple[bytes, bytes], text: str) -> bytes:
+    """`text` as `encode_json` writes it, in ASCII alone, with what stands around it."""
+    return b"%b%b%b" % (around[0], encode_basestring_ascii(text).encode(), around[1])
 
 
 class WrittenPieces:
@@ -46,7 +46,7 @@ class WrittenPieces:
         if not delta.text and not logprobs:
             return b""
         if logprobs is None and (around := self.around(choice)) is not None:
-            return b"%b%b%b" % (around[0], text_as_json(delta.text), around[1])
+            return between(around, delta.text)
         return self._chunks(self._shapes[choice].piece(delta.text, logprobs))
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:

@@ -136,7 +136,7 @@ class SpentTokens:
 def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, texts: list[tuple[str, list[int]]]) -> None:
     def answer(*, by_text: bool) -> tuple[Any, ...]:
         metrics, permit, client = GatewayMetrics(), SpentTokens(), Written()
-        meter = RequestMeter(metrics.of(""), MODEL)
+        meter = RequestMeter(metrics.of(""), MODEL, clock=lambda: 1.0)
 
         async def run(deliver: Deliver, taker: TextTaker | None) -> None:
             deliver(0, [Admitted(prompt_tokens=1)])
@@ -159,8 +159,8 @@ def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, text
             include_usage=include_usage,
         )
         asyncio.run(StreamedAnswer(exchange)._answer(cast(ClientStream, client)))
-        num_gaps = sum(meter.of_model.inter_token_latency.counts)
-        counted = (meter.all_tokens, meter.tokens, meter.of_model.generation_tokens.value, num_gaps)
+        gaps = meter.of_model.inter_token_latency
+        counted = (meter.all_tokens, meter.tokens, meter.of_model.generation_tokens.value, gaps.counts, gaps.total)
         return client.body, permit.spent, counted
 
     assert answer(by_text=True) == answer(by_text=False)
