@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -51,10 +51,6 @@ IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
 
-LATE_SECONDS: Final = 1.0
-"""How long after it was written text may be accounted for: Prometheus looks no oftener."""
-
-
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """What tells the client of these fields; nothing where there are none."""
     return {IGNORED_HEADER: ",".join(names)} if names else {}
@@ -89,9 +85,9 @@ class Exchange:
         return {"request_id": self.stamp.id, "client_request_id": self.client_request_id}
 
     @property
-    def most_late_seconds(self) -> float:
-        """How long accounts may wait. Not at all where tokens are limited: a limit is exact at every time."""
-        return 0.0 if self.permit.caller.limits.have_rates else LATE_SECONDS
+    def may_wait(self) -> bool:
+        """Whether accounts may wait. Not where tokens are limited: a limit is exact at every time."""
+        return not self.permit.caller.limits.have_rates
 
     def count(self, event: StreamEvent, choice: int, at: float | None = None) -> None:
         """Account for an event in metrics, limits and places, which came `at` that time of the meter's clock."""
@@ -105,7 +101,7 @@ class Exchange:
         """Account for text of the one choice there is, as for Deltas of it."""
         for at, _, token_ids in written:
             self.meter.see_tokens(len(token_ids), at)
-            self.permit.see_tokens(len(token_ids))
+        self.permit.see_tokens(sum(len(token_ids) for _, _, token_ids in written))
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
@@ -243,7 +239,6 @@ class StreamedAnswer(Answer):
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange)
-        self._late_seconds = exchange.most_late_seconds
         self._uncounted: list[tuple[float, int, Sequence[StreamEvent]]] = []
         self._pieces = WrittenPieces(exchange.stamp, exchange.shapes, exchange.with_logprobs, exchange.include_usage)
         self._ends: dict[int, Finished] = {}
@@ -276,10 +271,11 @@ class StreamedAnswer(Answer):
                 self.exchange.count(event, choice, at)
 
     def _count_soon(self, choice: int, events: Sequence[StreamEvent]) -> None:
-        if not self._uncounted and self._late_seconds:
+        may_wait = self.exchange.may_wait
+        if not self._uncounted and may_wait:
             asyncio.get_running_loop().call_soon(self.count_all)
         self._uncounted.append((self.exchange.meter.clock(), choice, events))
-        if not self._late_seconds or isinstance(events[-1], Finished):
+        if not may_wait or isinstance(events[-1], Finished):
             self.count_all()
 
     def _written(self, choice: int, event: StreamEvent, texts: "_StreamedText") -> bytes:
@@ -311,7 +307,7 @@ class StreamedAnswer(Answer):
 class _StreamedText:
     """Writes a stream's text that comes by itself (`TextTaker`), and touches little more than the connection for it."""
 
-    __slots__ = ("_answer", "_around", "_client", "_pieces", "most_late_seconds")
+    __slots__ = ("_answer", "_around", "_client", "_pieces")
 
     def __init__(self, answer: StreamedAnswer, client: ClientStream, pieces: WrittenPieces) -> None:
         self._answer = answer
@@ -319,7 +315,10 @@ class _StreamedText:
         self._pieces = pieces
         self._around: tuple[bytes, bytes] | None = None
         """The bytes around a piece's text, once nothing else can stand before it."""
-        self.most_late_seconds = answer.exchange.most_late_seconds
+
+    @property
+    def may_wait(self) -> bool:
+        return self._answer.exchange.may_wait
 
     def begin_anew(self) -> None:
         """Something stands before the next text."""
@@ -334,7 +333,7 @@ class _StreamedText:
             return pause
         return self._client.write(between(around, text)) if text else None
 
-    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:  # noqa: ARG002 - the relay's
+    def account(self, written: Sequence[WrittenText]) -> None:
         """Account for what was written, behind the events that came before it."""
         self._answer.count_all()
         self._answer.exchange.count_text(written)

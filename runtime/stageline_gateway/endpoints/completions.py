@@ -7,7 +7,7 @@ status. What happens after that, from the wait for a place on, is `answers`'.
 import logging
 import time
 import uuid
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 
 from fastapi import FastAPI
@@ -28,7 +28,7 @@ from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
 from stageline_gateway.openai_api.plain_requests import Plain, plain_chat, plain_completion
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
-from stageline_gateway.relay.dispatch import Deliver, DeliverText, Dispatcher, GenerateJob
+from stageline_gateway.relay.dispatch import Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan, TraceContext
@@ -138,16 +138,9 @@ def _answer(
     refuse: Refuse,
 ) -> Answer:
     asked, generate = prepared.asked, prepared.generate
-    job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts)
-
-    async def run(deliver: Deliver, texts: DeliverText | None) -> None:
-        try:
-            await dispatcher.run_choices(job, asked.num_choices, deliver, texts)
-        except ApiError as error:
-            raise prepared.in_its_words(error) from None
-
+    job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts, prepared.in_its_words)
     exchange = Exchange(
-        run=run,
+        run=partial(dispatcher.run_choices, job, asked.num_choices),
         shapes=[prepared.shape_of(choice) for choice in range(asked.num_choices)],
         stamp=Stamp(generate.request_id, int(time.time()), asked.model, system_fingerprint(permit.model.full_name)),
         meter=meter,

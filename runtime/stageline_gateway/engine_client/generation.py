@@ -38,6 +38,7 @@ from stageline_gateway.engine_client.incoming_lines import (
     Pause,
     SilentEngineError,
 )
+from stageline_gateway.engine_client.late_accounts import LateAccounts
 from stageline_gateway.engine_client.multiplexed import HTTP_OK, NotConnectedError, NotSharedError
 from stageline_gateway.engine_client.written_request import written
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
@@ -70,21 +71,20 @@ class TextTaker(Protocol):
     """Takes text by itself, as it would Deltas of it: nearly all there is of an answer is told in this way, which makes
     no event of it.
 
-    What is to be accounted for comes later, many pieces at once. A token finds the processor's caches empty, so that it
-    costs what is touched for it: the accounts of its request, key, group and metrics are half of that.
+    What is to be accounted for may come later, many pieces at once (`late_accounts`), but always before an event, the
+    end, or the loss of any engine.
     """
 
     @property
-    def most_late_seconds(self) -> float:
-        """How long the first of them may wait for its account while others come, in seconds; 0: not at all. Where
-        nothing comes it waits for the next line, or the end."""
+    def may_wait(self) -> bool:
+        """Whether accounts may wait; else each piece is accounted for when it has been written."""
 
     @property
     def write(self) -> Callable[[str], Pause | None]:
         """Writes the next text, at once."""
 
-    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:
-        """Account for what was written since the last time; `goes_on`: the last of it came just now."""
+    def account(self, written: Sequence[WrittenText]) -> None:
+        """Account for what was written since the last time."""
 
 
 class LossKind(StrEnum):
@@ -179,6 +179,7 @@ class _EventReader:
     timeouts: "EngineTimeouts"
     limit_seconds: float
     """How long the engine may be silent now."""
+    late: LateAccounts
     order: _Order = field(default_factory=_Order)
     lines: EventLines = field(default_factory=EventLines)
     _source: IncomingLines | None = None
@@ -186,8 +187,11 @@ class _EventReader:
     """Writes text, while the next that comes is most likely text and nothing else, for which nothing else is to be
     done."""
     _unaccounted: list[WrittenText] = field(default_factory=list)
-    _accounts_due: float = 0.0
-    """By the monotonic clock."""
+    _may_wait: bool = False
+    """Whether accounts of text may."""
+
+    def __post_init__(self) -> None:
+        self._may_wait = self.texts is not None and self.texts.may_wait
 
     async def read_all(self, source: IncomingLines) -> None:
         """Until the answer's end, or the source's."""
@@ -197,20 +201,25 @@ class _EventReader:
     def read(self, lines: list[bytes]) -> Pause | None:
         if (write := self._write) is not None and (told := plain_text(lines)) is not None:
             text, token_ids = told
-            now = monotonic()
-            self._unaccounted.append((now, text, token_ids))
+            if not self._unaccounted and self._may_wait:
+                self.late.add(self.account)
+            self._unaccounted.append((monotonic(), text, token_ids))
             pause = write(text)
-            if now >= self._accounts_due or pause is not None:  # a slow client may keep what comes for long
-                self.account(goes_on=True)
+            if not self._may_wait:
+                self.account()
             return pause
         return self._read_events(lines)
 
-    def account(self, *, goes_on: bool = False) -> None:
+    def account(self) -> None:
         """Have all text accounted for that was written."""
         if self._unaccounted and self.texts is not None:
             written, self._unaccounted = self._unaccounted, []
-            self._accounts_due = written[-1][0] + self.texts.most_late_seconds
-            self.texts.account(written, goes_on=goes_on)
+            self.texts.account(written)
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self.account()
+        self.late.discard(self.account)
 
     def _read_events(self, lines: list[bytes]) -> Pause | None:
         assert self._source is not None, "read without a source"
@@ -263,6 +272,7 @@ class EngineClient:
         self._pool = ConnectionPool(timeouts.connect_seconds, trust or EngineTrust())
         self._timeouts = timeouts
         self._key = key
+        self._late = LateAccounts()
 
     async def generate(
         self,
@@ -281,21 +291,28 @@ class EngineClient:
         """
         asked = _Asked(engine, written(request), on_open)
         shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
-        reader = _EventReader(take, texts, self._timeouts, self._timeouts.idle_seconds)
+        reader = _EventReader(take, texts, self._timeouts, self._timeouts.idle_seconds, self._late)
+        try:
+            await self._ask_to_the_end(asked, reader, shares)
+        except EngineLostError:
+            self._late.bring_up_to_date()  # others may have shown, before this, that the engine answers
+            raise
+        finally:
+            reader.close()
+
+    def close(self) -> None:
+        """Close the connections that rest, and those that are shared."""
+        self._pool.close()
+
+    async def _ask_to_the_end(self, asked: "_Asked", reader: "_EventReader", shares: bool) -> None:
         try:
             await self._ask(asked, reader, shares)
         except ConnectionBrokenError as error:
             raise EngineLostError(LossKind.CONNECTION_LOST, str(error), error.is_echo) from None
         except SilentEngineError:
             raise EngineLostError(LossKind.STALLED, f"The engine was silent for {reader.limit_seconds:g} s.") from None
-        finally:
-            reader.account()
         if not reader.order.finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
-
-    def close(self) -> None:
-        """Close the connections that rest, and those that are shared."""
-        self._pool.close()
 
     async def _ask(self, asked: "_Asked", reader: "_EventReader", shares: bool) -> None:
         """On a connection that others use too or, where there is none, on its own."""

@@ -59,8 +59,6 @@ BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
 """Takes the number of a choice and its next events, at once and never none."""
 DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
-DeliverText = TextTaker
-"""Takes text of the one choice there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,8 @@ class GenerateJob:
     span: RequestSpan = field(default_factory=RequestSpan)
     prompts: tuple[Prompt, ...] = ()
     """All prompts, where there are several: the request has the first."""
+    in_its_words: Callable[[ApiError], ApiError] = lambda error: error
+    """An engine's refusal with the client's own names of fields."""
 
     def choice(self, number: int, each: int) -> "GenerateJob":
         """The same for one of several choices, `each` for a prompt: they differ in id, prompt, and the choice that keys
@@ -210,17 +210,16 @@ class _RelayedText:
         return self.texts.write
 
     @property
-    def most_late_seconds(self) -> float:
-        return self.texts.most_late_seconds
+    def may_wait(self) -> bool:
+        return self.texts.may_wait
 
-    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:
+    def account(self, written: Sequence[WrittenText]) -> None:
         relayed = self.relayed
-        if goes_on:  # else the group may have failed since
-            relayed.backends.answered(relayed.key)
+        relayed.backends.answered(relayed.key)
+        relayed.lease.spend(sum(len(token_ids) for _, _, token_ids in written))
         for _, text, token_ids in written:
-            relayed.lease.spend(len(token_ids))
             relayed.progress.take_text(text, token_ids)
-        self.texts.account(written, goes_on=goes_on)
+        self.texts.account(written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +323,7 @@ class Dispatcher:
     def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when none may."""
         param = "messages" if isinstance(job.request.prompt, ChatPrompt) else "prompt"
-        refusal = refused_by_engine(error.error, param, self.retry.retry_after_seconds)
+        refusal = job.in_its_words(refused_by_engine(error.error, param, self.retry.retry_after_seconds))
         if error.error.code in ELSEWHERE:
             return refusal
         if not progress.is_admitted:

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -38,16 +38,33 @@ logger = logging.getLogger(__name__)
 OPEN_FILES: Final = 65536
 """Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
 _START_POLL_SECONDS: Final = 0.01
+_DATE_SECONDS: Final = 1.0
 FAREWELL_SECONDS: Final = 5.0
 """How long answers that were cut have to send their error event."""
 
 
-class _SignalFreeServer(uvicorn.Server):
-    """uvicorn re-raises the signal that stopped it, which would make a clean drain look like a crash."""
+class _QuietServer(uvicorn.Server):
+    """uvicorn re-raises the signal that stopped it, which would make a clean drain look like a crash; and it looks ten
+    times a second whether it is to stop. This one is told (`stop`), and wakes once a second for the answers' `Date`."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Stop listening; `serve` returns once open answers have ended."""
+        self.should_exit = True
+        self._stopped.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(counter=0):  # of each tenth, which makes the `Date`
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_SECONDS):
+                    await self._stopped.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +96,10 @@ class GatewayServers:
         self._metrics = app.state.metrics
         config = _config(app, grace_seconds, access_log, lifespan="on")
         connections = sockets.connections(sockets.connection_limit)
-        self.public = _SignalFreeServer(config)
+        self.public = _QuietServer(config)
         # A second configuration without an access log would silence the first one's: they share uvicorn's logger.
         admin_config = _config(app.state.admin, 1, access_log, lifespan="off")
-        self._admin = _SignalFreeServer(admin_config)
+        self._admin = _QuietServer(admin_config)
         for each in (config, admin_config):
             each.send_timeout_seconds = app.state.send_timeout_seconds
         config.hosts = app.state.hosts
@@ -110,7 +127,7 @@ class GatewayServers:
         try:
             await self.public.serve(sockets=public)
         finally:
-            self._admin.should_exit = True
+            self._admin.stop()
             for task in background[1:]:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -142,7 +159,7 @@ class GatewayServers:
 
     def stop(self) -> None:
         """Stop listening; `run` returns once open answers have ended."""
-        self.public.should_exit = True
+        self.public.stop()
 
 
 def _config(app: FastAPI, grace_seconds: int, access_log: bool, lifespan: Literal["on", "off"]) -> BoundedConfig:

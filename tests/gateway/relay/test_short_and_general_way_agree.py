@@ -21,6 +21,7 @@ from stageline_gateway.admission.keys import Caller
 from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
 from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, TextTaker, _EventReader
+from stageline_gateway.engine_client.late_accounts import LateAccounts
 from stageline_gateway.engine_client.multiplexed import MultiplexedStream
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import Ledger
@@ -153,7 +154,7 @@ class PlayedAnswer:
     async def _read(self, number: int, acts: Sequence[Act], relayed: _Relayed, texts: TextTaker | None) -> bool:
         """One run; returns whether it ended the answer."""
         stream = MultiplexedStream(cast(Any, self), number, may_be_stale=False)
-        reader = _EventReader(relayed.take, texts, EngineTimeouts(), 120.0)
+        reader = _EventReader(relayed.take, texts, EngineTimeouts(), 120.0, LateAccounts())
         engine = asyncio.create_task(self._bring(stream, acts))
         try:
             await reader.read_all(stream)
@@ -162,7 +163,7 @@ class PlayedAnswer:
         except Exception as error:
             self.seen.append(repr(error))
         finally:
-            reader.account()
+            reader.close()
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
             held = (stream.has_heard, stream._is_held, len(stream._lines), stream._limit_seconds)

@@ -17,8 +17,19 @@ from stageline_gateway.admission.keys import Caller, Limits
 from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
 from stageline_gateway.engine_client.event_lines import EventLines, plain_text
-from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, TextTaker, WrittenText, _EventReader
+from stageline_gateway.engine_client.generation import (
+    EngineClient,
+    EngineLostError,
+    EngineTimeouts,
+    StreamEvent,
+    TextTaker,
+    WrittenText,
+    _EventReader,
+)
 from stageline_gateway.engine_client.incoming_lines import IncomingLines
+from stageline_gateway.engine_client.late_accounts import LateAccounts
+from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.groups.backends import Backends, BreakerPolicy, CircuitBreaker, DiscoveredGroups
 from stageline_gateway.groups.routing import Ledger
 from stageline_gateway.openai_api.answer_shapes import CompletionShape, Stamp
@@ -29,6 +40,7 @@ from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 MODEL, KEY = "m", "m/0/1"
 TEXTS = st.lists(st.tuples(st.text(max_size=6), st.lists(st.integers(0, 9), max_size=3)), max_size=8)
 GROUP = GroupEndpoint(model=MODEL, group=0, incarnation=1, url="http://e", ready=True)
+REQUEST = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
 ADMITTED = b'{"type":"admitted","prompt_tokens":3}'
 FINISHED = b'{"type":"finished","reason":"length","prompt_tokens":3,"completion_tokens":4}'
 
@@ -53,26 +65,24 @@ def test_lines_are_plain_text_where_they_are_one_piece_of_it(lines: list[bytes])
 
 
 def relayed(seen: list[StreamEvent], backends: Backends, lease: Any) -> _Relayed:
-    request = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
-
     def deliver(events: Sequence[StreamEvent]) -> None:
         seen.extend(events)
 
-    return _Relayed(GROUP, KEY, Progress(request), lease, "w", backends, GatewayMetrics().of(""), deliver)
+    return _Relayed(GROUP, KEY, Progress(REQUEST), lease, "w", backends, GatewayMetrics().of(""), deliver)
 
 
 class TextsSeen:
     """Takes text for `seen`, as Deltas once it is accounted for."""
 
-    def __init__(self, seen: list[StreamEvent], late_seconds: float = 0.0) -> None:
-        self.seen, self.most_late_seconds = seen, late_seconds
+    def __init__(self, seen: list[StreamEvent], *, may_wait: bool = False) -> None:
+        self.seen, self.may_wait = seen, may_wait
         self.written: list[str] = []
 
     def write(self, text: str) -> Pause | None:
         self.written.append(text)
         return None
 
-    def account(self, written: Sequence[WrittenText], *, goes_on: bool) -> None:  # noqa: ARG002
+    def account(self, written: Sequence[WrittenText]) -> None:
         self.seen += [Delta(text=text, token_ids=token_ids) for _, text, token_ids in written]
 
 
@@ -89,7 +99,7 @@ def test_accounts_of_a_run_are_those_of_deltas(
             for text, token_ids in texts:
                 backends.breakers[KEY] = CircuitBreaker().failed(0.0, BreakerPolicy())
                 if by_text:
-                    texts_seen.account([(0.0, text, tuple(token_ids))], goes_on=True)
+                    texts_seen.account([(0.0, text, tuple(token_ids))])
                 else:
                     one.take([Delta(text=text, token_ids=tuple(token_ids))])
             return seen, one.progress, dict(backends.breakers), lease.tokens, deepcopy(ledger.loads)
@@ -144,7 +154,7 @@ def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, text
                 if by_text:
                     assert taker is not None
                     taker.write(text)
-                    taker.account([(1.0, text, tuple(token_ids))], goes_on=True)
+                    taker.account([(1.0, text, tuple(token_ids))])
                 else:
                     deliver(0, [Delta(text=text, token_ids=tuple(token_ids))])
             deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(texts))])
@@ -198,14 +208,14 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
 
     async def both() -> None:
         timeouts = EngineTimeouts()
-        short = _EventReader(take, texts, timeouts, 120.0)
+        short = _EventReader(take, texts, timeouts, 120.0, LateAccounts())
         assert read(ADMITTED, short) == ["Admitted", "Delta", "bc", "Delta", "Finished"]
         assert texts.seen == [Delta(text="bc", token_ids=(2, 3))]
         assert short.limit_seconds == timeouts.stall_seconds
         thinking = b'{"type":"admitted","prompt_tokens":3,"thoughts":"tagged"}'
         events = ["Admitted", "Delta", "Delta", "Delta", "Delta", "Finished"]
-        assert read(thinking, _EventReader(take, texts, timeouts, 120.0)) == events
-        assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0)) == [
+        assert read(thinking, _EventReader(take, texts, timeouts, 120.0, LateAccounts())) == events
+        assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0, LateAccounts())) == [
             "Admitted",
             "Delta",
             "Delta",
@@ -216,46 +226,47 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
     asyncio.run(both())
 
 
-def test_accounts_of_text_wait_for_each_other_but_not_for_long_and_never_beyond_an_event(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("stageline_gateway.engine_client.generation.monotonic", lambda: now)
-
-    def accounted(acts: Sequence[tuple[float, bytes]], late_seconds: float) -> list[int]:
-        """How many pieces had been accounted for after each."""
-        nonlocal now
-        texts = TextsSeen([], late_seconds)
-        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0)
+def test_accounts_of_text_wait_for_a_round_where_they_may_and_never_beyond_an_event_or_the_end() -> None:
+    async def accounted(*, may_wait: bool) -> list[int]:
+        """How many pieces had been accounted for after each act."""
+        texts, late = TextsSeen([], may_wait=may_wait), LateAccounts(period_seconds=0.0)
+        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, late)
         reader._source = Source()
-        reader.read([ADMITTED, line("a", [1])])
         counts = []
-        for at, one in acts:
-            now = at
-            reader.read([one])
+        for lines in (
+            [ADMITTED, line("a", [1])],
+            [line("b", [2])],
+            [line("c", [3])],
+            None,
+            [line("d", [4])],
+            [FINISHED],
+        ):
+            if lines is None:
+                await asyncio.sleep(0.01)  # nothing comes any more
+            else:
+                reader.read(lines)
             counts.append(len(texts.seen))
-        reader.account()
+        reader._unaccounted.append((0.0, "e", (5,)))
+        reader.close()
         return [*counts, len(texts.seen)]
 
-    async def all_of_them() -> None:
-        steps = [(100.0 + 0.1 * index, line("b", [2])) for index in range(7)]
-        assert accounted(steps, 0.25) == [1, 1, 1, 4, 4, 4, 7, 7]
-        assert accounted(steps, 0.0) == [1, 2, 3, 4, 5, 6, 7, 7]
-        assert accounted([*steps[:3], (100.3, FINISHED)], 60.0) == [1, 1, 1, 3, 3]
-
-    asyncio.run(all_of_them())
+    assert asyncio.run(accounted(may_wait=True)) == [0, 0, 0, 2, 2, 3, 4]
+    assert asyncio.run(accounted(may_wait=False)) == [0, 1, 2, 2, 3, 3, 4]
 
 
-def test_a_group_that_may_have_failed_since_is_not_said_to_answer() -> None:
-    """The answers of a connection that ended are accounted for at its end, behind the failure of the first of them."""
-    backends, seen = Backends(DiscoveredGroups("a test")), list[StreamEvent]()
-    with Ledger().lease(KEY, 5) as lease:
-        texts = _RelayedText(relayed(seen, backends, lease), TextsSeen(seen))
-        failed = backends.breakers[KEY] = CircuitBreaker().failed(0.0, BreakerPolicy())
-        texts.account([(0.0, "a", (1,))], goes_on=False)
-        assert backends.breakers[KEY] == failed
-        texts.account([(0.0, "a", (1,))], goes_on=True)
-        assert backends.breakers.get(KEY) != failed
+def test_the_loss_of_an_engine_finds_what_others_wrote_accounted_for() -> None:
+    """Else a group that answers would be judged by its failures alone."""
+    told: list[str] = []
+
+    async def lose() -> None:
+        client = EngineClient(EngineTimeouts(connect_seconds=1.0), EngineKey())
+        client._late.add(lambda: told.append("accounted for"))
+        with pytest.raises(EngineLostError):
+            await client.generate(EngineAddress("http://127.0.0.1:1"), REQUEST, lambda _: None)
+        told.append("told of the loss")
+
+    asyncio.run(lose())
+    assert told == ["accounted for", "told of the loss"]
 
 
 def test_a_first_token_is_written_before_it_is_accounted_for_unless_its_key_has_limits() -> None:
