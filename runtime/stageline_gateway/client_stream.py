@@ -77,18 +77,25 @@ class ClientStream:
         if self.on_gone is not None:
             self.on_gone()
 
-    def open(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True) -> Pause | None:
-        """Begin an answer with status 200; without `more` it is all of it.
+    def head_of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+        """What a stream with these headers begins with, to be given to `open`; None where uvicorn is to write it.
 
         Names of headers are in lower case.
         """
+        return None if self._cycle.access_log else _stream_head(self._cycle, headers)
+
+    def open(
+        self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True, head: bytes | None = None
+    ) -> Pause | None:
+        """Begin an answer with status 200; without `more` it is all of it. `head` is these headers' `head_of`, where
+        it is known."""
         cycle = self._cycle
-        is_held_up = cycle.response_started or cycle.flow.write_paused or cycle.disconnected or cycle.access_log
-        if more and body and not is_held_up and (head := _stream_head(cycle, headers)) is not None:
+        is_held_up = cycle.response_started or cycle.flow.write_paused or cycle.disconnected
+        if more and not is_held_up and (head := head or self.head_of(headers)) is not None:
             cycle.response_started = cycle.chunked_encoding = True
             cycle.waiting_for_100_continue = False
             self._streams_to = cycle.transport
-            cycle.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
+            cycle.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body) if body else head)
             return None
         begin = {"type": "http.response.start", "status": 200, "headers": headers}
         return self._send([begin, _piece(body, more)] if body or not more else [begin])

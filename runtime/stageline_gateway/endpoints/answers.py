@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -99,9 +99,9 @@ class Exchange:
 
     def count_text(self, written: Sequence[WrittenText]) -> None:
         """Account for text of the one choice there is, as for Deltas of it."""
-        for at, _, token_ids in written:
-            self.meter.see_tokens(len(token_ids), at)
-        self.permit.see_tokens(sum(len(token_ids) for _, _, token_ids in written))
+        stamps = [(at, len(token_ids)) for at, _, token_ids in written]
+        self.meter.see_texts(stamps)
+        self.permit.see_tokens(sum([count for _, count in stamps]))
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
@@ -117,6 +117,16 @@ class Exchange:
         return names | ignored_header(self.ignored) | self.permit.admission.headers_for(self.permit.caller)
 
 
+class _Begin(NamedTuple):
+    """Of a stream."""
+
+    ignored: tuple[str, ...]
+    """What its headers say of that."""
+    headers: list[tuple[bytes, bytes]]
+    head: bytes | None
+    """As the client has it made of them."""
+
+
 class Answer(Response):
     """Answers and counts one request, whichever way it ends: answer, refusal, a client that left, a gateway's end."""
 
@@ -127,6 +137,8 @@ class Answer(Response):
         self.resumes = 0
         self._said_first = b""
         """What the next bytes of a stream begin with."""
+        self._ahead: _Begin | None = None
+        """The stream's begin, where it is known before there is anything to say."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, meter = self.exchange, self.exchange.meter
@@ -169,8 +181,14 @@ class Answer(Response):
         if self.started:
             return client.write(body, more) if body or not more else None
         self.started = True
+        ignored, headers, head = self._ahead or self._begin(client)
+        if ignored != self.exchange.ignored:  # the engine told of more
+            _, headers, head = self._begin(client)
+        return client.open(headers, body, more, head)
+
+    def _begin(self, client: ClientStream) -> "_Begin":
         headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
-        return client.open(headers, body, more)
+        return _Begin(self.exchange.ignored, headers, client.head_of(headers))
 
     async def _send_at_once(self, client: ClientStream, answer: Response) -> None:
         """Send an answer that isn't streamed. It counts as held until its client has taken nearly all of it."""
@@ -253,10 +271,17 @@ class StreamedAnswer(Answer):
                 return self._write(client, body + self._end(), more=False)
             return self._write(client, body) if body or not self.started else None
 
+        if self.exchange.may_wait:  # else its headers say what is left of the key's limits when it is written
+            asyncio.get_running_loop().call_soon(self._begin_ahead, client)
         try:
             await self.exchange.run(write, texts)
         finally:
             self.count_all()
+
+    def _begin_ahead(self, client: ClientStream) -> None:
+        """While the engine computes, so that a first token does not wait for it."""
+        if not self.started:
+            self._ahead = self._begin(client)
 
     def write_text(self, client: ClientStream, text: str) -> Pause | None:
         """As `write`, for text of the one choice there is, which is accounted for by itself."""

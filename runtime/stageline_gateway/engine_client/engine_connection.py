@@ -37,7 +37,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._rest: list[bytes] = []
         """Of a line whose end hasn't come."""
         self._rest_bytes = 0
-        self._has_head = self._may_stay = self._says_more = False
+        self._has_head = self._may_stay = self._says_more = self._is_between_chunks = False
 
     @property
     def is_open(self) -> bool:
@@ -128,20 +128,27 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             own.setsockopt(socket.IPPROTO_TCP, option, round(1e3 * UNACKNOWLEDGED_SECONDS))
 
     def data_received(self, data: bytes) -> None:
+        if self._is_between_chunks and (chunk := _only_chunk(data)) is not None:
+            self.on_body(chunk)  # which leaves the parser where it is
+        else:
+            self._parse(data)
+        if self._take is not None and self._lines and not self._is_complete:
+            lines, self._lines = self._lines, []
+            self.bring(lines, self._loop.time())
+            return
         self._heard()
+        self._arrived()
+        if self._has_head and self._take is None:
+            self._wake()
+        if self._is_complete:
+            self._tell_free()
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._fail(ConnectionBrokenError("What answers at the engine's address does not speak HTTP."))
             self.close()
-        self._arrived()
-        if self._is_complete:
-            self._tell_free()
-
-    def _arrived(self) -> None:
-        super()._arrived()
-        if self._has_head and self._take is None:
-            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._transport = None
@@ -158,23 +165,44 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self.status = self._parser.get_status_code()
         self._has_head = True
 
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = not self._is_complete
+
     def on_body(self, chunk: bytes) -> None:
         if b"\n" not in chunk:
             self._rest.append(chunk)
             self._rest_bytes += len(chunk)
         else:
-            *lines, rest = b"".join((*self._rest, chunk)).split(b"\n")
-            self._rest, self._rest_bytes = [rest], len(rest)
-            self._lines += [line for line in lines if line and not line.isspace()]
+            lines = (b"".join((*self._rest, chunk)) if self._rest_bytes else chunk).split(b"\n")
+            self._rest = [lines.pop()]
+            self._rest_bytes = len(self._rest[0])
+            self._lines += [line for line in lines if line] if b"" in lines else lines
         if self._rest_bytes > LINE_LIMIT_BYTES:
             self._rest.clear()
             self._fail(ConnectionBrokenError("The engine sent an event that is too long."))
 
     def on_message_complete(self) -> None:
+        self._is_between_chunks = False
         if (rest := b"".join(self._rest)).strip():
             self._lines.append(rest)
         self._is_complete = True
         self._may_stay = self._parser.should_keep_alive() and not self._says_more
+
+
+def _only_chunk(data: bytes) -> bytes | None:
+    """What the one chunk holds that `data` is, where it is one that is whole and not the last: a step of an engine is
+    written as one, and a token waits for less where no parser is asked. None where the parser is to say."""
+    size, _, rest = data.partition(b"\r\n")
+    if not size.isalnum() or not rest.endswith(b"\r\n"):
+        return None
+    try:
+        is_whole = int(size, 16) == len(rest) - 2 > 0
+    except ValueError:
+        return None
+    return rest[:-2] if is_whole else None
 
 
 def _head(method: str, host: str, path: str, fields: str, authorization: str) -> bytes:

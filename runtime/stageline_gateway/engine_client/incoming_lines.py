@@ -160,7 +160,7 @@ class IncomingLines(ABC):
         if self._take is not None:
             self._silent_since = self.heard_at
             if self._lines:
-                self._hand_over(self._take, self._taken_lines())
+                self.bring(self._taken_lines(), self.heard_at)
         elif self._lines:
             self._wake()
         if self._is_complete:
@@ -169,29 +169,27 @@ class IncomingLines(ABC):
             self._is_held = True
             self._hold()
 
-    def bring(self, lines: list[bytes]) -> None:
-        """Whole lines of an answer that goes on have come, one at least; blank ones say only that its source is there.
+    def bring(self, lines: list[bytes], at: float) -> None:
+        """Whole lines of an answer that goes on have come `at` that time of the loop's clock, one at least; blank ones
+        say only that its source is there.
 
-        What `_heard`, adding them and `_arrived` come to.
+        What `_heard`, adding them and `_arrived` come to. This is every token's way: what it calls is few.
         """
-        take = self._take
-        if take is None or self._lines or self._is_complete or b"" in lines:
+        take = self._take  # where there is one, nothing waits to be taken
+        if take is None or b"" in lines:
             self._heard()
             self._lines += [line for line in lines if line]
             self._arrived()
             return
-        self.heard_at = self._silent_since = self._loop.time()
+        self.heard_at = self._silent_since = at
         self.has_heard = True
-        self._hand_over(take, lines)
-
-    def _hand_over(self, take: TakeLines, lines: list[bytes]) -> None:
-        """Give what has come to the taker. Whatever it raises is raised where `relay` waits."""
         try:
-            self._pause = take(lines)
+            pause = take(lines)
         except Exception as error:
             self._end_wait(error)
-        if self._pause is not None or self._is_stopped:
-            self._take = None
+            return
+        if pause is not None or self._is_stopped:
+            self._pause, self._take = pause, None
             self._wake()
 
     def _wake(self) -> None:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -256,19 +256,28 @@ class MultiplexedConnection:
 
     def _give_out(self, lines: list[bytes]) -> int:
         """Returns of how many streams these were. Raises UnreadableLineError for a line without a stream's number."""
-        of_streams: dict[bytes, list[bytes]] = {}
+        last: dict[bytes, bytes] = {}
         for line in lines:
             number, _, event = line.partition(b" ")
-            if (events := of_streams.get(number)) is None:
-                of_streams[number] = [event]
-            else:
-                events.append(event)
-        for number, events in of_streams.items():
-            if (stream := self._streams.get(number)) is not None:
-                stream.bring(events)
+            last[number] = event
+        # A step's lines, which is what comes at nearly all times, are of a stream each.
+        of_streams = None if len(last) == len(lines) else _by_stream(lines)
+        streams, at = self._streams, self.heard_at
+        for number, event in last.items():
+            if (stream := streams.get(number)) is not None:
+                stream.bring([event] if of_streams is None else of_streams[number], at)
             else:
                 stream_number(number)  # of one that nobody reads any more, if it is a number
-        return len(of_streams)
+        return len(last)
+
+
+def _by_stream(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+    """The lines of each stream, by its number."""
+    of_streams: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        number, _, event = line.partition(b" ")
+        of_streams.setdefault(number, []).append(event)
+    return of_streams
 
 
 def _told(ended: Exception, *, is_echo: bool) -> Exception:

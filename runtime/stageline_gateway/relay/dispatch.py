@@ -216,9 +216,9 @@ class _RelayedText:
     def account(self, written: Sequence[WrittenText]) -> None:
         relayed = self.relayed
         relayed.backends.answered(relayed.key)
-        relayed.lease.spend(sum(len(token_ids) for _, _, token_ids in written))
-        for _, text, token_ids in written:
-            relayed.progress.take_text(text, token_ids)
+        token_ids = [one for _, _, ids in written for one in ids]
+        relayed.lease.spend(len(token_ids))
+        relayed.progress.take_text("".join([text for _, text, _ in written]), token_ids)
         self.texts.account(written)
 
 

@@ -95,7 +95,7 @@ class Progress:
             update |= {"sampling": self.request.sampling.model_copy(update=told)}
         return self.request.model_copy(update=update)
 
-    def take_text(self, text: str, token_ids: tuple[int, ...]) -> None:
+    def take_text(self, text: str, token_ids: Sequence[int]) -> None:
         """Account for text of the run that a Delta came of before."""
         self.token_ids += token_ids
         self.characters += len(text)

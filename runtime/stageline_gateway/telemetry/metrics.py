@@ -6,7 +6,7 @@ metrics has the labels `namespace` and `model_name` first.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -296,6 +296,20 @@ class RequestMeter:
         self.of_model.generation_tokens.value += count
         if not choice:
             self._new_tokens(count, at)
+
+    def see_texts(self, stamps: Iterable[tuple[float, int]]) -> None:
+        """Count texts of the one choice there is: when each came, and of how many tokens. As `see_tokens` of each."""
+        observe, total = self.of_model.inter_token_latency.observe, 0
+        for at, count in stamps:
+            if self.first_token is None:
+                self.see_tokens(count, at)
+            elif count:
+                observe(at - self.last_token)
+                self.last_token = at
+                total += count
+        self.tokens += total
+        self.all_tokens += total
+        self.of_model.generation_tokens.value += total
 
     def client_left(self) -> None:
         """Who had no token yet gave the request up, however far the answer's headers had come."""

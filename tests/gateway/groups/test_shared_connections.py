@@ -347,7 +347,7 @@ def resting(clock: Clock, num_streams: int, took: float) -> tuple[multiplexed.Mu
     connection = multiplexed.MultiplexedConnection(never, "engine", "", 1.0, lambda _: None)
     given: list[bytes] = []
 
-    def bring(events: list[bytes]) -> None:
+    def bring(events: list[bytes], _at: float) -> None:
         clock.now += took / num_streams
         given.extend(events)
 

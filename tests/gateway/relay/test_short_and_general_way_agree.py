@@ -180,7 +180,7 @@ class PlayedAnswer:
                 case "interrupt":
                     stream.interrupt(ValueError("moved"))
                 case list(lines) if self._by_text:
-                    stream.bring(lines)
+                    stream.bring(lines, asyncio.get_running_loop().time())
                 case list(lines):
                     stream._heard()
                     stream._lines += [line for line in lines if line]
