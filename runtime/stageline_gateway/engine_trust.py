@@ -7,9 +7,8 @@ knows the name. Without a file no such engine is asked anything: never in clear,
 import asyncio
 import logging
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from stageline_api.errors import UserError
 
@@ -19,8 +18,7 @@ NO_AUTHORITY: Final = "its engine talks by TLS, and this gateway was given no --
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
+class EngineAddress(NamedTuple):
     url: str
     tls_name: str = ""
     """Whose certificate it must show; empty: it speaks plain HTTP."""

@@ -12,7 +12,7 @@ On one machine there are no namespaces: the one there is has an empty name, and 
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stageline_gateway.errors import model_ambiguous, model_not_found, not_ready
 
@@ -26,8 +26,7 @@ class KnownNames(Protocol):
     """Everything that can be asked for there, models and adapters, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """One model, or adapter, that requests can ask for."""
 
     namespace: str

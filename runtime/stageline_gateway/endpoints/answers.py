@@ -282,6 +282,7 @@ class StreamedAnswer(Answer):
         """While the engine computes, so that a first token does not wait for it."""
         if not self.started:
             self._ahead = self._begin(client)
+            self._pieces.write_ahead()
 
     def write_text(self, client: ClientStream, text: str) -> Pause | None:
         """As `write`, for text of the one choice there is, which is accounted for by itself."""

@@ -30,8 +30,16 @@ class WrittenPieces:
         self._with_logprobs = with_logprobs
         self._include_usage = include_usage
         self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._openings: bytes | None = None
+
+    def write_ahead(self) -> None:
+        """Make what can be known before an engine has answered."""
+        self._openings = self.openings()
+        self.around(0)
 
     def openings(self) -> bytes:
+        if self._openings is not None:
+            return self._openings
         openings = (shape.opening() for shape in self._shapes)
         return self._chunks([opening for opening in openings if opening is not None])
 
@@ -51,8 +59,10 @@ class WrittenPieces:
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
         """What stands around the text of each piece of a choice; None where pieces differ in more than it, or may."""
-        around = self._around.get(choice)
-        if around is None and not self._with_logprobs and (shape := self._shapes[choice]).is_plain:
+        shape = self._shapes[choice]
+        if self._with_logprobs or not shape.is_plain:  # which an engine may tell of
+            return None
+        if (around := self._around.get(choice)) is None:
             around = self._around[choice] = self._around_text(shape)
         return around
 

@@ -24,8 +24,14 @@ class _Piece(msgspec.Struct, tag_field="type", tag="delta", forbid_unknown_field
     logprobs: tuple[Any, ...] = ()
 
 
+class _PlainAdmission(msgspec.Struct, tag_field="type", tag="admitted", forbid_unknown_fields=True, gc=False):
+    prompt_tokens: int
+
+
 _decoder: Final = msgspec.json.Decoder(_Piece)
 _BEGINS: Final = b'{"type":"delta"'
+_admissions: Final = msgspec.json.Decoder(_PlainAdmission)
+_ADMITS: Final = b'{"type":"admitted"'
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -52,7 +58,7 @@ class EventLines:
             if texts:
                 yield _delta(texts, token_ids)
                 texts, token_ids = [], []
-            event = _LINES.validator.validate_json(line)
+            event = _admission(line) or _LINES.validator.validate_json(line)
             if isinstance(event, Admitted):
                 self.is_plain = event.thoughts is None and event.tool_call_format is None
             yield event
@@ -85,6 +91,17 @@ def _plain(line: bytes) -> _Piece | None:
     except _UNREADABLE:
         return None
     return None if piece.logprobs else piece
+
+
+def _admission(line: bytes) -> Admitted | None:
+    """What nearly all admissions say; None where the line is none, or says more. A first token waits for its reading:
+    nothing of the other way is in the processor's caches then."""
+    if not line.startswith(_ADMITS):
+        return None
+    try:
+        return Admitted(prompt_tokens=_admissions.decode(line).prompt_tokens)
+    except _UNREADABLE:
+        return None
 
 
 def _delta(texts: list[str], token_ids: list[int]) -> Delta:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
-from typing import Final, Protocol, assert_never
+from typing import Final, NamedTuple, Protocol, assert_never
 
 from pydantic import ValidationError
 
@@ -373,8 +373,7 @@ class EngineClient:
             stream.close(is_over=reader.order.is_over)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(NamedTuple):
     engine: EngineAddress
     body: bytes
     on_open: Callable[[IncomingLines], None]

@@ -18,6 +18,8 @@ TakeLines = Callable[[list[bytes]], Pause | None]
 """Takes lines, at once."""
 
 
+LONGEST_TIMER_SECONDS: Final = 30.0
+"""A timer that is armed for no longer need not be armed anew when an answer begins, and less silence is allowed."""
 BROKE: Final = "The connection to the engine broke."
 
 
@@ -213,7 +215,7 @@ class IncomingLines(ABC):
         """Have the timer fire by the end of this wait. One that fires earlier is kept, and armed again then."""
         if self._limit_seconds == math.inf:
             return
-        due = self._silent_since + self._limit_seconds
+        due = self._silent_since + min(self._limit_seconds, LONGEST_TIMER_SECONDS)
         if self._timer is not None:
             if self._timer.when() <= due:
                 return

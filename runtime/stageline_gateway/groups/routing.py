@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import ChatPrompt, GenerateRequest, Prompt, PromptPrefix, TextPrompt, TokenPrompt
@@ -152,8 +152,7 @@ class EngineAccounts:
         self._sent = {key: sent for key, sent in self._sent.items() if key in keys}
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """Where a request would rather go."""
 
     affinity: str = ""
@@ -170,6 +169,9 @@ class Wish:
     def held_by(self, account: EngineAccount) -> float:
         """Which share of the prompt a group's cache holds."""
         return next((share for name, share in reversed(self.prefixes) if name in account.held), 0.0)
+
+
+NO_WISH: Final = Wish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class Standing:
 def choose(
     candidates: Sequence[GroupEndpoint],
     loads: Mapping[str, Load],
-    wish: Wish = Wish(),
+    wish: Wish = NO_WISH,
     accounts: Mapping[str, EngineAccount] = MappingProxyType({}),
 ) -> GroupEndpoint | None:
     """The group for a request; None when there is no candidate. `loads` and `accounts` are keyed by `identity`."""

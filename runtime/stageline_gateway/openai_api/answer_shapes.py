@@ -4,7 +4,7 @@ import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stageline_api.engine_http import Admitted, Finished, FinishReason, PromptToken, TokenLogprob
 from stageline_gateway.errors import ApiError
@@ -29,8 +29,7 @@ def usage(ends: Sequence[Finished], num_prompts: int = 1) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What every chunk of one answer repeats."""
 
     id: str

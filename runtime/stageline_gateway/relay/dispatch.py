@@ -10,9 +10,9 @@ request waits. What can't go on leaves as an `ApiError`.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest, Prompt
@@ -38,7 +38,7 @@ from stageline_gateway.errors import (
     refused_by_engine,
 )
 from stageline_gateway.groups.backends import Backends
-from stageline_gateway.groups.routing import Lease, Wish, expected_tokens, identity
+from stageline_gateway.groups.routing import NO_WISH, Lease, Wish, expected_tokens, identity
 from stageline_gateway.relay.placement import Progress, RetryPolicy, Runs, Search
 from stageline_gateway.telemetry.metrics import ModelMetrics
 from stageline_gateway.telemetry.tracing import RequestSpan
@@ -61,15 +61,14 @@ Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
 DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateJob:
+class GenerateJob(NamedTuple):
     """What to generate, and what goes with it."""
 
     model: str
     request: GenerateRequest
     session: str = ""
     """What the client named its session, if it did."""
-    span: RequestSpan = field(default_factory=RequestSpan)
+    span: RequestSpan = RequestSpan()
     prompts: tuple[Prompt, ...] = ()
     """All prompts, where there are several: the request has the first."""
     in_its_words: Callable[[ApiError], ApiError] = lambda error: error
@@ -87,7 +86,7 @@ class GenerateJob:
         update: dict[str, object] = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
         if self.prompts:
             update |= {"prompt": self.prompts[number // each]}
-        return replace(self, request=self.request.model_copy(update=update))
+        return self._replace(request=self.request.model_copy(update=update))
 
     def choices_of_each(self, count: int) -> int:
         """Of `count` choices, how many are of one prompt."""
@@ -168,8 +167,7 @@ class _ChoicesInTurn:
             await pause()
 
 
-@dataclass(frozen=True, slots=True)
-class _Relayed:
+class _Relayed(NamedTuple):
     """One choice on one group, and what its events mean for those who keep account of it."""
 
     group: GroupEndpoint
@@ -198,8 +196,7 @@ class _Relayed:
         return self.deliver(seen) if seen else None
 
 
-@dataclass(frozen=True, slots=True)
-class _RelayedText:
+class _RelayedText(NamedTuple):
     """The same for text that comes by itself; `texts` deliver it."""
 
     relayed: _Relayed
@@ -266,7 +263,7 @@ class Dispatcher:
         progress = Progress(job.request)
         # A model with one group has nothing to choose.
         is_alone = len(self.backends.discovered.groups_of(job.model)) < 2
-        wish = Wish() if is_alone else Wish.of(job.request, job.session)
+        wish = NO_WISH if is_alone else Wish.of(job.request, job.session)
         search = Search(self.backends, job.model, progress, wish, self.retry)
         while True:
             try:

@@ -120,7 +120,10 @@ class GatewayProtocol(HttpToolsProtocol):
     _pieces = 0
     """Of the body that comes."""
     _refusal: ApiError | None = None
+    _awaited: tuple[float, ApiError] | None = None
+    """Until when, by the loop's clock, something has to come, and how the connection is refused otherwise."""
     _header_timer: asyncio.TimerHandle | None = None
+    """Fires by then, or earlier."""
     _write_timer: asyncio.TimerHandle | None = None
     _client: ClientStream | None = None
     """Of the request that is being answered."""
@@ -141,6 +144,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.idle.pop(self, None)
         self._headers_came()
+        self._stop_waiting()
         self._written()
         super().connection_lost(exc)
         self._bounds.connections.count(len(self.connections))
@@ -178,7 +182,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_SENT_AHEAD:
             self._refusal = _TOO_MUCH_AHEAD
             raise ValueError("too many requests sent ahead")
-        if self.cycle is not None or self._header_timer is None:  # for a connection's first one it runs since the begin
+        if self.cycle is not None or self._awaited is None:  # for a connection's first one it runs since the begin
             self._await_headers()
 
     def on_url(self, url: bytes) -> None:
@@ -238,15 +242,36 @@ class GatewayProtocol(HttpToolsProtocol):
             raise ValueError("headers too large")
 
     def _await_headers(self) -> None:
-        self._headers_came()
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, self._refuse, _TOO_SLOW)
+        self._await(HEADER_TIMEOUT_SECONDS, _TOO_SLOW)
 
     def _await_rest(self) -> None:
         """Of what was answered before it had come; or what came begins no request."""
-        if self._header_timer is None:
-            self._header_timer = self.loop.call_later(REST_SECONDS, self._refuse, _NOTHING_MORE)
+        if self._awaited is None:
+            self._await(REST_SECONDS, _NOTHING_MORE)
 
     def _headers_came(self) -> None:
+        """Nothing is awaited. The timer goes on: to stop it here and start another costs a first token's time."""
+        self._awaited = None
+
+    def _await(self, seconds: float, refusal: ApiError) -> None:
+        """Refuse the connection so unless something comes in time."""
+        due = self.loop.time() + seconds
+        self._awaited = due, refusal
+        if self._header_timer is None or self._header_timer.when() > due:
+            self._stop_waiting()
+            self._header_timer = self.loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._header_timer = None
+        if self._awaited is None:
+            return
+        due, refusal = self._awaited
+        if self.loop.time() < due:
+            self._header_timer = self.loop.call_at(due, self._look)
+        else:
+            self._refuse(refusal)
+
+    def _stop_waiting(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None

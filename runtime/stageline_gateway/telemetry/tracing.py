@@ -10,8 +10,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.datastructures import Headers
 
@@ -35,8 +34,7 @@ _STATE_MEMBER: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(NamedTuple):
     """W3C trace context; None where there is none."""
 
     parent: str | None = None
@@ -49,8 +47,7 @@ class TraceContext:
         return {name: value for name, value in named.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(NamedTuple):
     """Names given by the client; None where it gave none that is usable. Nothing of it is ever a reason to refuse.
 
     An id that could not go into a log line or a header as it is (too long, not printable ASCII) is left out, and the

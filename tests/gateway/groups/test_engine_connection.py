@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -83,6 +84,36 @@ def test_lines_are_whole_however_they_are_cut(lines: list[bytes], piece: int, en
         assert await all_lines(connection) == lines
 
     converse(answer, use)
+
+
+@given(
+    contents=st.lists(st.binary(min_size=1, max_size=40), max_size=5),
+    sizes=st.sampled_from([b"%x", b"0%x", b"%X", b"%x;a=b", b" %x", b"+%x", b"0x%x", b"%x_0", b"%d"]),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+    is_ended=st.booleans(),
+)
+def test_a_chunk_that_comes_by_itself_is_read_as_the_parser_reads_it(
+    contents: list[bytes], sizes: bytes, cuts: list[int], is_ended: bool
+) -> None:
+    """By cuts at the chunks' ends, where no parser is asked, and at any others; and where a size is no size."""
+    chunks = [HEAD, *(b"%b\r\n%b\r\n" % (sizes % len(one), one) for one in contents)]
+    whole = b"".join(chunks) + b"0\r\n\r\n" * is_ended
+    ends = {0, len(whole), *(sum(map(len, chunks[:count])) for count in range(1, len(chunks) + 1))}
+
+    def pieces(places: set[int]) -> list[bytes]:
+        ordered = sorted({min(place, len(whole)) for place in places | {0, len(whole)}})
+        return [whole[start:end] for start, end in pairwise(ordered)]
+
+    async def read(reads: list[bytes]) -> tuple[object, ...]:
+        connection = EngineConnection()
+        for one in reads:
+            connection.data_received(one)
+        failure = str(connection._failure)
+        return connection._lines, connection._rest_bytes, connection._is_complete, connection.is_free, failure
+
+    expected = asyncio.run(read([whole]))  # its head is in it, so all of it is the parser's
+    assert asyncio.run(read(pieces(ends))) == expected
+    assert asyncio.run(read(pieces(ends | set(cuts)))) == expected
 
 
 def test_silence_is_measured_from_the_last_line_and_by_the_limit_of_the_wait() -> None:

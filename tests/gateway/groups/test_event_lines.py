@@ -64,6 +64,26 @@ def test_where_more_than_text_is_looked_for_every_piece_stays(admitted: Admitted
     assert list(EventLines().events(lines(*said))) == said
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"admitted","prompt_tokens":3}',
+        b'{"type":"admitted","prompt_tokens":3,"ignored":["a"]}',
+        b'{"type":"admitted","prompt_tokens":3,"thoughts":null,"tool_call_format":null,"ignored":[]}',
+        b'{"type":"admitted","prompt_tokens":3.0}',
+        b'{"prompt_tokens":3,"type":"admitted"}',
+    ],
+)
+def test_an_admission_is_read_as_its_type_says(line: bytes) -> None:
+    assert list(EventLines().events([line])) == [Admitted.model_validate_json(line)]
+
+
+@pytest.mark.parametrize("line", [b'{"type":"admitted"}', b'{"type":"admitted","prompt_tokens":3,"more":1}'])
+def test_an_admission_that_its_type_refuses_is_refused(line: bytes) -> None:
+    with pytest.raises(ValidationError):
+        list(EventLines().events([line]))
+
+
 def test_log_probabilities_stay_with_their_piece() -> None:
     told = Delta(text="b", token_ids=(2,), logprobs=(LOGPROB,))
     said: list[Event] = [ADMITTED, Delta(text="a", token_ids=(1,)), told, Delta(text="c", token_ids=(3,)), END]

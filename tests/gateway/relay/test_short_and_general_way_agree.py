@@ -93,7 +93,10 @@ class PlayedAnswer:
 
         return pause if (self._pieces * 7 + self._seed) % 5 == 0 else None
 
-    def open(self, _headers: object, body: bytes, more: bool = True) -> Pause | None:
+    def head_of(self, _headers: object) -> bytes | None:
+        return None
+
+    def open(self, _headers: object, body: bytes, more: bool = True, _head: bytes | None = None) -> Pause | None:
         return self.write(body, more)
 
     # As a permit

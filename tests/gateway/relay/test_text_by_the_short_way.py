@@ -113,7 +113,16 @@ class Written:
     def __init__(self) -> None:
         self.body = b""
 
-    def open(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True) -> Pause | None:  # noqa: ARG002
+    def head_of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:  # noqa: ARG002
+        return None
+
+    def open(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],  # noqa: ARG002
+        body: bytes,
+        more: bool = True,  # noqa: ARG002
+        head: bytes | None = None,  # noqa: ARG002
+    ) -> Pause | None:
         self.body += body
         return None
 
@@ -296,3 +305,50 @@ def test_a_first_token_is_written_before_it_is_accounted_for_unless_its_key_has_
 
     assert spent_at_once(Caller()) == ([], [1])
     assert spent_at_once(Caller("a", Limits.model_validate({"tokensPerMinute": 10}))) == ([1], [1])
+
+
+@pytest.mark.parametrize("ignored", [(), ("user",)])
+def test_a_stream_s_begin_is_made_while_the_engine_computes_and_says_what_the_engine_said(
+    ignored: tuple[str, ...],
+) -> None:
+    """Where a key has limits it is made when it is written: what it says of them is of then."""
+
+    def opened(caller: Caller) -> tuple[dict[bytes, bytes], bool]:
+        permit, made, headers_of = SpentTokens(), list[str](), dict[bytes, bytes]()
+        permit.caller = caller
+        permit.admission = SimpleNamespace(headers_for=lambda _caller: {"x-left": str(len(made))})
+
+        class Client(Written):
+            def head_of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+                return b"head of %d" % len(headers)
+
+            def open(
+                self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True, head: bytes | None = None
+            ) -> Pause | None:
+                assert head == b"head of %d" % len(headers)
+                headers_of.update(headers)
+                return super().open(headers, body, more)
+
+        async def run(deliver: Deliver, _: TextTaker | None) -> None:
+            await asyncio.sleep(0.01)
+            made.append("before the first event")
+            deliver(0, [Admitted(prompt_tokens=1, ignored=ignored), Delta(text="a", token_ids=(1,))])
+            deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)])
+
+        exchange = Exchange(
+            run=run,
+            shapes=[CompletionShape(0)],
+            stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
+            meter=RequestMeter(GatewayMetrics().of(""), MODEL),
+            permit=cast(Any, permit),
+            cut=cast(Any, None),
+        )
+        answer = StreamedAnswer(exchange)
+        asyncio.run(answer._answer(cast(ClientStream, Client())))
+        return headers_of, answer._ahead is not None
+
+    headers, was_ahead = opened(Caller())
+    assert was_ahead
+    assert headers.get(b"x-stageline-ignored", b"") == ",".join(ignored).encode()
+    headers, was_ahead = opened(Caller("a", Limits.model_validate({"tokensPerMinute": 10})))
+    assert (headers[b"x-left"], was_ahead) == (b"1", False)

@@ -56,11 +56,25 @@ def test_chunks_are_those_of_the_general_way(kind: str, include_usage: bool, tex
         assert written.isascii()
 
 
-def test_thoughts_are_split_for_each_piece() -> None:
-    """Their pieces look different, so there is no quick way."""
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_what_is_written_ahead_is_what_would_have_been_written(kind: str) -> None:
+    def written(*, is_ahead: bool) -> bytes:
+        pieces = WrittenPieces(STAMP, shapes(kind), with_logprobs=False, include_usage=False)
+        if is_ahead:
+            pieces.write_ahead()
+        return pieces.openings() + pieces.delta(0, Delta(text="a", token_ids=(1,)))
+
+    assert written(is_ahead=True) == written(is_ahead=False)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_thoughts_are_split_for_each_piece(is_ahead: bool) -> None:
+    """Their pieces look different, so there is no quick way; that the engine tells of them is not known ahead."""
     shape = ChatShape(0)
-    shape.admitted(Admitted(prompt_tokens=1, thoughts=ThoughtStart.OPEN))
     pieces = WrittenPieces(STAMP, [shape], with_logprobs=False, include_usage=False)
+    if is_ahead:
+        pieces.write_ahead()
+    shape.admitted(Admitted(prompt_tokens=1, thoughts=ThoughtStart.OPEN))
     written = b"".join(pieces.delta(0, Delta(text=text, token_ids=(1,))) for text in ("so", "</think>", "yes", "!"))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks(written)]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so"
