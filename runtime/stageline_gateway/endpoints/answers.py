@@ -28,7 +28,7 @@ from stageline_gateway.endpoints.json_answers import (
 )
 from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
 from stageline_gateway.endpoints.written_pieces import WrittenPieces, between
-from stageline_gateway.engine_client.generation import Resumed, StreamEvent, TextTaker, WrittenText
+from stageline_gateway.engine_client.generation import Resumed, StreamEvent, TextTaker, WrittenTexts
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.openai_api.client_words import ClientWords
@@ -97,11 +97,10 @@ class Exchange:
             # Before the last bytes go out: a client that sees its answer end may ask again at once.
             self.permit.give_places_back()
 
-    def count_text(self, written: Sequence[WrittenText]) -> None:
+    def count_text(self, written: WrittenTexts) -> None:
         """Account for text of the one choice there is, as for Deltas of it."""
-        stamps = [(at, len(token_ids)) for at, _, token_ids in written]
-        self.meter.see_texts(stamps)
-        self.permit.see_tokens(sum([count for _, count in stamps]))
+        self.meter.see_texts(written.stamps)
+        self.permit.see_tokens(len(written.token_ids))
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
@@ -359,7 +358,7 @@ class _StreamedText:
             return pause
         return self._client.write(between(around, text)) if text else None
 
-    def account(self, written: Sequence[WrittenText]) -> None:
+    def account(self, written: WrittenTexts) -> None:
         """Account for what was written, behind the events that came before it."""
         self._answer.count_all()
         self._answer.exchange.count_text(written)

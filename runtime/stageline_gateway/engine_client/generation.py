@@ -63,8 +63,15 @@ TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
 """Takes the next events of one run, at once and never none."""
 
 
-WrittenText = tuple[float, str, tuple[int, ...]]
-"""When it came, by the monotonic clock in seconds; the text; its tokens."""
+class WrittenTexts(NamedTuple):
+    """Texts that were written, one behind the other."""
+
+    stamps: Sequence[tuple[float, int]]
+    """When each came, by the monotonic clock in seconds, and of how many tokens it is."""
+    token_ids: Sequence[int]
+    """Of all of them."""
+    characters: int
+    """Of all of them."""
 
 
 class TextTaker(Protocol):
@@ -83,7 +90,7 @@ class TextTaker(Protocol):
     def write(self) -> Callable[[str], Pause | None]:
         """Writes the next text, at once."""
 
-    def account(self, written: Sequence[WrittenText]) -> None:
+    def account(self, written: WrittenTexts) -> None:
         """Account for what was written since the last time."""
 
 
@@ -186,7 +193,11 @@ class _EventReader:
     _write: Callable[[str], Pause | None] | None = None
     """Writes text, while the next that comes is most likely text and nothing else, for which nothing else is to be
     done."""
-    _unaccounted: list[WrittenText] = field(default_factory=list)
+    _unaccounted: list[float | int] = field(default_factory=list)
+    """Of each text when it came, a float, and behind it its tokens: one short list, to which little is added for a
+    token, and nothing else of the text is kept."""
+    _characters: int = 0
+    """Of the same texts."""
     _may_wait: bool = False
     """Whether accounts of text may."""
 
@@ -203,7 +214,9 @@ class _EventReader:
             text, token_ids = told
             if not self._unaccounted and self._may_wait:
                 self.late.add(self.account)
-            self._unaccounted.append((monotonic(), text, token_ids))
+            self._unaccounted.append(monotonic())
+            self._unaccounted += token_ids
+            self._characters += len(text)
             pause = write(text)
             if not self._may_wait:
                 self.account()
@@ -213,7 +226,8 @@ class _EventReader:
     def account(self) -> None:
         """Have all text accounted for that was written."""
         if self._unaccounted and self.texts is not None:
-            written, self._unaccounted = self._unaccounted, []
+            written = _told_apart(self._unaccounted, self._characters)
+            self._unaccounted, self._characters = [], 0
             self.texts.account(written)
 
     def close(self) -> None:
@@ -254,6 +268,14 @@ class _EventReader:
             raise error
 
         return fail
+
+
+def _told_apart(unaccounted: Sequence[float | int], characters: int) -> WrittenTexts:
+    """The texts that a reader noted: each of them a float, and its tokens behind it."""
+    begins = [place for place, one in enumerate(unaccounted) if isinstance(one, float)]
+    ends = [*begins[1:], len(unaccounted)]
+    stamps = [(unaccounted[begin], end - begin - 1) for begin, end in zip(begins, ends, strict=True)]
+    return WrittenTexts(stamps, [one for one in unaccounted if isinstance(one, int)], characters)
 
 
 @dataclass(frozen=True, slots=True)

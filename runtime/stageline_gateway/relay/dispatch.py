@@ -26,7 +26,7 @@ from stageline_gateway.engine_client.generation import (
     Resumed,
     StreamEvent,
     TextTaker,
-    WrittenText,
+    WrittenTexts,
 )
 from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_trust import EngineAddress
@@ -210,12 +210,11 @@ class _RelayedText(NamedTuple):
     def may_wait(self) -> bool:
         return self.texts.may_wait
 
-    def account(self, written: Sequence[WrittenText]) -> None:
+    def account(self, written: WrittenTexts) -> None:
         relayed = self.relayed
         relayed.backends.answered(relayed.key)
-        token_ids = [one for _, _, ids in written for one in ids]
-        relayed.lease.spend(len(token_ids))
-        relayed.progress.take_text("".join([text for _, text, _ in written]), token_ids)
+        relayed.lease.spend(len(written.token_ids))
+        relayed.progress.take_text(written.characters, written.token_ids)
         self.texts.account(written)
 
 

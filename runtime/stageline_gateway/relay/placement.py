@@ -95,16 +95,16 @@ class Progress:
             update |= {"sampling": self.request.sampling.model_copy(update=told)}
         return self.request.model_copy(update=update)
 
-    def take_text(self, text: str, token_ids: Sequence[int]) -> None:
-        """Account for text of the run that a Delta came of before."""
+    def take_text(self, characters: int, token_ids: Sequence[int]) -> None:
+        """Account for so much text of the run that a Delta came of before."""
         self.token_ids += token_ids
-        self.characters += len(text)
+        self.characters += characters
 
     def take(self, event: EngineEvent, revision: str, weights: str = "") -> bool:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""
         if isinstance(event, Delta):
             self.revision, self.weights = revision, weights
-            self.take_text(event.text, event.token_ids)
+            self.take_text(len(event.text), event.token_ids)
         elif isinstance(event, Admitted):
             self.admissions += 1
             return self.admissions == 1

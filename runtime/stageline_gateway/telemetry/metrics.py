@@ -256,7 +256,7 @@ class RequestMeter:
     metrics: ModelMetrics
     model: str
     clock: Callable[[], float] = time.monotonic
-    """The one that text by itself is stamped with (`WrittenText`)."""
+    """The one that text by itself is stamped with (`WrittenTexts`)."""
     arrived: float = 0.0
     first_token: float | None = None
     last_token: float = 0.0

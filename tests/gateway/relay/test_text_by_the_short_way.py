@@ -23,7 +23,7 @@ from stageline_gateway.engine_client.generation import (
     EngineTimeouts,
     StreamEvent,
     TextTaker,
-    WrittenText,
+    WrittenTexts,
     _EventReader,
 )
 from stageline_gateway.engine_client.incoming_lines import IncomingLines
@@ -72,18 +72,23 @@ def relayed(seen: list[StreamEvent], backends: Backends, lease: Any) -> _Relayed
 
 
 class TextsSeen:
-    """Takes text for `seen`, as Deltas once it is accounted for."""
+    """Takes text for `seen`, as a Delta of all that is accounted for at once."""
 
     def __init__(self, seen: list[StreamEvent], *, may_wait: bool = False) -> None:
         self.seen, self.may_wait = seen, may_wait
         self.written: list[str] = []
+        self.stamps: list[tuple[float, int]] = []
 
     def write(self, text: str) -> Pause | None:
         self.written.append(text)
         return None
 
-    def account(self, written: Sequence[WrittenText]) -> None:
-        self.seen += [Delta(text=text, token_ids=token_ids) for _, text, token_ids in written]
+    def account(self, written: WrittenTexts) -> None:
+        told, self.written = "".join(self.written), []
+        assert len(told) == written.characters
+        assert sum(count for _, count in written.stamps) == len(written.token_ids)
+        self.seen.append(Delta(text=told, token_ids=tuple(written.token_ids)))
+        self.stamps += written.stamps
 
 
 @given(first=st.tuples(st.text(max_size=6), st.lists(st.integers(0, 9), max_size=3)), texts=TEXTS)
@@ -99,7 +104,8 @@ def test_accounts_of_a_run_are_those_of_deltas(
             for text, token_ids in texts:
                 backends.breakers[KEY] = CircuitBreaker().failed(0.0, BreakerPolicy())
                 if by_text:
-                    texts_seen.account([(0.0, text, tuple(token_ids))])
+                    texts_seen.write(text)
+                    texts_seen.account(WrittenTexts([(0.0, len(token_ids))], token_ids, len(text)))
                 else:
                     one.take([Delta(text=text, token_ids=tuple(token_ids))])
             return seen, one.progress, dict(backends.breakers), lease.tokens, deepcopy(ledger.loads)
@@ -163,7 +169,7 @@ def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, text
                 if by_text:
                     assert taker is not None
                     taker.write(text)
-                    taker.account([(1.0, text, tuple(token_ids))])
+                    taker.account(WrittenTexts([(1.0, len(token_ids))], token_ids, len(text)))
                 else:
                     deliver(0, [Delta(text=text, token_ids=tuple(token_ids))])
             deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(texts))])
@@ -204,7 +210,7 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
     class Told(TextsSeen):
         def write(self, text: str) -> Pause | None:
             told.append(text)
-            return None
+            return super().write(text)
 
     texts = Told([])
 
@@ -236,31 +242,45 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
 
 
 def test_accounts_of_text_wait_for_a_round_where_they_may_and_never_beyond_an_event_or_the_end() -> None:
-    async def accounted(*, may_wait: bool) -> list[int]:
-        """How many pieces had been accounted for after each act."""
+    async def accounted(*, may_wait: bool, last: bytes) -> list[int]:
+        """Of how many pieces there had been an account after each act."""
         texts, late = TextsSeen([], may_wait=may_wait), LateAccounts(period_seconds=0.0)
         reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, late)
         reader._source = Source()
         counts = []
-        for lines in (
-            [ADMITTED, line("a", [1])],
-            [line("b", [2])],
-            [line("c", [3])],
-            None,
-            [line("d", [4])],
-            [FINISHED],
-        ):
+        acts = ([ADMITTED, line("a", [1])], [line("b", [2])], [line("c", [])], None, [line("d", [4, 5])], [last])
+        for lines in acts:
             if lines is None:
                 await asyncio.sleep(0.01)  # nothing comes any more
             else:
                 reader.read(lines)
-            counts.append(len(texts.seen))
-        reader._unaccounted.append((0.0, "e", (5,)))
+            counts.append(len(texts.stamps))
         reader.close()
-        return [*counts, len(texts.seen)]
+        assert [count for _, count in texts.stamps[:3]] == [1, 0, 2]
+        return [*counts, len(texts.stamps)]
 
-    assert asyncio.run(accounted(may_wait=True)) == [0, 0, 0, 2, 2, 3, 4]
-    assert asyncio.run(accounted(may_wait=False)) == [0, 1, 2, 2, 3, 3, 4]
+    assert asyncio.run(accounted(may_wait=True, last=FINISHED)) == [0, 0, 0, 2, 2, 3, 3]
+    assert asyncio.run(accounted(may_wait=True, last=line("e", [6]))) == [0, 0, 0, 2, 2, 2, 4]
+    assert asyncio.run(accounted(may_wait=False, last=line("e", [6]))) == [0, 1, 2, 2, 3, 4, 4]
+
+
+def test_each_text_s_time_and_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([1.5, 2.0, 2.25])
+    monkeypatch.setattr("stageline_gateway.engine_client.generation.monotonic", lambda: next(now))
+
+    async def read() -> TextsSeen:
+        texts = TextsSeen([], may_wait=True)
+        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, LateAccounts())
+        reader._source = Source()
+        reader.read([ADMITTED, line("a", [1])])
+        for lines in ([line("bü", [2])], [line("", [])], [line("c", [3, 4]), line("d", [5])]):
+            reader.read(lines)
+        reader.close()
+        return texts
+
+    texts = asyncio.run(read())
+    assert texts.stamps == [(1.5, 1), (2.0, 0), (2.25, 3)]
+    assert texts.seen == [Delta(text="bücd", token_ids=(2, 3, 4, 5))]
 
 
 def test_the_loss_of_an_engine_finds_what_others_wrote_accounted_for() -> None:
