@@ -128,14 +128,15 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             own.setsockopt(socket.IPPROTO_TCP, option, round(1e3 * UNACKNOWLEDGED_SECONDS))
 
     def data_received(self, data: bytes) -> None:
-        if self._is_between_chunks and (chunk := _only_chunk(data)) is not None:
-            self.on_body(chunk)  # which leaves the parser where it is
-        else:
+        lines = _only_lines(data) if self._is_between_chunks and not self._rest_bytes else None
+        if lines is None:
             self._parse(data)
-        if self._take is not None and self._lines and not self._is_complete:
             lines, self._lines = self._lines, []
+        # Else the parser is left where it is: between two chunks.
+        if self._take is not None and lines and not self._is_complete:
             self.bring(lines, self._loop.time())
             return
+        self._lines += [line for line in lines if line]
         self._heard()
         self._arrived()
         if self._has_head and self._take is None:
@@ -192,17 +193,17 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._may_stay = self._parser.should_keep_alive() and not self._says_more
 
 
-def _only_chunk(data: bytes) -> bytes | None:
-    """What the one chunk holds that `data` is, where it is one that is whole and not the last: a step of an engine is
-    written as one, and a token waits for less where no parser is asked. None where the parser is to say."""
+def _only_lines(data: bytes) -> list[bytes] | None:
+    """The lines that `data` holds, where it is one whole chunk of whole lines: so an engine writes a step, and tokens
+    wait for less where no parser is asked. None where the parser is to say."""
     size, _, rest = data.partition(b"\r\n")
-    if not size.isalnum() or not rest.endswith(b"\r\n"):
+    if not size.isalnum() or not rest.endswith(b"\n\r\n"):
         return None
     try:
-        is_whole = int(size, 16) == len(rest) - 2 > 0
+        is_whole = int(size, 16) == len(rest) - 2
     except ValueError:
         return None
-    return rest[:-2] if is_whole else None
+    return rest[:-3].split(b"\n") if is_whole else None
 
 
 def _head(method: str, host: str, path: str, fields: str, authorization: str) -> bytes:

@@ -210,7 +210,7 @@ class MultiplexedConnection:
         """From the first byte to the last."""
         try:
             connection = await self._opened(connect, host, authorization)
-            await connection.relay(self._give_out_and_rest, math.inf)
+            await connection.relay(self._give_out, math.inf)
             for stream in self._streams.values():
                 stream.may_be_stale = True  # what it asked may have crossed this end, which the engine chose
         except (OSError, ValueError, NotSharedError, ConnectionBrokenError) as error:
@@ -243,19 +243,13 @@ class MultiplexedConnection:
         for place, stream in enumerate(streams):
             stream.broke(_told(self._ended, is_echo=place > 0))
 
-    def _give_out_and_rest(self, lines: list[bytes]) -> Pause | None:
-        """As `_give_out`; what comes while others have their turn is given out together."""
+    def _give_out(self, lines: list[bytes]) -> Pause | None:
+        """Give each stream its lines; what comes while others have their turn then is given out together.
+
+        Raises UnreadableLineError for a line without a stream's number.
+        """
         self._has_rested = False
         began = time.monotonic()
-        since, self._gave_out_at = began - self._gave_out_at, began
-        each = len(lines) / self._give_out(lines)
-        took = time.monotonic() - began
-        if took > TRIFLE_SECONDS and each >= MANY_LINES and each * took >= LARGE_SHARE * since:
-            return partial(asyncio.sleep, max(LEAST_REST_SECONDS, PERIOD_SECONDS - took))
-        return None if took <= SHORT_SECONDS else partial(asyncio.sleep, min(took, MOST_REST_SECONDS))
-
-    def _give_out(self, lines: list[bytes]) -> int:
-        """Returns of how many streams these were. Raises UnreadableLineError for a line without a stream's number."""
         last: dict[bytes, bytes] = {}
         for line in lines:
             number, _, event = line.partition(b" ")
@@ -268,7 +262,16 @@ class MultiplexedConnection:
                 stream.bring([event] if of_streams is None else of_streams[number], at)
             else:
                 stream_number(number)  # of one that nobody reads any more, if it is a number
-        return len(last)
+        since, self._gave_out_at = began - self._gave_out_at, began
+        took = time.monotonic() - began
+        return None if took <= TRIFLE_SECONDS else _rest(took, since, len(lines) / len(last))
+
+
+def _rest(took: float, since: float, lines_each: float) -> Pause | None:
+    """What follows on giving out so many lines of each stream for so long, and so long after the last time began."""
+    if lines_each >= MANY_LINES and lines_each * took >= LARGE_SHARE * since:
+        return partial(asyncio.sleep, max(LEAST_REST_SECONDS, PERIOD_SECONDS - took))
+    return None if took <= SHORT_SECONDS else partial(asyncio.sleep, min(took, MOST_REST_SECONDS))
 
 
 def _by_stream(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:

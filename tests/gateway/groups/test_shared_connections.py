@@ -358,7 +358,7 @@ def resting(clock: Clock, num_streams: int, took: float) -> tuple[multiplexed.Mu
 
 def rest_of(connection: multiplexed.MultiplexedConnection, lines: list[bytes]) -> float:
     """Seconds for which nothing is given out after these."""
-    pause = connection._give_out_and_rest(lines)
+    pause = connection._give_out(lines)
     return pause.args[0] if isinstance(pause, partial) else 0.0
 
 
