@@ -91,6 +91,8 @@ class ClientStream:
         it is known."""
         cycle = self._cycle
         is_held_up = cycle.response_started or cycle.flow.write_paused or cycle.disconnected
+        # One that was made ahead doesn't say what a shutdown has decided since.
+        head = head if cycle.keep_alive else None
         if more and not is_held_up and (head := head or self.head_of(headers)) is not None:
             cycle.response_started = cycle.chunked_encoding = True
             cycle.waiting_for_100_continue = False

@@ -33,9 +33,10 @@ class WrittenPieces:
         self._openings: bytes | None = None
 
     def write_ahead(self) -> None:
-        """Make what can be known before an engine has answered."""
-        self._openings = self.openings()
-        self.around(0)
+        """Make what can be known of a lone choice before an engine has answered, but for what may be long."""
+        if len(self._shapes) == 1 and self._shapes[0].has_short_opening:
+            self._openings = self.openings()
+            self.around(0)
 
     def openings(self) -> bytes:
         if self._openings is not None:

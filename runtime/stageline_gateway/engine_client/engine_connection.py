@@ -16,6 +16,7 @@ import httptools
 from stageline_gateway.engine_client.incoming_lines import BROKE, ConnectionBrokenError, IncomingLines
 
 LINE_LIMIT_BYTES: Final = 8 * 1024 * 1024
+_HEX_DIGITS: Final = b"0123456789abcdefABCDEF"
 UNACKNOWLEDGED_SECONDS: Final = 10.0
 """Longer than an engine that works leaves sent bytes unacknowledged, or its end of the connection full."""
 
@@ -150,6 +151,9 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         except httptools.HttpParserError:
             self._fail(ConnectionBrokenError("What answers at the engine's address does not speak HTTP."))
             self.close()
+            self._is_between_chunks = False
+        # A size of which only the beginning has come is known to nobody but the parser.
+        self._is_between_chunks = self._is_between_chunks and data.endswith(b"\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._transport = None
@@ -180,7 +184,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             lines = (b"".join((*self._rest, chunk)) if self._rest_bytes else chunk).split(b"\n")
             self._rest = [lines.pop()]
             self._rest_bytes = len(self._rest[0])
-            self._lines += [line for line in lines if line] if b"" in lines else lines
+            self._lines += [line for line in lines if line and not line.isspace()]
         if self._rest_bytes > LINE_LIMIT_BYTES:
             self._rest.clear()
             self._fail(ConnectionBrokenError("The engine sent an event that is too long."))
@@ -197,13 +201,10 @@ def _only_lines(data: bytes) -> list[bytes] | None:
     """The lines that `data` holds, where it is one whole chunk of whole lines: so an engine writes a step, and tokens
     wait for less where no parser is asked. None where the parser is to say."""
     size, _, rest = data.partition(b"\r\n")
-    if not size.isalnum() or not rest.endswith(b"\n\r\n"):
+    if not size or size.strip(_HEX_DIGITS) or not rest.endswith(b"\n\r\n") or int(size, 16) != len(rest) - 2:
         return None
-    try:
-        is_whole = int(size, 16) == len(rest) - 2
-    except ValueError:
-        return None
-    return rest[:-3].split(b"\n") if is_whole else None
+    lines = rest[:-3].split(b"\n")
+    return None if any(map(bytes.isspace, lines)) else lines
 
 
 def _head(method: str, host: str, path: str, fields: str, authorization: str) -> bytes:

@@ -186,6 +186,7 @@ class _EventReader:
     timeouts: "EngineTimeouts"
     limit_seconds: float
     """How long the engine may be silent now."""
+    engine: EngineAddress
     late: LateAccounts
     order: _Order = field(default_factory=_Order)
     lines: EventLines = field(default_factory=EventLines)
@@ -213,7 +214,7 @@ class _EventReader:
         if (write := self._write) is not None and (told := plain_text(lines)) is not None:
             text, token_ids = told
             if not self._unaccounted and self._may_wait:
-                self.late.add(self.account)
+                self.late.add(self.engine, self.account)
             self._unaccounted.append(monotonic())
             self._unaccounted += token_ids
             self._characters += len(text)
@@ -233,7 +234,7 @@ class _EventReader:
     def close(self) -> None:
         """Nothing more is read."""
         self.account()
-        self.late.discard(self.account)
+        self.late.discard(self.engine, self.account)
 
     def _read_events(self, lines: list[bytes]) -> Pause | None:
         assert self._source is not None, "read without a source"
@@ -313,11 +314,12 @@ class EngineClient:
         """
         asked = _Asked(engine, written(request), on_open)
         shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
-        reader = _EventReader(take, texts, self._timeouts, self._timeouts.idle_seconds, self._late)
+        reader = _EventReader(take, texts, self._timeouts, self._timeouts.idle_seconds, engine, self._late)
         try:
             await self._ask_to_the_end(asked, reader, shares)
         except EngineLostError:
-            self._late.bring_up_to_date()  # others may have shown, before this, that the engine answers
+            reader.account()
+            self._late.bring_up_to_date(engine)  # others may have shown, before this, that it answers
             raise
         finally:
             reader.close()

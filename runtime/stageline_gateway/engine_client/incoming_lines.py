@@ -19,7 +19,8 @@ TakeLines = Callable[[list[bytes]], Pause | None]
 
 
 LONGEST_TIMER_SECONDS: Final = 30.0
-"""A timer that is armed for no longer need not be armed anew when an answer begins, and less silence is allowed."""
+"""Silence is looked at as often. So the timer of a wait that may be longer, which is made while nobody waits for a
+token, is early enough for the shorter silence that is allowed once there are tokens; another would cost the first."""
 BROKE: Final = "The connection to the engine broke."
 
 
@@ -37,8 +38,8 @@ class SilentEngineError(Exception):
 
 
 class IncomingLines(ABC):
-    """What a reader sees of an answer. The subclass calls `_heard`, then adds to `_lines`, then calls `_arrived`; or
-    whoever has whole lines calls `bring`, which does all of that."""
+    """What a reader sees of an answer. The subclass adds to `_lines` and calls `_heard`, then `_arrived`; or whoever
+    has whole lines calls `bring`, which does all of that."""
 
     most_waiting = 256
     """Lines that a slow reader may leave here before their source is held."""
@@ -107,7 +108,7 @@ class IncomingLines(ABC):
         """From now on, in this wait too, the engine may be silent for so long."""
         self._limit_seconds = limit_seconds
         if self._waiter is not None:
-            self._arm()
+            self._arm(self._silent_since)
 
     def stop(self) -> None:
         """Have `relay` return: what it handed over last is all that is wanted."""
@@ -144,7 +145,7 @@ class IncomingLines(ABC):
             raise self._failure
         self._waiter = self._loop.create_future()
         self._silent_since, self._limit_seconds = self._loop.time(), limit_seconds
-        self._arm()
+        self._arm(self._silent_since)
         try:
             await self._waiter
         finally:
@@ -211,11 +212,12 @@ class IncomingLines(ABC):
 
     # The time of silence
 
-    def _arm(self) -> None:
-        """Have the timer fire by the end of this wait. One that fires earlier is kept, and armed again then."""
+    def _arm(self, since: float) -> None:
+        """Have the timer fire by the end of this wait, and soon enough after `since`, when it was last looked at. One
+        that fires earlier is kept, and armed again then."""
         if self._limit_seconds == math.inf:
             return
-        due = self._silent_since + min(self._limit_seconds, LONGEST_TIMER_SECONDS)
+        due = min(self._silent_since + self._limit_seconds, since + LONGEST_TIMER_SECONDS)
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
@@ -229,7 +231,7 @@ class IncomingLines(ABC):
         if self.silent_seconds >= self._limit_seconds:
             self._fail(SilentEngineError())
         else:
-            self._arm()
+            self._arm(self._loop.time())
 
     def _disarm(self) -> None:
         if self._timer is not None:

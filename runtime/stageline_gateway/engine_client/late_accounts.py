@@ -2,14 +2,14 @@
 
 What a token costs is what is touched for it, since the caches are empty when it comes. So an answer that may only notes
 a token, and is accounted for in the next round with all others, by code that is there by then. A round is a turn for
-each few answers, so that nobody's token waits for it. `bring_up_to_date` leaves nothing that waits: what happens then
-is judged by all that was written before it.
+each few answers, so that nobody's token waits for it. `bring_up_to_date` leaves nothing of one engine's answers: what
+happens to it then is judged by all that was written before.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Hashable
+from itertools import chain, islice
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -28,37 +28,43 @@ class LateAccounts:
 
     def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
-        self._waiting: dict[Account, None] = {}
+        self._waiting: dict[Hashable, dict[Account, None]] = {}
+        """By engine."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, account: Account) -> None:
-        """Call `account` within a period or so."""
-        self._waiting[account] = None
+    def add(self, engine: Hashable, account: Account) -> None:
+        """Call `account`, of an answer of `engine`, within a period or so."""
+        self._waiting.setdefault(engine, {})[account] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._period_seconds, self._begin_round)
 
-    def discard(self, account: Account) -> None:
+    def discard(self, engine: Hashable, account: Account) -> None:
         """It is not to be called any more, and what it holds is let go."""
-        self._waiting.pop(account, None)
+        waiting = self._waiting.get(engine, {})
+        waiting.pop(account, None)
+        if not waiting:
+            self._waiting.pop(engine, None)
 
-    def bring_up_to_date(self) -> None:
-        """Account for everything now."""
-        self._account(len(self._waiting))
+    def bring_up_to_date(self, engine: Hashable) -> None:
+        """Account for all that waits of this engine's answers now."""
+        for account in tuple(self._waiting.get(engine, ())):
+            self._call(engine, account)
 
     def _begin_round(self) -> None:
         self._timer = None
-        self._go_on(len(self._waiting))
+        self._go_on(sum(map(len, self._waiting.values())))
 
     def _go_on(self, left: int) -> None:
         """`left`: how many of this round; whoever comes meanwhile has a round of their own."""
-        self._account(min(left, MOST_IN_A_TURN))
+        waiting = chain.from_iterable(((engine, one) for one in all_of) for engine, all_of in self._waiting.items())
+        for engine, account in tuple(islice(waiting, min(left, MOST_IN_A_TURN))):
+            self._call(engine, account)
         if left > MOST_IN_A_TURN:
             asyncio.get_running_loop().call_soon(self._go_on, left - MOST_IN_A_TURN)
 
-    def _account(self, most: int) -> None:
-        for account in tuple(islice(self._waiting, most)):
-            self.discard(account)
-            try:
-                account()
-            except Exception as error:  # a bug; the others' accounts are to be right all the same
-                logger.exception("a bug in the gateway: %s", type(error).__name__)
+    def _call(self, engine: Hashable, account: Account) -> None:
+        self.discard(engine, account)
+        try:
+            account()
+        except Exception as error:  # a bug; the others' accounts are to be right all the same
+            logger.exception("a bug in the gateway: %s", type(error).__name__)

@@ -79,6 +79,11 @@ class AnswerShape(ABC):
         """The choice of the first chunk, before any text; None when the API has no such chunk."""
         return None
 
+    @property
+    def has_short_opening(self) -> bool:
+        """Whether it is of a few words, and not of the prompt's length."""
+        return True
+
     def admitted(self, event: Admitted) -> None:  # noqa: B027 - matters to those that read tool calls only
         """The engine has taken the request."""
 
@@ -199,6 +204,10 @@ class CompletionShape(AnswerShape):
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice(self.echo, None, None) if self.echo else None
+
+    @property
+    def has_short_opening(self) -> bool:
+        return not self.echo
 
     @property
     def is_plain(self) -> bool:

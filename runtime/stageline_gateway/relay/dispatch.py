@@ -212,9 +212,9 @@ class _RelayedText(NamedTuple):
 
     def account(self, written: WrittenTexts) -> None:
         relayed = self.relayed
-        relayed.backends.answered(relayed.key)
+        relayed.progress.take_text(written.characters, written.token_ids)  # first: another engine goes on from there
         relayed.lease.spend(len(written.token_ids))
-        relayed.progress.take_text(written.characters, written.token_ids)
+        relayed.backends.answered(relayed.key)
         self.texts.account(written)
 
 

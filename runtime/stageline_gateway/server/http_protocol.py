@@ -182,8 +182,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_SENT_AHEAD:
             self._refusal = _TOO_MUCH_AHEAD
             raise ValueError("too many requests sent ahead")
-        if self.cycle is not None or self._awaited is None:  # for a connection's first one it runs since the begin
-            self._await_headers()
+        self._await_headers()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stageline_gateway.engine_client import incoming_lines
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.incoming_lines import ConnectionBrokenError, SilentEngineError
 
@@ -86,17 +88,36 @@ def test_lines_are_whole_however_they_are_cut(lines: list[bytes], piece: int, en
     converse(answer, use)
 
 
+SIZES = [b"%x", b"0%x", b"%X", b"%x;a=b", b" %x", b"+%x", b"0x%x", b"%x_0", b"%d"]
+CONTENTS = st.binary(min_size=1, max_size=40) | st.lists(
+    st.sampled_from([b"one", b"two 2", b"", b" ", b"\r", b"3\r"]), min_size=1, max_size=4
+).map(lambda lines: b"".join(line + b"\n" for line in lines))
+
+
+def read_at_once(reads: Sequence[bytes]) -> tuple[object, ...]:
+    """What a connection that nobody reads from has made of these reads."""
+
+    async def read() -> tuple[object, ...]:
+        connection = EngineConnection()
+        for one in reads:
+            connection.data_received(one)
+        failure = str(connection._failure)
+        return connection._lines, connection._rest_bytes, connection._is_complete, connection.is_free, failure
+
+    return asyncio.run(read())
+
+
 @given(
-    contents=st.lists(st.binary(min_size=1, max_size=40), max_size=5),
-    sizes=st.sampled_from([b"%x", b"0%x", b"%X", b"%x;a=b", b" %x", b"+%x", b"0x%x", b"%x_0", b"%d"]),
+    contents=st.lists(CONTENTS, max_size=5),
+    sizes=st.lists(st.sampled_from([b"%x", b"%x", *SIZES]), min_size=5, max_size=5),
     cuts=st.lists(st.integers(0, 400), max_size=6),
     is_ended=st.booleans(),
 )
 def test_a_chunk_that_comes_by_itself_is_read_as_the_parser_reads_it(
-    contents: list[bytes], sizes: bytes, cuts: list[int], is_ended: bool
+    contents: list[bytes], sizes: list[bytes], cuts: list[int], is_ended: bool
 ) -> None:
     """By cuts at the chunks' ends, where no parser is asked, and at any others; and where a size is no size."""
-    chunks = [HEAD, *(b"%b\r\n%b\r\n" % (sizes % len(one), one) for one in contents)]
+    chunks = [HEAD, *(b"%b\r\n%b\r\n" % (size % len(one), one) for size, one in zip(sizes, contents, strict=False))]
     whole = b"".join(chunks) + b"0\r\n\r\n" * is_ended
     ends = {0, len(whole), *(sum(map(len, chunks[:count])) for count in range(1, len(chunks) + 1))}
 
@@ -104,16 +125,96 @@ def test_a_chunk_that_comes_by_itself_is_read_as_the_parser_reads_it(
         ordered = sorted({min(place, len(whole)) for place in places | {0, len(whole)}})
         return [whole[start:end] for start, end in pairwise(ordered)]
 
-    async def read(reads: list[bytes]) -> tuple[object, ...]:
-        connection = EngineConnection()
-        for one in reads:
-            connection.data_received(one)
-        failure = str(connection._failure)
-        return connection._lines, connection._rest_bytes, connection._is_complete, connection.is_free, failure
+    expected = read_at_once([whole])  # its head is in it, so all of it is the parser's
+    assert read_at_once(pieces(ends)) == expected
+    assert read_at_once(pieces(ends | set(cuts))) == expected
 
-    expected = asyncio.run(read([whole]))  # its head is in it, so all of it is the parser's
-    assert asyncio.run(read(pieces(ends))) == expected
-    assert asyncio.run(read(pieces(ends | set(cuts)))) == expected
+
+def test_no_parser_is_asked_of_a_chunk_of_whole_lines_and_of_anything_else_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+    parse = EngineConnection._parse
+
+    def noted(connection: EngineConnection, data: bytes) -> None:
+        parsed.append(data)
+        parse(connection, data)
+
+    monkeypatch.setattr(EngineConnection, "_parse", noted)
+    steps = [chunk(b"1 a\n2 b\n"), chunk(b"1 c\n"), chunk(b"\n")]
+    others = [
+        chunk(b"1 d"),
+        chunk(b"e\n"),
+        chunk(b"2 f\n") * 2,
+        b"1",
+        b"3\r\n" + b"x" * 16 + b"cd\n\r\n",
+        chunk(b" \n"),
+    ]
+    lines, *_, failure = read_at_once([HEAD, *steps, *others, *steps])
+    assert parsed == [HEAD, steps[0], *others], "between two chunks it is known to be behind the first"
+    letters = [b"1 de", b"2 f", b"2 f", b"x" * 16 + b"cd"]
+    assert lines == [b"1 a", b"2 b", b"1 c", *letters, b"1 a", b"2 b", b"1 c"]
+    assert failure == "None"
+
+
+def test_a_wait_whose_limit_is_longer_than_its_timer_looks_now_and_then_and_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock of the test's own: one that looked for the rest of its time without a pause would take a core."""
+    monkeypatch.setattr(incoming_lines, "LONGEST_TIMER_SECONDS", 30.0)
+
+    async def run() -> None:
+        loop, now, looks = asyncio.get_running_loop(), [1000.0], list[float]()
+        timers: list[tuple[float, Callable[[], None]]] = []
+
+        def call_at(when: float, look: Callable[[], None]) -> SimpleNamespace:
+            timers.append((when, look))
+            return SimpleNamespace(when=lambda: when, cancel=lambda: timers.remove((when, look)))
+
+        monkeypatch.setattr(loop, "time", lambda: now[0])
+        connection = EngineConnection()
+        monkeypatch.setattr(loop, "call_at", call_at)
+        waiting = asyncio.create_task(connection.line(100.0))
+        await asyncio.sleep(0)
+        while not waiting.done():
+            when, look = timers.pop()
+            assert not timers
+            assert len(looks) < 10, looks
+            now[0] = max(now[0], when)
+            looks.append(now[0])
+            look()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert looks == [1030.0, 1060.0, 1090.0, 1100.0]
+        with pytest.raises(SilentEngineError):
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_less_silence_that_is_allowed_within_a_wait_needs_no_timer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        connection, armed = EngineConnection(), list[float]()
+        call_at = connection._loop.call_at
+
+        def noted(when: float, look: Callable[[], None]) -> asyncio.TimerHandle:
+            armed.append(when)
+            return call_at(when, look)
+
+        connection.data_received(HEAD)
+        reading = asyncio.create_task(connection.relay(lambda _: None, 120.0))
+        monkeypatch.setattr(connection._loop, "call_at", noted)
+        await asyncio.sleep(0)
+        connection.allow_silence(30.0)
+        connection.allow_silence(29.0)
+        await asyncio.sleep(0)
+        began = connection._silent_since
+        assert [round(when - began) for when in armed] == [30, 29]
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        connection.close()
+
+    asyncio.run(run())
 
 
 def test_silence_is_measured_from_the_last_line_and_by_the_limit_of_the_wait() -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from stageline_gateway.engine_client.late_accounts import MOST_IN_A_TURN, LateAccounts
 
+ENGINE, OTHER = "http://a", "http://b"
+
 
 def test_a_round_takes_several_turns_so_that_others_come_between() -> None:
     count, order = 2 * MOST_IN_A_TURN + 1, list[int | str]()
@@ -20,8 +22,8 @@ def test_a_round_takes_several_turns_so_that_others_come_between() -> None:
                 loop.call_soon(take_a_turn)
 
         for number in range(count):
-            late.add(partial(order.append, number))
-        late.add(is_over.set)
+            late.add(ENGINE, partial(order.append, number))
+        late.add(ENGINE, is_over.set)
         take_a_turn()
         await is_over.wait()
 
@@ -37,14 +39,14 @@ def test_who_is_added_twice_is_called_once_a_round_and_who_is_taken_away_not_at_
     async def rounds() -> list[str]:
         late = LateAccounts(period_seconds=0.0)
         a, b = partial(calls.append, "a"), partial(calls.append, "b")
-        late.add(a)
-        late.add(b)
-        late.add(a)
-        late.discard(b)
-        late.discard(b)
+        late.add(ENGINE, a)
+        late.add(ENGINE, b)
+        late.add(ENGINE, a)
+        late.discard(ENGINE, b)
+        late.discard(ENGINE, b)
         await asyncio.sleep(0.01)
         first = list(calls)
-        late.add(b)
+        late.add(ENGINE, b)
         await asyncio.sleep(0.01)
         return first
 
@@ -58,13 +60,14 @@ def test_what_is_brought_up_to_date_leaves_nothing_for_the_round() -> None:
     async def both() -> None:
         late = LateAccounts(period_seconds=0.01)
         for number in range(3 * MOST_IN_A_TURN):
-            late.add(partial(calls.append, number))
-        late.bring_up_to_date()
-        assert calls == list(range(3 * MOST_IN_A_TURN))
+            late.add(ENGINE, partial(calls.append, number))
+        late.add(OTHER, partial(calls.append, -1))
+        late.bring_up_to_date(ENGINE)
+        assert calls == list(range(3 * MOST_IN_A_TURN)), "of the other engine nothing"
         await asyncio.sleep(0.03)
 
     asyncio.run(both())
-    assert len(calls) == 3 * MOST_IN_A_TURN
+    assert calls == [*range(3 * MOST_IN_A_TURN), -1]
 
 
 def test_a_bug_in_one_account_is_logged_and_the_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,9 +78,9 @@ def test_a_bug_in_one_account_is_logged_and_the_others_are_told(caplog: pytest.L
 
     async def round_of_three() -> None:
         late = LateAccounts(period_seconds=0.0)
-        late.add(partial(calls.append, 1))
-        late.add(fail)
-        late.add(partial(calls.append, 2))
+        late.add(ENGINE, partial(calls.append, 1))
+        late.add(ENGINE, fail)
+        late.add(ENGINE, partial(calls.append, 2))
         await asyncio.sleep(0.01)
 
     asyncio.run(round_of_three())

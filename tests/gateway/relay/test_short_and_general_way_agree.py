@@ -23,6 +23,7 @@ from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
 from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, TextTaker, _EventReader
 from stageline_gateway.engine_client.late_accounts import LateAccounts
 from stageline_gateway.engine_client.multiplexed import MultiplexedStream
+from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import Ledger
 from stageline_gateway.openai_api.answer_shapes import CompletionShape, Stamp
@@ -157,7 +158,7 @@ class PlayedAnswer:
     async def _read(self, number: int, acts: Sequence[Act], relayed: _Relayed, texts: TextTaker | None) -> bool:
         """One run; returns whether it ended the answer."""
         stream = MultiplexedStream(cast(Any, self), number, may_be_stale=False)
-        reader = _EventReader(relayed.take, texts, EngineTimeouts(), 120.0, LateAccounts())
+        reader = _EventReader(relayed.take, texts, EngineTimeouts(), 120.0, EngineAddress("http://e"), LateAccounts())
         engine = asyncio.create_task(self._bring(stream, acts))
         try:
             await reader.read_all(stream)

@@ -38,6 +38,7 @@ from stageline_gateway.relay.placement import Progress
 from stageline_gateway.telemetry.metrics import GatewayMetrics, RequestMeter
 
 MODEL, KEY = "m", "m/0/1"
+ENGINE = EngineAddress("http://127.0.0.1:1")
 TEXTS = st.lists(st.tuples(st.text(max_size=6), st.lists(st.integers(0, 9), max_size=3)), max_size=8)
 GROUP = GroupEndpoint(model=MODEL, group=0, incarnation=1, url="http://e", ready=True)
 REQUEST = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
@@ -223,14 +224,14 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
 
     async def both() -> None:
         timeouts = EngineTimeouts()
-        short = _EventReader(take, texts, timeouts, 120.0, LateAccounts())
+        short = _EventReader(take, texts, timeouts, 120.0, ENGINE, LateAccounts())
         assert read(ADMITTED, short) == ["Admitted", "Delta", "bc", "Delta", "Finished"]
         assert texts.seen == [Delta(text="bc", token_ids=(2, 3))]
         assert short.limit_seconds == timeouts.stall_seconds
         thinking = b'{"type":"admitted","prompt_tokens":3,"thoughts":"tagged"}'
         events = ["Admitted", "Delta", "Delta", "Delta", "Delta", "Finished"]
-        assert read(thinking, _EventReader(take, texts, timeouts, 120.0, LateAccounts())) == events
-        assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0, LateAccounts())) == [
+        assert read(thinking, _EventReader(take, texts, timeouts, 120.0, ENGINE, LateAccounts())) == events
+        assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0, ENGINE, LateAccounts())) == [
             "Admitted",
             "Delta",
             "Delta",
@@ -245,7 +246,7 @@ def test_accounts_of_text_wait_for_a_round_where_they_may_and_never_beyond_an_ev
     async def accounted(*, may_wait: bool, last: bytes) -> list[int]:
         """Of how many pieces there had been an account after each act."""
         texts, late = TextsSeen([], may_wait=may_wait), LateAccounts(period_seconds=0.0)
-        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, late)
+        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, ENGINE, late)
         reader._source = Source()
         counts = []
         acts = ([ADMITTED, line("a", [1])], [line("b", [2])], [line("c", [])], None, [line("d", [4, 5])], [last])
@@ -270,7 +271,7 @@ def test_each_text_s_time_and_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -
 
     async def read() -> TextsSeen:
         texts = TextsSeen([], may_wait=True)
-        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, LateAccounts())
+        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, ENGINE, LateAccounts())
         reader._source = Source()
         reader.read([ADMITTED, line("a", [1])])
         for lines in ([line("bü", [2])], [line("", [])], [line("c", [3, 4]), line("d", [5])]):
@@ -289,9 +290,9 @@ def test_the_loss_of_an_engine_finds_what_others_wrote_accounted_for() -> None:
 
     async def lose() -> None:
         client = EngineClient(EngineTimeouts(connect_seconds=1.0), EngineKey())
-        client._late.add(lambda: told.append("accounted for"))
+        client._late.add(ENGINE, lambda: told.append("accounted for"))
         with pytest.raises(EngineLostError):
-            await client.generate(EngineAddress("http://127.0.0.1:1"), REQUEST, lambda _: None)
+            await client.generate(ENGINE, REQUEST, lambda _: None)
         told.append("told of the loss")
 
     asyncio.run(lose())

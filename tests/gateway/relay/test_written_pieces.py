@@ -59,12 +59,22 @@ def test_chunks_are_those_of_the_general_way(kind: str, include_usage: bool, tex
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_what_is_written_ahead_is_what_would_have_been_written(kind: str) -> None:
     def written(*, is_ahead: bool) -> bytes:
-        pieces = WrittenPieces(STAMP, shapes(kind), with_logprobs=False, include_usage=False)
+        pieces = WrittenPieces(STAMP, shapes(kind)[:1], with_logprobs=False, include_usage=False)
         if is_ahead:
             pieces.write_ahead()
+            assert pieces._openings is not None
         return pieces.openings() + pieces.delta(0, Delta(text="a", token_ids=(1,)))
 
     assert written(is_ahead=True) == written(is_ahead=False)
+
+
+def test_a_prompt_that_is_echoed_is_not_kept_for_the_stream_and_nothing_is_of_several_choices() -> None:
+    echoing = WrittenPieces(STAMP, [CompletionShape(0, echo="x" * 1000)], with_logprobs=False, include_usage=False)
+    several = WrittenPieces(STAMP, shapes("chat"), with_logprobs=False, include_usage=False)
+    for pieces in (echoing, several):
+        pieces.write_ahead()
+        assert pieces._openings is None
+    assert b"xxx" in echoing.openings()
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])

@@ -103,6 +103,21 @@ def test_a_head_that_was_made_ahead_is_written_as_one_that_was_not(body: bytes) 
     asyncio.run(run())
 
 
+def test_a_head_that_was_made_before_a_shutdown_says_that_the_connection_is_closed() -> None:
+    async def run() -> None:
+        written, expected = Written(), Written()
+        one = cycle(written)
+        client = ClientStream(one)
+        head = client.head_of(HEADERS)
+        one.keep_alive = False
+        client.open(HEADERS, b"data: 1", head=head)
+        ClientStream(cycle(expected, keep_alive=False)).open(HEADERS, b"data: 1")
+        assert written.content == expected.content
+        assert b"connection: close" in written.content
+
+    asyncio.run(run())
+
+
 def test_where_uvicorn_waits_for_the_body_or_writes_no_body_it_is_the_same() -> None:
     async def run(**given: Any) -> None:
         expected, written = Written(), Written()
