@@ -79,7 +79,7 @@ class TextTaker(Protocol):
     no event of it.
 
     What is to be accounted for may come later, many pieces at once (`late_accounts`), but always before an event, the
-    end, or the loss of any engine.
+    end, or that anybody is told of the loss of this engine.
     """
 
     @property
