@@ -185,7 +185,7 @@ class Answer(Response):
             _, headers, head = self._begin(client)
         return client.open(headers, body, more, head)
 
-    def _begin(self, client: ClientStream) -> "_Begin":
+    def _begin(self, client: ClientStream) -> _Begin:
         headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
         return _Begin(self.exchange.ignored, headers, client.head_of(headers))
 

@@ -153,7 +153,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             self.close()
             self._is_between_chunks = False
         # A size of which only the beginning has come is known to nobody but the parser.
-        self._is_between_chunks = self._is_between_chunks and data.endswith(b"\r\n")
+        self._is_between_chunks = self._is_between_chunks and not self._is_complete and data.endswith(b"\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._transport = None
@@ -174,7 +174,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self._is_between_chunks = False
 
     def on_chunk_complete(self) -> None:
-        self._is_between_chunks = not self._is_complete
+        self._is_between_chunks = True
 
     def on_body(self, chunk: bytes) -> None:
         if b"\n" not in chunk:
@@ -190,7 +190,6 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             self._fail(ConnectionBrokenError("The engine sent an event that is too long."))
 
     def on_message_complete(self) -> None:
-        self._is_between_chunks = False
         if (rest := b"".join(self._rest)).strip():
             self._lines.append(rest)
         self._is_complete = True

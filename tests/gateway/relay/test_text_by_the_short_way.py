@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any, cast
@@ -157,6 +157,26 @@ class SpentTokens:
         pass
 
 
+def streamed(
+    run: Callable[[Deliver, TextTaker | None], Awaitable[None]],
+    permit: SpentTokens,
+    meter: RequestMeter,
+    *,
+    include_usage: bool = False,
+) -> StreamedAnswer:
+    """The answer of one choice that `run` generates."""
+    exchange = Exchange(
+        run=run,
+        shapes=[CompletionShape(0)],
+        stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
+        meter=meter,
+        permit=cast(Any, permit),
+        cut=cast(Any, None),
+        include_usage=include_usage,
+    )
+    return StreamedAnswer(exchange)
+
+
 @pytest.mark.parametrize("include_usage", [False, True])
 @given(texts=TEXTS)
 def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, texts: list[tuple[str, list[int]]]) -> None:
@@ -175,16 +195,8 @@ def test_an_answer_is_written_and_counted_as_of_deltas(include_usage: bool, text
                     deliver(0, [Delta(text=text, token_ids=tuple(token_ids))])
             deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(texts))])
 
-        exchange = Exchange(
-            run=run,
-            shapes=[CompletionShape(0)],
-            stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
-            meter=meter,
-            permit=cast(Any, permit),
-            cut=cast(Any, None),
-            include_usage=include_usage,
-        )
-        asyncio.run(StreamedAnswer(exchange)._answer(cast(ClientStream, client)))
+        one = streamed(run, permit, meter, include_usage=include_usage)
+        asyncio.run(one._answer(cast(ClientStream, client)))
         gaps = meter.of_model.inter_token_latency
         counted = (meter.all_tokens, meter.tokens, meter.of_model.generation_tokens.value, gaps.counts, gaps.total)
         return client.body, permit.spent, counted
@@ -313,15 +325,8 @@ def test_a_first_token_is_written_before_it_is_accounted_for_unless_its_key_has_
             seen.append(list(permit.spent))
             deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)])
 
-        exchange = Exchange(
-            run=run,
-            shapes=[CompletionShape(0)],
-            stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
-            meter=RequestMeter(GatewayMetrics().of(""), MODEL),
-            permit=cast(Any, permit),
-            cut=cast(Any, None),
-        )
-        asyncio.run(StreamedAnswer(exchange)._answer(cast(ClientStream, client)))
+        answer = streamed(run, permit, RequestMeter(GatewayMetrics().of(""), MODEL))
+        asyncio.run(answer._answer(cast(ClientStream, client)))
         return seen[0], seen[1]
 
     assert spent_at_once(Caller()) == ([], [1])
@@ -356,15 +361,7 @@ def test_a_stream_s_begin_is_made_while_the_engine_computes_and_says_what_the_en
             deliver(0, [Admitted(prompt_tokens=1, ignored=ignored), Delta(text="a", token_ids=(1,))])
             deliver(0, [Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)])
 
-        exchange = Exchange(
-            run=run,
-            shapes=[CompletionShape(0)],
-            stamp=Stamp("cmpl-1", 1_700_000_000, MODEL, "fp"),
-            meter=RequestMeter(GatewayMetrics().of(""), MODEL),
-            permit=cast(Any, permit),
-            cut=cast(Any, None),
-        )
-        answer = StreamedAnswer(exchange)
+        answer = streamed(run, permit, RequestMeter(GatewayMetrics().of(""), MODEL))
         asyncio.run(answer._answer(cast(ClientStream, Client())))
         return headers_of, answer._ahead is not None
 
