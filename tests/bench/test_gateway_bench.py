@@ -12,7 +12,7 @@ from stageline_api.errors import UserError
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import measure, quantiles
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import added_ms, cpu_us_per_token, result_of, update_page
+from stageline_bench.gateway.report import TWO_WORKERS, added_ms, result_of, token_cost, update_page
 
 LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0, "seconds": 4.0}
 
@@ -51,16 +51,20 @@ def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tm
     paced = [figures("direct", 1.0), figures("gateway", 4.0, **relayed)]
     assert added_ms(paced, 64, "p50") == 3.0
     saturated = [figures("nginx", 1.0, streams_per_second=100.0, **relayed | {"cpu_ms_per_stream": 0.25})]
-    long = figures("gateway", 4.0, **relayed | {"cpu_ms_per_stream": 4.0}) | {"tokens": 125}
-    assert cpu_us_per_token(paced, long) == 20.0
-    result = result_of(paced, saturated, [long], 0.1)
-    assert [target["met"] for target in result["targets"]] == [False, False, True]
+    tokens = []
+    for more_ms in (2.0, 9.0, 3.2):
+        long = figures("gateway", 4.0, **relayed | {"cpu_ms_per_stream": 2.0 + more_ms}) | {"tokens": 125}
+        tokens.append(token_cost(paced[1], long))
+    result = result_of(paced, saturated, tokens, 0.1)
+    assert [target["met"] for target in result["targets"]] == [False, False, False]
+    assert result["targets"][-1]["measured"] == 32.0
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- begin gateway -->\nold\n<!-- end gateway -->\nafter\n")
     update_page(page, result)
     text = page.read_text()
     assert "| 64 | gateway | 4.00 / 12.00 | 3.00 / 9.00 |" in text
     assert "| nginx | 100 | 2500 | 0.25 | 50% |" in text
+    assert "| gateway | 3 | 32.0 (20.0 to 90.0) |" in text
     assert "p50, ms | ≤ 0.7 | 3 | **no** |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
@@ -70,6 +74,17 @@ def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tm
         update_page(page, result)
     with pytest.raises(UserError, match=r"missing\.md: No such file"):
         update_page(tmp_path / "missing.md", result)
+
+
+def test_two_workers_are_compared_with_one_pair_by_pair() -> None:
+    costs = ((1.0, 1.2), (2.0, 2.2), (4.0, 4.2), (8.0, 16.0))
+    rows = [
+        figures(relay, 1.0, streams_per_second=1.0, cpu_share=0.5, cpu_ms_per_stream=cost)
+        for pair in costs
+        for relay, cost in zip(("gateway", TWO_WORKERS), pair, strict=True)
+    ]
+    targets = result_of([], rows, [], 0.1)["targets"]
+    assert [target["measured"] for target in targets] == [3.0, 1.15]
 
 
 def test_quantiles_are_of_the_ordered_values() -> None:

@@ -1,13 +1,13 @@
 """`python -m stageline_bench.gateway`: what the gateway adds, and what a core of it relays beside nginx.
 
 Needs two cores: one for the relay, one for the synthetic engine and the clients. Loads at 25 tokens a second are
-measured through the gateway and directly; then streams come faster than a core can relay them, also with two workers on
-that core: what a stream costs then is what sharing costs.
+measured through the gateway and directly. What one more token costs, and what two workers on one core cost beside one,
+depends by a quarter on how a process happens to lie in memory, so these are medians over processes that are started
+anew: of paced streams of two lengths through the same process, and of streams that come faster than a core relays them.
 """
 
 import os
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +18,20 @@ from stageline_bench.benchmark_program import run_benchmark
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import CLIENT_CORE, measure
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import TARGET_CONCURRENT, medians, result_of, update_page, write_result
+from stageline_bench.gateway.report import (
+    TARGET_CONCURRENT,
+    result_of,
+    token_cost,
+    update_page,
+    write_result,
+)
 from stageline_bench.page_section import EXISTING_PAGE
 
 PACED: Final[dict[str, Any]] = {"tokens": 25, "tokens_per_second": 25.0}
-LONG: Final[dict[str, Any]] = PACED | {"concurrent": TARGET_CONCURRENT, "tokens": 125}
+LONG_TOKENS: Final = 125
 """What a token costs by itself is what longer streams cost more."""
+STARTS: Final = 5
+"""Of a gateway and of nginx, by turns, for what a token costs."""
 PAIRS: Final = 4
 """Of saturated loads on a gateway of one process and on one of two, by turns and each first as often."""
 SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per_second": 1000.0}
@@ -32,37 +40,60 @@ SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per
 def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict[str, Any]:
     """All measurements, a fresh gateway for each number of streams."""
     load_average = os.getloadavg()[0]
-    paced: list[dict[str, Any]] = []
-    saturated: list[dict[str, Any]] = []
-    long: list[dict[str, Any]] = []
     engine_command = python_module("stageline_bench.gateway.synthetic_engine")
     with started(engine_command, CLIENT_CORE, directory / "engine.log") as engine:
         assert engine.stdout is not None
         engine_port = int(engine.stdout.readline())
-        for concurrent in concurrencies:
-            paced.append(
-                _say(measure(relays.direct(engine_port), directory, concurrent=concurrent, seconds=seconds, **PACED))
-            )
-            with relays.gateway(engine_port, relays.free_port(), directory) as relay:
-                measure(
-                    relay, directory, concurrent=8, seconds=2, **PACED
-                )  # so that nothing is done for the first time
-                paced.append(_say(measure(relay, directory, concurrent=concurrent, seconds=seconds, **PACED)))
-        with relays.gateway(engine_port, relays.free_port(), directory) as relay:
-            measure(relay, directory, concurrent=8, seconds=2, **PACED)
-            long.append(_say(measure(relay, directory, seconds=seconds, **LONG)))
-        with ExitStack() as stack:
-            alone, by_two, nginx = [
-                stack.enter_context(relays.gateway(engine_port, relays.free_port(), directory)),
-                stack.enter_context(relays.gateway(engine_port, relays.free_port(), directory, workers=2)),
-                stack.enter_context(relays.nginx(engine_port, relays.free_port(), directory)),
-            ]
-            if nginx is not None:
-                saturated.append(_say(measure(nginx, directory, seconds=seconds / 2, **SATURATING)))
-            for pair in range(PAIRS):
-                for one in (alone, by_two) if pair % 2 else (by_two, alone):
-                    saturated.append(_say(measure(one, directory, seconds=seconds / 2, **SATURATING)))
-    return result_of(paced, medians(saturated), long, load_average)
+        paced = [one for number in concurrencies for one in _paced(engine_port, number, seconds, directory)]
+        tokens = _tokens(engine_port, seconds, directory)
+        saturated = _saturated(engine_port, seconds, directory)
+    return result_of(paced, saturated, tokens, load_average)
+
+
+def _paced(engine_port: int, concurrent: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
+    load = PACED | {"concurrent": concurrent, "seconds": seconds}
+    direct = _say(measure(relays.direct(engine_port), directory, **load))
+    with relays.gateway(engine_port, relays.free_port(), directory) as relay:
+        _warm_up(relay, directory)
+        return [direct, _say(measure(relay, directory, **load))]
+
+
+def _tokens(engine_port: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
+    """What one more token costs each relay, once for each start of it."""
+    found = []
+    for start in range(STARTS):
+        relay_of = (relays.gateway, relays.nginx) if start % 2 else (relays.nginx, relays.gateway)
+        for open_relay in relay_of:
+            with open_relay(engine_port, relays.free_port(), directory) as relay:
+                if relay is not None:
+                    _warm_up(relay, directory)
+                    found.append(_say(token_cost(*_of_two_lengths(relay, seconds, directory))))
+    return found
+
+
+def _of_two_lengths(relay: relays.Relay, seconds: float, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    load = PACED | {"concurrent": TARGET_CONCURRENT}
+    short = measure(relay, directory, **load, seconds=seconds / 2)
+    return short, measure(relay, directory, **load | {"tokens": LONG_TOKENS}, seconds=seconds)
+
+
+def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
+    load = SATURATING | {"seconds": seconds / 2}
+    found = []
+    with relays.nginx(engine_port, relays.free_port(), directory) as nginx:
+        if nginx is not None:
+            found.append(_say(measure(nginx, directory, **load)))
+    for pair in range(PAIRS):
+        for workers in (1, 2) if pair % 2 else (2, 1):
+            with relays.gateway(engine_port, relays.free_port(), directory, workers=workers) as relay:
+                _warm_up(relay, directory)
+                found.append(_say(measure(relay, directory, **load)))
+    return found
+
+
+def _warm_up(relay: relays.Relay, directory: Path) -> None:
+    """So that nothing is done for the first time where it counts."""
+    measure(relay, directory, concurrent=8, seconds=2, **PACED)
 
 
 def _say(figures: dict[str, Any]) -> dict[str, Any]:

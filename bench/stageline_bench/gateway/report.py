@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from stageline_bench.page_section import cpu_name, replace_section
@@ -28,9 +29,12 @@ TARGET_TOKEN_US: Final = 30.0
 
 
 def result_of(
-    paced: list[dict[str, Any]], saturated: list[dict[str, Any]], long: list[dict[str, Any]], load_average: float
+    paced: list[dict[str, Any]], saturated: list[dict[str, Any]], tokens: list[dict[str, Any]], load_average: float
 ) -> dict[str, Any]:
-    """Everything measured, and the targets of what was; `long` are paced streams of more tokens."""
+    """Everything measured, and the targets of what was; `tokens` are the `token_cost` of each start.
+
+    Of `saturated`, the gateway's rows and those of one with two workers are pairs, in the same order.
+    """
     return {
         "program": PROGRAM,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -42,14 +46,14 @@ def result_of(
             "load_average": round(load_average, 2),
         },
         "paced": paced,
-        "saturated": saturated,
-        "long": long,
-        "targets": _targets(paced, saturated, long),
+        "saturated": medians(saturated),
+        "tokens": tokens,
+        "targets": _targets(paced, saturated, tokens),
     }
 
 
 def _targets(
-    paced: list[dict[str, Any]], saturated: list[dict[str, Any]], long: list[dict[str, Any]]
+    paced: list[dict[str, Any]], saturated: list[dict[str, Any]], tokens: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     measured = {one["concurrent"] for one in paced}
     targets = [
@@ -57,15 +61,18 @@ def _targets(
         for streams, quantile, at_most in TARGET_ADDED_MS
         if streams in measured
     ]
-    of_relays = {one["relay"]: one["cpu_ms_per_stream"] for one in saturated}
-    if (alone := of_relays.get("gateway")) is not None:
-        targets.append(_target("CPU for a saturated stream of 50 tokens, ms", alone, TARGET_STREAM_MS))
-        if (by_two := of_relays.get(TWO_WORKERS)) is not None:
-            name = "CPU for a saturated stream with two workers, in that with one"
-            targets.append(_target(name, round(by_two / alone, 3), TARGET_SHARED))
-    if TARGET_CONCURRENT in measured:
+    alone, by_two = (
+        [one["cpu_ms_per_stream"] for one in saturated if one["relay"] == relay] for relay in ("gateway", TWO_WORKERS)
+    )
+    if alone:
+        targets.append(_target("CPU for a saturated stream of 50 tokens, ms", round(median(alone), 4), TARGET_STREAM_MS))
+    if by_two:
+        ratio = median(two / one for one, two in zip(alone, by_two, strict=True))
+        name = "CPU for a saturated stream with two workers, in that with one"
+        targets.append(_target(name, round(ratio, 3), TARGET_SHARED))
+    if costs := costs_of("gateway", tokens):
         name = f"CPU for a token of {TARGET_CONCURRENT} paced streams, µs"
-        targets += [_target(name, cpu_us_per_token(paced, one), TARGET_TOKEN_US) for one in long]
+        targets.append(_target(name, round(median(costs), 2), TARGET_TOKEN_US))
     return targets
 
 
@@ -78,11 +85,16 @@ def medians(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each[(len(each) - 1) // 2] for each in ordered]
 
 
-def cpu_us_per_token(paced: list[dict[str, Any]], long: dict[str, Any]) -> float:
-    """CPU of one more token: of long streams beside short ones, as many at once."""
-    [short] = [one for one in paced if (one["relay"], one["concurrent"]) == (long["relay"], long["concurrent"])]
+def token_cost(short: dict[str, Any], long: dict[str, Any]) -> dict[str, Any]:
+    """CPU of one more token: of long streams beside short ones, as many at once, through the same process."""
     more_ms = long["cpu_ms_per_stream"] - short["cpu_ms_per_stream"]
-    return float(round(1e3 * more_ms / (long["tokens"] - short["tokens"]), 2))
+    per_token_us = round(1e3 * more_ms / (long["tokens"] - short["tokens"]), 2)
+    return {"relay": short["relay"], "cpu_us_per_token": per_token_us, "short": short, "long": long}
+
+
+def costs_of(relay: str, tokens: list[dict[str, Any]]) -> list[float]:
+    """What a token cost this relay, start by start."""
+    return [float(one["cpu_us_per_token"]) for one in tokens if one["relay"] == relay]
 
 
 def added_ms(paced: list[dict[str, Any]], concurrent: int, quantile: str, what: str = "ttft_ms") -> float:
@@ -124,6 +136,10 @@ def render(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
         *(_saturated_row(one) for one in result["saturated"]),
         "",
+        f"| {TARGET_CONCURRENT} paced streams through | Starts | CPU µs per token, median (lowest to highest) |",
+        "|---|---|---|",
+        *(_token_row(relay, costs_of(relay, result["tokens"])) for relay in _relays_of(result["tokens"])),
+        "",
         "| Target | Wanted | Measured | Met |",
         "|---|---|---|---|",
         *(
@@ -144,6 +160,14 @@ def _paced_row(one: dict[str, Any], paced: list[dict[str, Any]]) -> str:
         f"| {streams} | {one['relay']} | {ttft['p50']:.2f} / {ttft['p99']:.2f} | {added} | "
         f"{gap['p50']:.2f} / {gap['p99']:.2f} | {busy} | {memory} |"
     )
+
+
+def _relays_of(tokens: list[dict[str, Any]]) -> list[str]:
+    return sorted({str(one["relay"]) for one in tokens})
+
+
+def _token_row(relay: str, costs: list[float]) -> str:
+    return f"| {relay} | {len(costs)} | {median(costs):.1f} ({min(costs):.1f} to {max(costs):.1f}) |"
 
 
 def _saturated_row(one: dict[str, Any]) -> str:

@@ -15,7 +15,9 @@ from typing import Any, Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import is_ssl
 
 from stageline_api.engine_access import is_of_this_machine
 from stageline_gateway.client_stream import CLIENT_EXTENSION, ClientStream
@@ -135,7 +137,12 @@ class GatewayProtocol(HttpToolsProtocol):
         return cast(BoundedConfig, self.config)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        # What uvicorn's does, which opens a socket's object twice to ask for addresses that the transport knows.
+        self.connections.add(self)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.server, self.client = (_address(transport, name) for name in ("sockname", "peername"))
+        self.scheme = "https" if is_ssl(transport) else "http"
         self._await_headers()
         config = self._bounds
         if not config.connections.count(len(self.connections)) and not config.make_room():
@@ -311,6 +318,12 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.write(_response(refusal))
             self.transport.close()
             self._await_end()
+
+
+def _address(transport: asyncio.Transport, name: str) -> tuple[str, int] | None:
+    """Host and port of one end; None where it has none."""
+    address = transport.get_extra_info(name)
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
 
 
 def _response(refusal: ApiError) -> bytes:
