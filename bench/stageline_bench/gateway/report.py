@@ -65,7 +65,9 @@ def _targets(
         [one["cpu_ms_per_stream"] for one in saturated if one["relay"] == relay] for relay in ("gateway", TWO_WORKERS)
     )
     if alone:
-        targets.append(_target("CPU for a saturated stream of 50 tokens, ms", round(median(alone), 4), TARGET_STREAM_MS))
+        targets.append(
+            _target("CPU for a saturated stream of 50 tokens, ms", round(median(alone), 4), TARGET_STREAM_MS)
+        )
     if by_two:
         ratio = median(two / one for one, two in zip(alone, by_two, strict=True))
         name = "CPU for a saturated stream with two workers, in that with one"

@@ -92,6 +92,15 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             lines.append(line)
         return b"\n".join(lines)
 
+    async def read_nothing_for(self, seconds: float) -> None:
+        """What comes meanwhile, its end too, stays with the kernel: it costs one read in place of many."""
+        self._hold()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if not self._is_held:  # by its reader, who has it go on
+                self._go_on()
+
     def rest(self, on_end: Callable[[], None]) -> None:
         """Wait for the next `begin`; `on_end` is called when the engine ends that, or says something."""
         self.on_free = on_end

@@ -4,8 +4,8 @@ It is there at once: what is asked while it opens goes out when it is open, and 
 answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
 in the call that read it: so the tokens of a step cost one read, however many streams they are for. Where that took
 long, nothing more of it is given out for as long, and longer where tokens come too fast to be given out one by one: new
-requests have their turn, and what comes meanwhile is written to clients in fewer and larger pieces, so that a gateway
-that is short of time does less of what costs it most.
+requests have their turn, and what comes meanwhile is read and written to clients in fewer and larger pieces, so that a
+gateway that is short of time does less of what costs it most.
 
 A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
 streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
@@ -264,14 +264,22 @@ class MultiplexedConnection:
                 stream_number(number)  # of one that nobody reads any more, if it is a number
         since, self._gave_out_at = began - self._gave_out_at, began
         took = time.monotonic() - began
-        return None if took <= TRIFLE_SECONDS else _rest(took, since, len(lines) / len(last))
+        rest_seconds = _rest_seconds(took, since, len(lines) / len(last))
+        return partial(self._rest, rest_seconds) if rest_seconds else None
+
+    async def _rest(self, seconds: float) -> None:
+        assert self._connection is not None, "lines of no connection"
+        await self._connection.read_nothing_for(seconds)
 
 
-def _rest(took: float, since: float, lines_each: float) -> Pause | None:
-    """What follows on giving out so many lines of each stream for so long, and so long after the last time began."""
+def _rest_seconds(took: float, since: float, lines_each: float) -> float:
+    """For how long nothing is given out after so many lines of each stream were, in so long, and so long after the last
+    time began."""
+    if took <= TRIFLE_SECONDS:
+        return 0.0
     if lines_each >= MANY_LINES and lines_each * took >= LARGE_SHARE * since:
-        return partial(asyncio.sleep, max(LEAST_REST_SECONDS, PERIOD_SECONDS - took))
-    return None if took <= SHORT_SECONDS else partial(asyncio.sleep, min(took, MOST_REST_SECONDS))
+        return max(LEAST_REST_SECONDS, PERIOD_SECONDS - took)
+    return 0.0 if took <= SHORT_SECONDS else min(took, MOST_REST_SECONDS)
 
 
 def _by_stream(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -339,3 +340,70 @@ def test_what_is_no_answer_breaks_the_connection(answered: bytes) -> None:
             await all_lines(connection)
 
     converse(answer, use)
+
+
+def test_nothing_is_read_in_a_rest_and_what_came_meanwhile_is_taken_at_once() -> None:
+    rests = asyncio.Event()
+    taken: list[list[bytes]] = []
+    waiting: list[int] = []
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + chunk(b"first\n"))
+        await rests.wait()
+        for number in range(20):
+            writer.write(chunk(b"%d\n" % number))
+            await asyncio.sleep(0.001)
+        writer.write(b"0\r\n\r\n")
+
+    async def use(connection: EngineConnection) -> None:
+        async def rest() -> None:
+            rests.set()
+            await connection.read_nothing_for(0.2)
+            waiting.append(len(connection._lines))
+
+        def take(lines: list[bytes]) -> Callable[[], Awaitable[None]] | None:
+            taken.append(lines)
+            return rest if len(taken) == 1 else None
+
+        assert await connection.head(60) == 200
+        await connection.relay(take, 60)
+
+    converse(answer, use)
+    assert waiting == [0]
+    assert taken[0] == [b"first"]
+    assert [line for lines in taken[1:] for line in lines] == [b"%d" % number for number in range(20)]
+
+
+def test_an_end_that_comes_in_a_rest_is_heard_behind_it() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + chunk(b"first\n"))
+
+    async def use(connection: EngineConnection) -> None:
+        with pytest.raises(ConnectionBrokenError):
+            await connection.relay(lambda _: lambda: connection.read_nothing_for(0.05), 60)
+
+    converse(answer, use)
+
+
+def test_a_rest_ends_no_hold_of_the_reader_s_and_ends_with_whoever_waits_for_it() -> None:
+    async def said(*, is_held: bool, is_cancelled: bool) -> list[str]:
+        acts: list[str] = []
+        connection = EngineConnection()
+        connection._transport = cast(
+            asyncio.Transport,
+            SimpleNamespace(
+                pause_reading=lambda: acts.append("pause"),
+                resume_reading=lambda: acts.append("resume"),
+            ),
+        )
+        connection._is_held = is_held
+        rest = asyncio.create_task(connection.read_nothing_for(60 if is_cancelled else 0))
+        await asyncio.sleep(0)
+        if is_cancelled:
+            rest.cancel()
+        await asyncio.gather(rest, return_exceptions=True)
+        return acts
+
+    assert asyncio.run(said(is_held=False, is_cancelled=False)) == ["pause", "resume"]
+    assert asyncio.run(said(is_held=True, is_cancelled=False)) == ["pause"]
+    assert asyncio.run(said(is_held=False, is_cancelled=True)) == ["pause", "resume"]
