@@ -4,6 +4,7 @@ Needs two cores: one for the relay, one for the synthetic engine and the clients
 measured through the gateway and directly. What one more token costs, and what two workers on one core cost beside one,
 depends by a quarter on how a process happens to lie in memory, so these are medians over processes that are started
 anew: of paced streams of two lengths through the same process, and of streams that come faster than a core relays them.
+A token's share of what a gateway does without any request is counted as its own.
 """
 
 import os
@@ -38,7 +39,7 @@ SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per
 
 
 def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict[str, Any]:
-    """All measurements, a fresh gateway for each number of streams."""
+    """All measurements, each number of streams, start and pair with processes of its own."""
     load_average = os.getloadavg()[0]
     engine_command = python_module("stageline_bench.gateway.synthetic_engine")
     with started(engine_command, CLIENT_CORE, directory / "engine.log") as engine:
@@ -67,14 +68,15 @@ def _tokens(engine_port: int, seconds: float, directory: Path) -> list[dict[str,
             with open_relay(engine_port, relays.free_port(), directory) as relay:
                 if relay is not None:
                     _warm_up(relay, directory)
-                    found.append(_say(token_cost(*_of_two_lengths(relay, seconds, directory))))
+                    found.append(_say(_of_two_lengths(relay, seconds, directory, is_long_first=start % 4 > 1)))
     return found
 
 
-def _of_two_lengths(relay: relays.Relay, seconds: float, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _of_two_lengths(relay: relays.Relay, seconds: float, directory: Path, *, is_long_first: bool) -> dict[str, Any]:
     load = PACED | {"concurrent": TARGET_CONCURRENT}
-    short = measure(relay, directory, **load, seconds=seconds / 2)
-    return short, measure(relay, directory, **load | {"tokens": LONG_TOKENS}, seconds=seconds)
+    loads = [load | {"seconds": seconds / 2}, load | {"tokens": LONG_TOKENS, "seconds": seconds}]
+    measured = [measure(relay, directory, **one) for one in (loads[::-1] if is_long_first else loads)]
+    return token_cost(*sorted(measured, key=lambda one: int(one["tokens"])))
 
 
 def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
@@ -82,6 +84,7 @@ def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[s
     found = []
     with relays.nginx(engine_port, relays.free_port(), directory) as nginx:
         if nginx is not None:
+            _warm_up(nginx, directory)
             found.append(_say(measure(nginx, directory, **load)))
     for pair in range(PAIRS):
         for workers in (1, 2) if pair % 2 else (2, 1):
@@ -93,7 +96,7 @@ def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[s
 
 def _warm_up(relay: relays.Relay, directory: Path) -> None:
     """So that nothing is done for the first time where it counts."""
-    measure(relay, directory, concurrent=8, seconds=2, **PACED)
+    measure(relay, directory, concurrent=TARGET_CONCURRENT, seconds=3, **PACED)
 
 
 def _say(figures: dict[str, Any]) -> dict[str, Any]:

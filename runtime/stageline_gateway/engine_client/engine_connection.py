@@ -7,6 +7,7 @@ sides a connection for each request. A request's body may also be left open, to 
 """
 
 import asyncio
+import select
 import socket
 from collections.abc import Callable
 from typing import Final, cast
@@ -26,6 +27,9 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self._end_poll: select.poll | None = None
+        """Says whether the engine has ended a connection of which all may be left unread."""
+        self._reads_nothing = False
         self.on_free: Callable[[], None] | None = None
         """Called when an answer nobody waits for any more has come to its end, or with it the connection."""
         super().__init__()
@@ -42,7 +46,11 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        if self._transport is None or self._transport.is_closing():
+            return False
+        # Where nothing is read, nobody hears of the engine's end; what is written behind it ends the connection, with
+        # all that is still to be read.
+        return not self._reads_nothing or self._end_poll is None or not self._end_poll.poll(0)
 
     @property
     def is_complete(self) -> bool:
@@ -93,12 +101,20 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         return b"\n".join(lines)
 
     async def read_nothing_for(self, seconds: float) -> None:
-        """What comes meanwhile, its end too, stays with the kernel: it costs one read in place of many."""
+        """Leave what comes meanwhile to the kernel: it costs one read then, in place of many.
+
+        By TLS, where an end throws away what was read before it and not given out, it is read as ever.
+        """
+        if self._end_poll is None:
+            await asyncio.sleep(seconds)
+            return
+        self._reads_nothing = True
         self._hold()
         try:
             await asyncio.sleep(seconds)
         finally:
-            if not self._is_held:  # by its reader, who has it go on
+            self._reads_nothing = False
+            if not self._is_held:  # else a slow reader holds it, and has it go on
                 self._go_on()
 
     def rest(self, on_end: Callable[[], None]) -> None:
@@ -132,6 +148,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._end_poll = _end_poll(transport)
         # A machine that vanished acknowledges nothing: without this, a request to it would wait until discovery knew.
         if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
             own = transport.get_extra_info("socket")
@@ -203,6 +220,17 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
             self._lines.append(rest)
         self._is_complete = True
         self._may_stay = self._parser.should_keep_alive() and not self._says_more
+
+
+def _end_poll(transport: asyncio.BaseTransport) -> "select.poll | None":
+    """Tells of the other side's end, whatever is unread before it; None by TLS, and where the system can't tell."""
+    of_an_end = getattr(select, "POLLRDHUP", None)
+    own = transport.get_extra_info("socket")
+    if of_an_end is None or own is None or transport.get_extra_info("sslcontext") is not None:
+        return None
+    poll = select.poll()
+    poll.register(own.fileno(), of_an_end)
+    return poll
 
 
 def _only_lines(data: bytes) -> list[bytes] | None:

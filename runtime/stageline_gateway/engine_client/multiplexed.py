@@ -265,9 +265,9 @@ class MultiplexedConnection:
         since, self._gave_out_at = began - self._gave_out_at, began
         took = time.monotonic() - began
         rest_seconds = _rest_seconds(took, since, len(lines) / len(last))
-        return partial(self._rest, rest_seconds) if rest_seconds else None
+        return partial(self._read_nothing_for, rest_seconds) if rest_seconds else None
 
-    async def _rest(self, seconds: float) -> None:
+    async def _read_nothing_for(self, seconds: float) -> None:
         assert self._connection is not None, "lines of no connection"
         await self._connection.read_nothing_for(seconds)
 

@@ -137,7 +137,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return cast(BoundedConfig, self.config)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # What uvicorn's does, which opens a socket's object twice to ask for addresses that the transport knows.
+        # In place of uvicorn's, which makes a socket's object twice to ask for addresses that the transport knows.
         self.connections.add(self)
         self.transport = transport
         self.flow = FlowControl(transport)
