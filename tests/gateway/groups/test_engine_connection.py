@@ -345,7 +345,7 @@ def test_what_is_no_answer_breaks_the_connection(answered: bytes) -> None:
 
 
 def test_nothing_is_read_in_a_rest_and_what_came_meanwhile_is_taken_at_once() -> None:
-    rests = asyncio.Event()
+    rests, written = asyncio.Event(), asyncio.Event()
     taken: list[list[bytes]] = []
     waiting: list[int] = []
 
@@ -356,12 +356,16 @@ def test_nothing_is_read_in_a_rest_and_what_came_meanwhile_is_taken_at_once() ->
             writer.write(chunk(b"%d\n" % number))
             await asyncio.sleep(0.001)
         writer.write(b"0\r\n\r\n")
+        written.set()
 
     async def use(connection: EngineConnection) -> None:
         async def rest() -> None:
+            rest = asyncio.create_task(connection.read_nothing_for(60))
             rests.set()
-            await connection.read_nothing_for(0.2)
+            await written.wait()
             waiting.append(len(connection._lines))
+            rest.cancel()
+            await asyncio.gather(rest, return_exceptions=True)
 
         def take(lines: list[bytes]) -> Callable[[], Awaitable[None]] | None:
             taken.append(lines)
