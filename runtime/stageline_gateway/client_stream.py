@@ -19,7 +19,8 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 CLIENT_EXTENSION: Final = "stageline.client"
-"""Name in an ASGI scope's `extensions` of its `ClientStream`."""
+"""Name in an ASGI scope's `extensions` of a weak reference to its `ClientStream`. The connection has the stream itself:
+one that its own scope holds would be left to the garbage collector, with all that its connection was."""
 
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 """Headers from which uvicorn takes how an answer is framed."""
@@ -33,7 +34,7 @@ Pause = Callable[[], Awaitable[None]]
 class ClientStream:
     """One request's answer on its connection."""
 
-    __slots__ = ("_cycle", "_flow", "_streams_to", "is_slow", "on_gone")
+    __slots__ = ("__weakref__", "_cycle", "_flow", "_streams_to", "is_slow", "on_gone")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -161,7 +162,7 @@ def _finish(work: Coroutine[Any, Any, None]) -> None:
 
 def client_of(scope: Scope) -> ClientStream:
     """The client of a request that `server.http_protocol` took."""
-    client = scope["extensions"][CLIENT_EXTENSION]
+    client = scope["extensions"][CLIENT_EXTENSION]()
     assert isinstance(client, ClientStream), client
     return client
 

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, assert_never
+from typing import Any, Self, assert_never
 
 from stageline_api.engine_http import EngineError, ErrorCode
 from stageline_gateway.engine_key import KEY_NOT_TAKEN
@@ -36,6 +36,13 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_seconds: float | None = None
     extra_headers: Mapping[str, str] = field(default_factory=dict)
+
+    def bare(self) -> Self:
+        """The same without where it was raised and from what: those hold the frames on that way, and with them what a
+        request's body was parsed to, and a frame that holds the error in turn would keep all of it until the garbage
+        collector comes."""
+        self.__context__ = self.__cause__ = None
+        return self.with_traceback(None)
 
     def body(self) -> dict[str, Any]:
         """The JSON body of the response, also the data of an error event."""

@@ -67,7 +67,7 @@ def test_the_page_shows_what_the_gateway_adds_and_whether_the_targets_are_met(tm
     update_page(page, result)
     text = page.read_text()
     assert "| 64 | gateway | 4.00 / 12.00 | 3.00 / 9.00 |" in text
-    assert "| nginx | 100 | 2500 | 0.25 | 50% |" in text
+    assert "| nginx | 64 | 100 | 2500 | 0.25 | 50% |" in text
     assert "| gateway | 3 | 25.0 (20.0 to 90.0) |" in text
     assert "p50, ms | ≤ 0.7 | 3 | **no** |" in text
     assert text.startswith("before\n")
@@ -117,20 +117,27 @@ def test_every_start_has_processes_of_its_own_and_orders_turn(
     ]
     assert [tokens for name, tokens in loads if name == "gateway"] == [25, 125, 25, 125, 125, 25, 125, 25, 25, 125]
     opened.clear()
-    saturated = [one["relay"] for one in gateway_bench._saturated(1, 16.0, tmp_path)]
-    assert saturated == opened[not has_nginx :]
+    saturated = [(one["relay"], one["concurrent"]) for one in gateway_bench._saturated(1, 16.0, tmp_path)]
+    one_first, two_first = [("gateway", 64), ("gateway", 32)], [(TWO_WORKERS, 128), (TWO_WORKERS, 64)]
+    pairs = [*two_first, *one_first, *one_first, *two_first]
+    turned = [*two_first[::-1], *one_first[::-1], *one_first[::-1], *two_first[::-1]]
+    assert saturated == [("nginx", 64), *pairs, *turned][not has_nginx :]
     assert opened == ["nginx", *[TWO_WORKERS, "gateway", "gateway", TWO_WORKERS] * 2]
 
 
 def test_two_workers_are_compared_with_one_pair_by_pair() -> None:
-    costs = ((1.0, 1.2), (2.0, 2.2), (4.0, 4.2), (8.0, 16.0))
+    costs = ((1.0, 1.2, 1.3, 7.0), (2.0, 2.2, 2.4, 7.0), (4.0, 4.2, 4.2, 7.0), (8.0, 16.0, 16.0, 7.0))
+    loads = (("gateway", 64), (TWO_WORKERS, 128), (TWO_WORKERS, 64), ("gateway", 32))
     rows = [
-        figures(relay, 1.0, streams_per_second=1.0, cpu_share=0.5, cpu_ms_per_stream=cost)
+        figures(relay, 1.0, streams_per_second=1.0, cpu_share=0.5, cpu_ms_per_stream=cost) | {"concurrent": concurrent}
         for pair in costs
-        for relay, cost in zip(("gateway", TWO_WORKERS), pair, strict=True)
+        for (relay, concurrent), cost in zip(loads, pair, strict=True)
     ]
-    targets = result_of([], rows, [], 0.1)["targets"]
-    assert [target["measured"] for target in targets] == [3.0, 1.15]
+    result = result_of([], rows, [], 0.1)
+    assert [target["measured"] for target in result["targets"]] == [3.0, 1.15, 1.25]
+    assert [(row["relay"], row["concurrent"], row["cpu_ms_per_stream"]) for row in result["saturated"]] == [
+        ("gateway", 64, 2.0), (TWO_WORKERS, 128, 2.2), (TWO_WORKERS, 64, 2.4), ("gateway", 32, 7.0),
+    ]  # fmt: skip
 
 
 def test_quantiles_are_of_the_ordered_values() -> None:

@@ -4,7 +4,8 @@ Needs two cores: one for the relay, one for the synthetic engine and the clients
 measured through the gateway and directly. What one more token costs, and what two workers on one core cost beside one,
 depends by a quarter on how a process happens to lie in memory, so these are medians over processes that are started
 anew: of paced streams of two lengths through the same process, and of streams that come faster than a core relays them.
-A token's share of what a gateway does without any request is counted as its own.
+A token's share of what a gateway does without any request is counted as its own. Two workers have as many
+streams each as one has, and as many in all, and one has half as many: of fewer streams each costs more.
 """
 
 import os
@@ -35,7 +36,7 @@ STARTS: Final = 5
 """Of a gateway and of nginx, by turns, for what a token costs."""
 PAIRS: Final = 4
 """Of saturated loads on a gateway of one process and on one of two, by turns and each first as often."""
-SATURATING: Final[dict[str, Any]] = {"concurrent": 64, "tokens": 50, "tokens_per_second": 1000.0}
+SATURATING: Final[dict[str, Any]] = {"tokens": 50, "tokens_per_second": 1000.0}
 
 
 def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict[str, Any]:
@@ -80,17 +81,20 @@ def _of_two_lengths(relay: relays.Relay, seconds: float, directory: Path, *, is_
 
 
 def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
+    """Each worker with `TARGET_CONCURRENT` streams, and with half as many."""
     load = SATURATING | {"seconds": seconds / 2}
     found = []
     with relays.nginx(engine_port, relays.free_port(), directory) as nginx:
         if nginx is not None:
             _warm_up(nginx, directory)
-            found.append(_say(measure(nginx, directory, **load)))
+            found.append(_say(measure(nginx, directory, concurrent=TARGET_CONCURRENT, **load)))
     for pair in range(PAIRS):
         for workers in (1, 2) if pair % 2 else (2, 1):
+            streams = workers * TARGET_CONCURRENT
             with relays.gateway(engine_port, relays.free_port(), directory, workers=workers) as relay:
                 _warm_up(relay, directory)
-                found.append(_say(measure(relay, directory, **load)))
+                for concurrent in (streams, streams // 2) if pair % 4 < 2 else (streams // 2, streams):
+                    found.append(_say(measure(relay, directory, concurrent=concurrent, **load)))
     return found
 
 

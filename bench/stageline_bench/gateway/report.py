@@ -22,7 +22,8 @@ TARGET_ADDED_MS: Final = (
 TARGET_STREAM_MS: Final = 1.0
 """CPU of a saturated gateway for a stream of 50 tokens."""
 TARGET_SHARED: Final = 1.1
-"""CPU for a saturated stream of a gateway with two workers, in that of one."""
+"""CPU for a saturated stream of a gateway with two workers, in that of one: both with as many streams for each worker,
+which is what a second worker costs, and with as many in all, which is also what half the load does to a worker."""
 TWO_WORKERS: Final = "gateway, 2 workers"
 TARGET_TOKEN_US: Final = 30.0
 """CPU for one more token of a paced stream."""
@@ -33,7 +34,8 @@ def result_of(
 ) -> dict[str, Any]:
     """Everything measured, and the targets of what was; `tokens` are the `token_cost` of each start.
 
-    Of `saturated`, the gateway's rows and those of one with two workers are pairs, in the same order.
+    Of `saturated`, the gateway's rows of any number of streams and those of one with two workers are pairs, in the same
+    order.
     """
     return {
         "program": PROGRAM,
@@ -61,29 +63,34 @@ def _targets(
         for streams, quantile, at_most in TARGET_ADDED_MS
         if streams in measured
     ]
-    alone, by_two = (
-        [one["cpu_ms_per_stream"] for one in saturated if one["relay"] == relay] for relay in ("gateway", TWO_WORKERS)
-    )
+    alone = _saturated_costs(saturated, "gateway", TARGET_CONCURRENT)
     if alone:
         targets.append(
             _target("CPU for a saturated stream of 50 tokens, ms", round(median(alone), 4), TARGET_STREAM_MS)
         )
-    if by_two:
-        ratio = median(two / one for one, two in zip(alone, by_two, strict=True))
-        name = "CPU for a saturated stream with two workers, in that with one"
-        targets.append(_target(name, round(ratio, 3), TARGET_SHARED))
+    for streams, how in ((2 * TARGET_CONCURRENT, "each"), (TARGET_CONCURRENT, "in all")):
+        if by_two := _saturated_costs(saturated, TWO_WORKERS, streams):
+            ratio = median(two / one for one, two in zip(alone, by_two, strict=True))
+            name = f"CPU for a saturated stream with two workers, in that with one, {TARGET_CONCURRENT} streams {how}"
+            targets.append(_target(name, round(ratio, 3), TARGET_SHARED))
     if costs := costs_of("gateway", tokens):
         name = f"CPU for a token of {TARGET_CONCURRENT} paced streams, µs"
         targets.append(_target(name, round(median(costs), 2), TARGET_TOKEN_US))
     return targets
 
 
+def _saturated_costs(saturated: list[dict[str, Any]], relay: str, concurrent: int) -> list[float]:
+    """CPU milliseconds for a stream, measurement by measurement."""
+    of = relay, concurrent
+    return [float(one["cpu_ms_per_stream"]) for one in saturated if (one["relay"], one["concurrent"]) == of]
+
+
 def medians(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each relay: that whose CPU time for a stream is the lower median of its own."""
-    of_relays: dict[str, list[dict[str, Any]]] = {}
+    """One row for each relay and number of streams: that whose CPU time for a stream is the lower median of its own."""
+    of_loads: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for one in measured:
-        of_relays.setdefault(one["relay"], []).append(one)
-    ordered = (sorted(each, key=lambda one: float(one["cpu_ms_per_stream"])) for each in of_relays.values())
+        of_loads.setdefault((one["relay"], one["concurrent"]), []).append(one)
+    ordered = (sorted(each, key=lambda one: float(one["cpu_ms_per_stream"])) for each in of_loads.values())
     return [each[(len(each) - 1) // 2] for each in ordered]
 
 
@@ -134,8 +141,8 @@ def render(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
         *(_paced_row(one, result["paced"]) for one in result["paced"]),
         "",
-        "| Saturated, 50 tokens a stream | Streams/s | Tokens/s | CPU ms per stream | Core busy |",
-        "|---|---|---|---|---|",
+        "| Saturated, 50 tokens a stream | Streams at once | Streams/s | Tokens/s | CPU ms per stream | Core busy |",
+        "|---|---|---|---|---|---|",
         *(_saturated_row(one) for one in result["saturated"]),
         "",
         f"| {TARGET_CONCURRENT} paced streams through | Starts | CPU µs per token, median (lowest to highest) |",
@@ -175,6 +182,6 @@ def _token_row(relay: str, costs: list[float]) -> str:
 def _saturated_row(one: dict[str, Any]) -> str:
     tokens = one["streams_per_second"] * one["tokens"]
     return (
-        f"| {one['relay']} | {one['streams_per_second']:.0f} | {tokens:.0f} | {one['cpu_ms_per_stream']:.2f} | "
-        f"{one['cpu_share']:.0%} |"
+        f"| {one['relay']} | {one['concurrent']} | {one['streams_per_second']:.0f} | {tokens:.0f} | "
+        f"{one['cpu_ms_per_stream']:.2f} | {one['cpu_share']:.0%} |"
     )

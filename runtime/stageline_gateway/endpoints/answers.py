@@ -155,7 +155,7 @@ class Answer(Response):
                 is_gone = ending is Ending.CLIENT_GONE and not self.started
                 code = CLIENT_GONE_CODE if is_gone or was_given_up else 200
             except ApiError as error:
-                failure = error
+                failure = error.bare()
             except Exception as error:  # a bug; the client must be told of this end too
                 logger.exception("a bug in the gateway: %s", type(error).__name__, extra=exchange.names)
                 failure = gateway_failed()

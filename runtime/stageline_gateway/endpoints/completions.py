@@ -96,7 +96,7 @@ async def complete(
                 services, dispatcher, prepared, meter, permit, request.headers.get(SESSION_HEADER, ""), span, refuse
             )
     except ApiError as error:
-        failure = error
+        failure = error.bare()
     except ClientDisconnect:
         span.end(CLIENT_GONE_CODE)
         services.metrics.refused(CLIENT_GONE_CODE, model)

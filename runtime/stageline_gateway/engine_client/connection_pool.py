@@ -66,6 +66,7 @@ async def get(trust: EngineTrust, engine: EngineAddress, path: str, authorizatio
         raise OSError(str(error)) from None
     finally:
         connection.close()
+        connection.forget_failure()
 
 
 class ConnectionPool:

@@ -183,6 +183,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._transport = None
+        del self._parser  # it holds this, which would wait for the garbage collector
         self._fail(ConnectionBrokenError(BROKE))
         self._tell_free()
 

@@ -10,6 +10,7 @@ one Finished, all that came in one read at once; everything else is an `EngineRe
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple, Protocol, assert_never
 
@@ -261,14 +262,15 @@ class _EventReader:
         return self.take(events)
 
     def _fail_behind(self, events: list[EngineEvent], error: Exception) -> Pause:
-        pause = self.take(events) if events else None
+        return partial(_fail_after, self.take(events) if events else None, [error])
 
-        async def fail() -> None:
-            if pause is not None:
-                await pause()
-            raise error
 
-        return fail
+async def _fail_after(pause: Pause | None, failures: list[Exception]) -> None:
+    """Raise the one failure there is. It is taken out: a frame that holds what was raised through it is freed by nobody
+    but the garbage collector."""
+    if pause is not None:
+        await pause()
+    raise failures.pop()
 
 
 def _told_apart(unaccounted: Sequence[float | int], characters: int) -> WrittenTexts:
@@ -366,6 +368,7 @@ class EngineClient:
             raise
         finally:
             self._pool.give_back(asked.engine, connection, ended_well=reader.order.finished)
+            connection.forget_failure()
 
     async def _open(self, asked: "_Asked", is_second: bool) -> tuple[EngineConnection, bool]:
         try:

@@ -128,6 +128,11 @@ class IncomingLines(ABC):
         """End the reader's wait, now or at its next one, with `error`; lines that are here are still given out."""
         self._fail(error)
 
+    def forget_failure(self) -> None:
+        """Its reader reads no more. A failure holds the frames that it was raised through, with the request in them,
+        and they hold this: none of it would be free before the garbage collector came."""
+        self._failure = None
+
     def _taken_lines(self) -> list[bytes]:
         lines, self._lines = self._lines, []
         if self._is_held:

@@ -102,6 +102,7 @@ class MultiplexedStream(IncomingLines):
     def close(self, *, is_over: bool) -> None:
         """Nobody reads on. Unless the engine said that it `is_over`, it is told to stop."""
         self._disarm()
+        self.forget_failure()
         self._connection.leave(self._number, is_over)
 
     def _hold(self) -> None:
@@ -214,7 +215,7 @@ class MultiplexedConnection:
             for stream in self._streams.values():
                 stream.may_be_stale = True  # what it asked may have crossed this end, which the engine chose
         except (OSError, ValueError, NotSharedError, ConnectionBrokenError) as error:
-            self._ended = error
+            self._ended = error.with_traceback(None)
         except Exception as error:  # a bug; nobody would wait for this task's end
             logger.exception("a bug in the gateway: %s", type(error).__name__)
 
@@ -235,6 +236,7 @@ class MultiplexedConnection:
         self._end_rest()
         if self._connection is not None:
             self._connection.close()
+            self._connection.forget_failure()
         self._on_end(self)
         if isinstance(self._ended, UnreadableLineError):
             logger.warning("an engine sent a line without a stream's number")

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, cast
+from weakref import ref
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -303,7 +304,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._client = ClientStream(cycle)
-        extensions: dict[str, Any] = {CLIENT_EXTENSION: self._client}
+        extensions: dict[str, Any] = {CLIENT_EXTENSION: ref(self._client)}
         cycle.scope["extensions"] = extensions
         scope = cycle.scope
         super()._start_asgi_task(

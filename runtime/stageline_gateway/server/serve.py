@@ -9,6 +9,7 @@ once.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -39,6 +40,10 @@ OPEN_FILES: Final = 65536
 """Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
 _START_POLL_SECONDS: Final = 0.01
 _DATE_SECONDS: Final = 1.0
+YOUNG_OBJECTS: Final = 20_000
+"""As many more than there were bring the collector, not 700: those are a dozen streams', and it walked those of all
+streams again and again to find nothing, since what a request leaves is freed without it. Some MiB of cycles that
+libraries make may wait."""
 FAREWELL_SECONDS: Final = 5.0
 """How long answers that were cut have to send their error event."""
 
@@ -145,6 +150,7 @@ class GatewayServers:
         """A full round of the collector over all that a gateway has loaded would hold up every stream."""
         await self._started()
         settle_heap()
+        gc.set_threshold(YOUNG_OBJECTS)
 
     async def _started(self) -> None:
         while not self.public.started and not self._admin.should_exit:  # noqa: ASYNC110 - uvicorn tells nobody
