@@ -38,10 +38,9 @@ class ApiError(Exception):
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def bare(self) -> Self:
-        """The same without where it was raised and from what: those hold the frames on that way, and with them what a
-        request's body was parsed to, and a frame that holds the error in turn would keep all of it until the garbage
-        collector comes."""
-        self.__context__ = self.__cause__ = None
+        """The same without its traceback, for a frame that keeps it. The traceback holds the frames that it was raised
+        through, with what a request's body was parsed to. Where one of them holds the error, all of that would wait for
+        the garbage collector."""
         return self.with_traceback(None)
 
     def body(self) -> dict[str, Any]:

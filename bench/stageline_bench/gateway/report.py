@@ -22,8 +22,8 @@ TARGET_ADDED_MS: Final = (
 TARGET_STREAM_MS: Final = 1.0
 """CPU of a saturated gateway for a stream of 50 tokens."""
 TARGET_SHARED: Final = 1.1
-"""CPU for a saturated stream of a gateway with two workers, in that of one: both with as many streams for each worker,
-which is what a second worker costs, and with as many in all, which is also what half the load does to a worker."""
+"""CPU for a stream of a gateway with two workers, in that of one: with as many streams for each worker, and with as
+many in all, so that each has half of them."""
 TWO_WORKERS: Final = "gateway, 2 workers"
 TARGET_TOKEN_US: Final = 30.0
 """CPU for one more token of a paced stream."""
@@ -141,7 +141,7 @@ def render(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
         *(_paced_row(one, result["paced"]) for one in result["paced"]),
         "",
-        "| Saturated, 50 tokens a stream | Streams at once | Streams/s | Tokens/s | CPU ms per stream | Core busy |",
+        "| 1,000 tokens a second, 50 in all | Streams at once | Streams/s | Tokens/s | CPU ms per stream | Core busy |",
         "|---|---|---|---|---|---|",
         *(_saturated_row(one) for one in result["saturated"]),
         "",

@@ -70,6 +70,8 @@ class EngineCalls:
                 content = await _read(response, count)
             finally:
                 await response.aclose()
+                # It holds the response in turn: both, and the request's body, would wait for the garbage collector.
+                del response.stream
         except httpx.HTTPError:
             raise answer_broken("The engine does not answer.") from None
         try:

@@ -262,12 +262,14 @@ class _EventReader:
         return self.take(events)
 
     def _fail_behind(self, events: list[EngineEvent], error: Exception) -> Pause:
+        if isinstance(error, EngineLostError | EngineRefusedError | AnswerFailedError):
+            error = error.with_traceback(None)  # nobody may come to raise it
         return partial(_fail_after, self.take(events) if events else None, [error])
 
 
 async def _fail_after(pause: Pause | None, failures: list[Exception]) -> None:
-    """Raise the one failure there is. It is taken out: a frame that holds what was raised through it is freed by nobody
-    but the garbage collector."""
+    """Raise the one failure there is. It is taken out of the list, since a frame that holds what was raised through it
+    is freed by nobody but the garbage collector."""
     if pause is not None:
         await pause()
     raise failures.pop()

@@ -236,7 +236,6 @@ class MultiplexedConnection:
         self._end_rest()
         if self._connection is not None:
             self._connection.close()
-            self._connection.forget_failure()
         self._on_end(self)
         if isinstance(self._ended, UnreadableLineError):
             logger.warning("an engine sent a line without a stream's number")

@@ -248,7 +248,9 @@ class Dispatcher:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for ended in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(ended, ApiError):  # of which one at most is heard of
+                    ended.bare()
 
     async def _run_choice(self, job: GenerateJob, number: int, turns: _ChoicesInTurn) -> None:
         try:

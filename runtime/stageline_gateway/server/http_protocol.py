@@ -155,6 +155,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._written()
         super().connection_lost(exc)
+        if self.pipeline:  # requests that nobody will answer; each holds this
+            self.pipeline.clear()
+            self.cycle = None  # type: ignore[assignment]
         self._bounds.connections.count(len(self.connections))
         if self._client is not None:
             self._client.gone()

@@ -40,10 +40,10 @@ OPEN_FILES: Final = 65536
 """Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
 _START_POLL_SECONDS: Final = 0.01
 _DATE_SECONDS: Final = 1.0
-YOUNG_OBJECTS: Final = 20_000
-"""As many more than there were bring the collector, not 700: those are a dozen streams', and it walked those of all
-streams again and again to find nothing, since what a request leaves is freed without it. Some MiB of cycles that
-libraries make may wait."""
+YOUNG_OBJECTS: Final = 5_000
+"""The garbage collector comes when so many more tracked objects were made than freed. Python's own number (700, or
+2,000) is a dozen streams', whose objects it would walk again and again and find nothing: what a request leaves is freed
+without it. Not more, because a cycle that was overlooked holds a request's body, and bytes count for nothing here."""
 FAREWELL_SECONDS: Final = 5.0
 """How long answers that were cut have to send their error event."""
 

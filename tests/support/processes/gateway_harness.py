@@ -1,6 +1,7 @@
 """A real gateway on a loopback port in a thread, and the endpoints file it reads."""
 
 import asyncio
+import gc
 import ssl
 import threading
 import time
@@ -175,6 +176,7 @@ def running_gateway(
         loops.append(asyncio.get_running_loop())
         await servers.run()
 
+    threshold = gc.get_threshold()  # of the whole process, which a gateway thinks is its own
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     path = settings.endpoints_path or Path("no endpoints file")
@@ -190,3 +192,4 @@ def running_gateway(
     servers.stop()
     thread.join(60)
     assert not thread.is_alive(), "the gateway did not stop"
+    gc.set_threshold(*threshold)
