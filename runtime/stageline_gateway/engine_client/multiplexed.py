@@ -156,7 +156,9 @@ class MultiplexedConnection:
         return float("-inf") if self._connection is None else self._connection.heard_at
 
     def stream(self) -> MultiplexedStream:
-        assert self.is_open, "a stream of a connection that takes none"
+        # Not `is_open`: the engine may have ended it since its caller asked, which its streams hear of.
+        is_over = self._is_retired or self._life.done()
+        assert not is_over, "a stream of a connection that takes none"
         self._end_rest()
         number, self._next = self._next, self._next + 1
         stream = self._streams[b"%d" % number] = MultiplexedStream(self, number, may_be_stale=self._has_rested)
