@@ -186,6 +186,30 @@ def test_a_resting_connection_that_has_ended_costs_no_request(engine: ScriptedEn
     assert (engine.num_shared, broken) == (2, ["second"])
 
 
+def test_one_that_ends_between_two_looks_costs_no_request(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may say that it has ended right behind having said that it has not."""
+    looks: list[bool] = []
+
+    def is_open(connection: EngineConnection) -> bool:
+        if len(looks) == 1 and connection._transport is not None:
+            connection._transport.abort()
+        looks.append(connection._transport is not None and not connection._transport.is_closing())
+        return looks[-1]
+
+    engine.script = lambda request: answer(request.request_id)
+
+    async def ask(asker: Asker) -> None:
+        assert await asker.text("first") == "first"
+        monkeypatch.setattr(EngineConnection, "is_open", property(is_open))
+        assert await asker.text("second") == "second"
+
+    use(engine, ask)
+    assert looks[:2] == [True, False], looks
+    assert engine.num_shared == 2
+
+
 def test_it_is_closed_when_it_has_rested(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(asker: Asker) -> None:
         await asker.text("a")
