@@ -49,13 +49,8 @@ def nothing_left(settled: Callable[[], object]) -> Iterator[None]:
     try:
         yield
         settled()
-
-        def left() -> Counter[str]:
-            gc.garbage.clear()
-            gc.collect()
-            return Counter(name for name in map(name_of, gc.garbage) if name.startswith(OURS))
-
-        found = left()
+        gc.collect()
+        found = Counter(name for name in map(name_of, gc.garbage) if name.startswith(OURS))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
