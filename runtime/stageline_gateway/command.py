@@ -173,6 +173,7 @@ def gateway(
         engine_keys=_engine_keys(served),
         keys_path=keys,
         hosts=_hosts(allowed_host, host, keys),
+        workers_each_core=workers_each_core(workers),
         probe_interval_seconds=probe_seconds / 2,
         probe_timeout_seconds=probe_seconds / 2,
         **manners,
@@ -195,6 +196,11 @@ def gateway(
         serve_alone(serving, listen, say_where)
     else:
         sys.exit(serve_by_workers(workers, serving, listen, say_where, configure_log))
+
+
+def workers_each_core(workers: int) -> float:
+    """How many of so many take turns on a core of those that this process may run on."""
+    return max(1.0, workers / len(os.sched_getaffinity(0)))
 
 
 def _hosts(allowed: tuple[str, ...], host: str, keys: Path | None) -> frozenset[str] | None:

@@ -16,6 +16,7 @@ from stageline_api.endpoints import Endpoints
 from stageline_gateway.engine_client.connection_pool import get
 from stageline_gateway.engine_client.engine_calls import EngineCalls
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
+from stageline_gateway.engine_client.multiplexed import PERIOD_SECONDS
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineTrust
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
@@ -149,7 +150,9 @@ def _build_fleet(settings: GatewaySettings, metrics: ModelMetrics, namespace: st
         most_losses=settings.most_losses,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    dispatcher = Dispatcher(backends, EngineClient(timeouts, key, trust), runs, metrics, retry)
+    # So each gives out as many lines at once as one that has the core for itself.
+    client = EngineClient(timeouts, key, trust, PERIOD_SECONDS * settings.workers_each_core)
+    dispatcher = Dispatcher(backends, client, runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
     prober = Prober(backends, *intervals, partial(get, trust), runs.heard_since, look_over, key, trust)
     discovery = _discovery(settings, namespace, discovered, key)

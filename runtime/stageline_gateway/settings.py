@@ -54,6 +54,8 @@ class GatewaySettings:
     """Collector that spans of requests are sent to (`telemetry.tracing`). None sends none."""
     hosts: frozenset[str] | None = None
     """Names that requests may give as their `Host`, besides addresses and this machine's own; None: any."""
+    workers_each_core: float = 1.0
+    """Processes of this gateway that take turns on a core; those that have one each are one."""
     strict_fields: bool = False
     """Refuse fields that clients send and that change nothing here, instead of naming them in the answer's header."""
     keys_path: Path | None = None

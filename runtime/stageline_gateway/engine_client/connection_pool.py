@@ -70,9 +70,11 @@ async def get(trust: EngineTrust, engine: EngineAddress, path: str, authorizatio
 
 
 class ConnectionPool:
-    def __init__(self, connect_seconds: float, trust: EngineTrust) -> None:
+    def __init__(self, connect_seconds: float, trust: EngineTrust, period_seconds: float) -> None:
+        """Of a shared connection what came is given out once in `period_seconds` where it is too much."""
         self._connect_seconds = connect_seconds
         self._trust = trust
+        self._period_seconds = period_seconds
         self._idle: dict[EngineAddress, deque[tuple[EngineConnection, asyncio.TimerHandle]]] = {}
         self._shared: dict[_Sharing, MultiplexedConnection] = {}
         self._apart_until: dict[EngineAddress, float] = {}
@@ -102,7 +104,8 @@ class ConnectionPool:
         shared = self._shared.get(sharing)
         if shared is None or not shared.is_open:
             connect, forget = partial(self._connect, engine), partial(self._forget_shared, sharing)
-            shared = MultiplexedConnection(connect, engine.host, authorization, IDLE_SECONDS, forget)
+            times = IDLE_SECONDS, forget, self._period_seconds
+            shared = MultiplexedConnection(connect, engine.host, authorization, *times)
             self._shared[sharing] = shared
         return shared if shared.has_room else None
 

@@ -40,7 +40,7 @@ from stageline_gateway.engine_client.incoming_lines import (
     SilentEngineError,
 )
 from stageline_gateway.engine_client.late_accounts import LateAccounts
-from stageline_gateway.engine_client.multiplexed import HTTP_OK, NotConnectedError, NotSharedError
+from stageline_gateway.engine_client.multiplexed import HTTP_OK, PERIOD_SECONDS, NotConnectedError, NotSharedError
 from stageline_gateway.engine_client.written_request import written
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
 from stageline_gateway.engine_trust import EngineAddress, EngineTrust
@@ -295,8 +295,15 @@ class EngineTimeouts:
 class EngineClient:
     """Asks engines. Never goes through a proxy from the environment."""
 
-    def __init__(self, timeouts: EngineTimeouts, key: EngineKey, trust: EngineTrust | None = None) -> None:
-        self._pool = ConnectionPool(timeouts.connect_seconds, trust or EngineTrust())
+    def __init__(
+        self,
+        timeouts: EngineTimeouts,
+        key: EngineKey,
+        trust: EngineTrust | None = None,
+        period_seconds: float = PERIOD_SECONDS,
+    ) -> None:
+        """What comes faster than it can be given out is given out once in `period_seconds`."""
+        self._pool = ConnectionPool(timeouts.connect_seconds, trust or EngineTrust(), period_seconds)
         self._timeouts = timeouts
         self._key = key
         self._late = LateAccounts()

@@ -42,8 +42,8 @@ MOST_REST_SECONDS: Final = 10e-3
 LEAST_REST_SECONDS: Final = 10e-3
 """For who is behind."""
 PERIOD_SECONDS: Final = 14e-3
-"""From one giving out to the next at least, for who is behind: workers of a gateway have fewer streams each and are
-through with them sooner, and would write the more pieces the more workers there are."""
+"""From one giving out to the next at least, for who is behind and has a core: workers of a gateway have fewer streams
+each and are through with them sooner, and would write the more pieces the more workers there are."""
 MANY_LINES: Final = 2
 """Of a stream in one read, on average."""
 LARGE_SHARE: Final = 0.5
@@ -122,9 +122,12 @@ class MultiplexedConnection:
         authorization: str,
         idle_seconds: float,
         on_end: Callable[["MultiplexedConnection"], None],
+        period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        """It closes itself when it has had no stream for `idle_seconds`; `on_end` is called when no more can be had."""
+        """It closes itself when it has had no stream for `idle_seconds`; `on_end` is called when no more can be had.
+        Who is behind gives out once in `period_seconds`."""
         self._idle_seconds = idle_seconds
+        self._period_seconds = period_seconds
         self._on_end = on_end
         self._streams: dict[bytes, MultiplexedStream] = {}
         """By number, as it is written: there is one way to write each."""
@@ -267,7 +270,7 @@ class MultiplexedConnection:
                 stream_number(number)  # of one that nobody reads any more, if it is a number
         since, self._gave_out_at = began - self._gave_out_at, began
         took = time.monotonic() - began
-        rest_seconds = _rest_seconds(took, since, len(lines) / len(last))
+        rest_seconds = _rest_seconds(took, since, len(lines) / len(last), self._period_seconds)
         return partial(self._read_nothing_for, rest_seconds) if rest_seconds else None
 
     async def _read_nothing_for(self, seconds: float) -> None:
@@ -275,13 +278,13 @@ class MultiplexedConnection:
         await self._connection.read_nothing_for(seconds)
 
 
-def _rest_seconds(took: float, since: float, lines_each: float) -> float:
+def _rest_seconds(took: float, since: float, lines_each: float, period_seconds: float) -> float:
     """For how long nothing is given out after so many lines of each stream were, in so long, and so long after the last
     time began."""
     if took <= TRIFLE_SECONDS:
         return 0.0
     if lines_each >= MANY_LINES and lines_each * took >= LARGE_SHARE * since:
-        return max(LEAST_REST_SECONDS, PERIOD_SECONDS - took)
+        return max(LEAST_REST_SECONDS, period_seconds - took)
     return 0.0 if took <= SHORT_SECONDS else min(took, MOST_REST_SECONDS)
 
 

@@ -366,9 +366,11 @@ async def never() -> EngineConnection:
     raise AssertionError
 
 
-def resting(clock: Clock, num_streams: int, took: float) -> tuple[multiplexed.MultiplexedConnection, list[bytes]]:
+def resting(
+    clock: Clock, num_streams: int, took: float, period: float = multiplexed.PERIOD_SECONDS
+) -> tuple[multiplexed.MultiplexedConnection, list[bytes]]:
     """A connection whose giving out takes `took` seconds for all of its streams, and what it gives out."""
-    connection = multiplexed.MultiplexedConnection(never, "engine", "", 1.0, lambda _: None)
+    connection = multiplexed.MultiplexedConnection(never, "engine", "", 1.0, lambda _: None, period)
     given: list[bytes] = []
 
     def bring(events: list[bytes], _at: float) -> None:
@@ -422,6 +424,22 @@ def test_after_giving_out_for_long_nothing_is_given_out_for_as_long_or_longer(
         lines = [b"%d %d" % (stream, line) for line in range(lines_each) for stream in (0, 1)]
         assert rest_of(connection, lines) == pytest.approx(rest)
         assert given[2:] == [b"%d" % line for _ in (0, 1) for line in range(lines_each)]
+        connection.close()
+
+    asyncio.run(run())
+
+
+def test_one_of_two_that_share_a_core_gives_out_half_as_often_when_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, period = Clock(), 2 * multiplexed.PERIOD_SECONDS
+    monkeypatch.setattr(multiplexed, "time", clock)
+
+    async def run() -> None:
+        connection, _ = resting(clock, 2, 0.003, period)
+        rest_of(connection, [b"0 first", b"1 first"])
+        clock.now += period
+        assert rest_of(connection, [b"0 a", b"1 b"] * 10) == pytest.approx(period - 0.003)
+        clock.now += period
+        assert rest_of(connection, [b"0 a", b"1 b"]) == pytest.approx(0.003), "not behind, so as alone"
         connection.close()
 
     asyncio.run(run())
