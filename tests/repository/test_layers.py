@@ -59,13 +59,13 @@ def test_package_loads_without_torch(package: str) -> None:
 
 @pytest.mark.parametrize(
     ("package", "most"),
-    [("runtime/stageline_gateway", 61), ("runtime/stageline_runtime/engine", 12)],
+    [("runtime/stageline_gateway", 62), ("runtime/stageline_runtime/engine", 12)],
 )
 def test_rooms_need_no_more_of_each_other(package: str, most: int) -> None:
     """A limit on imports between rooms, counted as pairs of a file and a module, also in a direction that is allowed.
 
     The gateway had 58 when its rooms were made; `/v1/responses` and `/v1/messages` are two more, the short
-    way of plain requests is one.
+    way of plain requests is one, and so is that what a run tells stands apart from who asks for it.
     """
     crossings = crossings_of(ROOT / package)
     assert crossings, f"{package} has no rooms, or its imports are not understood"

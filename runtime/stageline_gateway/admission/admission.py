@@ -20,7 +20,7 @@ from stageline_gateway.admission.accounts import Account, Books, Held, OwnBooks
 from stageline_gateway.admission.keys import ANYONE, Caller, Exceeded, KeyUse
 from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
-from stageline_gateway.engine_client.generation import StreamEvent
+from stageline_gateway.engine_client.run_events import StreamEvent
 from stageline_gateway.errors import ApiError, bad_value
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import GatewayMetrics

@@ -28,7 +28,7 @@ from stageline_gateway.endpoints.json_answers import (
 )
 from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
 from stageline_gateway.endpoints.written_pieces import WrittenPieces, between
-from stageline_gateway.engine_client.generation import Resumed, StreamEvent, TextTaker, WrittenTexts
+from stageline_gateway.engine_client.run_events import Resumed, StreamEvent, TextTaker, WrittenTexts
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
 from stageline_gateway.openai_api.client_words import ClientWords

@@ -15,7 +15,7 @@ from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import RESUMED_COMMENT, RESUMED_HEADER, SERVER_ERRORS, Answer, Exchange
 from stageline_gateway.endpoints.json_answers import JsonAnswer, encode_json
 from stageline_gateway.endpoints.kept_answer import KeptChoice
-from stageline_gateway.engine_client.generation import Resumed, StreamEvent
+from stageline_gateway.engine_client.run_events import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import Dialect, Event, usage
 from stageline_gateway.openai_api.thoughts import ThoughtTokens

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stageline_api.endpoints import DEFAULT_RESUME_WINDOW_SECONDS, Endpoints, GroupEndpoint
-from stageline_gateway.engine_client.generation import EngineLostError, LossKind
+from stageline_gateway.engine_client.run_events import EngineLostError, LossKind
 from stageline_gateway.groups.routing import EngineAccounts, Ledger, identity
 
 logger = logging.getLogger(__name__)

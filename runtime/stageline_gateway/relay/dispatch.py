@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest, Prompt
-from stageline_gateway.engine_client.generation import (
+from stageline_gateway.engine_client.generation import EngineClient
+from stageline_gateway.engine_client.incoming_lines import Pause
+from stageline_gateway.engine_client.run_events import (
     AnswerFailedError,
-    EngineClient,
     EngineEvent,
     EngineLostError,
     EngineRefusedError,
@@ -28,7 +29,6 @@ from stageline_gateway.engine_client.generation import (
     TextTaker,
     WrittenTexts,
 )
-from stageline_gateway.engine_client.incoming_lines import Pause
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.errors import (
     ApiError,

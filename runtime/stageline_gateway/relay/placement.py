@@ -13,8 +13,8 @@ from typing import Final
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, GenerateRequest, PromptTokens
-from stageline_gateway.engine_client.generation import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.engine_client.incoming_lines import IncomingLines
+from stageline_gateway.engine_client.run_events import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.errors import ApiError, answer_broken, model_suspended, not_ready, revision_replaced
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.probing import NOT_THERE

@@ -20,7 +20,7 @@ from stageline_api.engine_http import Admitted, Delta, Finished
 from stageline_api.telemetry.metric_registry import MetricRegistry
 from stageline_api.telemetry.metric_spec import MetricKind, MetricSpec
 from stageline_api.version import stageline_version
-from stageline_gateway.engine_client.generation import LossKind, StreamEvent
+from stageline_gateway.engine_client.run_events import LossKind, StreamEvent
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry import metric_names as names
 from stageline_gateway.telemetry.quick_metrics import QuickCount, QuickCounter, QuickHistogram, QuickSeries

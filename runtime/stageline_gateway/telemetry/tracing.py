@@ -18,7 +18,7 @@ from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import GenerateRequest
 from stageline_api.errors import UserError
 from stageline_api.telemetry.span_export import SpanExport, is_collector_named
-from stageline_gateway.engine_client.generation import EngineLostError, EngineRefusedError
+from stageline_gateway.engine_client.run_events import EngineLostError, EngineRefusedError
 
 logger = logging.getLogger(__name__)
 

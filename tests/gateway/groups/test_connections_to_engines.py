@@ -16,14 +16,9 @@ from stageline_api.engine_http import (
     GenerateRequest,
     TextPrompt,
 )
-from stageline_gateway.engine_client.generation import (
-    EngineClient,
-    EngineEvent,
-    EngineLostError,
-    EngineTimeouts,
-    LossKind,
-)
+from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import Pause
+from stageline_gateway.engine_client.run_events import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
 

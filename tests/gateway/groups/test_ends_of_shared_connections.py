@@ -10,14 +10,9 @@ from processes.gateway_harness import group
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason, GenerateRequest, TextPrompt
 from stageline_api.multiplexing import MULTIPLEXED_PATH, Word, client_line
 from stageline_gateway.engine_client import connection_pool
-from stageline_gateway.engine_client.generation import (
-    EngineClient,
-    EngineEvent,
-    EngineLostError,
-    EngineTimeouts,
-    LossKind,
-)
+from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import IncomingLines
+from stageline_gateway.engine_client.run_events import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups

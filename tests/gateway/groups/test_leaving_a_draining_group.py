@@ -10,7 +10,7 @@ import pytest
 from stageline_api.endpoints import Endpoints, GroupEndpoint
 from stageline_api.engine_http import GenerateRequest, SamplingParams, TextPrompt
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_client.generation import EngineLostError, LossKind
+from stageline_gateway.engine_client.run_events import EngineLostError, LossKind
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import identity
 from stageline_gateway.relay.placement import Progress, Runs

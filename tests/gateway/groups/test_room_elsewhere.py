@@ -22,7 +22,7 @@ from stageline_api.engine_http import (
 )
 from stageline_api.health import Phase
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_client.generation import EngineLostError, LossKind
+from stageline_gateway.engine_client.run_events import EngineLostError, LossKind
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import identity
 from stageline_gateway.relay.placement import Progress, Runs

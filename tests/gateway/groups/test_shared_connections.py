@@ -22,15 +22,9 @@ from stageline_api.engine_http import (
 from stageline_api.multiplexing import MOST_LINE_BYTES, Word
 from stageline_gateway.engine_client import connection_pool, multiplexed
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_client.generation import (
-    EngineClient,
-    EngineEvent,
-    EngineLostError,
-    EngineRefusedError,
-    EngineTimeouts,
-    LossKind,
-)
+from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import Pause
+from stageline_gateway.engine_client.run_events import EngineEvent, EngineLostError, EngineRefusedError, LossKind
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
 

@@ -48,6 +48,8 @@ CHAT = st.builds(
     ),
     reasoning_effort=st.none() | TEXT,
 )
+PENALTY = st.floats(-2, 2).map(lambda drawn: drawn + 0.0)
+"""Never -0.0, which is left out as 0.0 is."""
 SAMPLING = st.builds(
     SamplingParams,
     temperature=st.none() | st.floats(0, 2),
@@ -55,8 +57,8 @@ SAMPLING = st.builds(
     top_k=st.none() | SMALL,
     min_p=st.none() | st.floats(0, 1),
     repetition_penalty=st.none() | st.floats(0.01, 100),
-    frequency_penalty=st.floats(-2, 2),
-    presence_penalty=st.just(0.0) | st.floats(-2, 2),
+    frequency_penalty=PENALTY,
+    presence_penalty=PENALTY,
     logit_bias=st.dictionaries(st.integers(0, 2**31), st.floats(-100, 100), max_size=3),
     seed=st.integers(0, 2**63 - 1),
     choice=SMALL,

@@ -16,15 +16,9 @@ from stageline_api.engine_http import (
     SamplingParams,
     TextPrompt,
 )
-from stageline_gateway.engine_client.generation import (
-    AnswerFailedError,
-    EngineClient,
-    EngineTimeouts,
-    StreamEvent,
-    TakeEvents,
-    TextTaker,
-)
+from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import Pause
+from stageline_gateway.engine_client.run_events import AnswerFailedError, StreamEvent, TakeEvents, TextTaker
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.errors import ApiError

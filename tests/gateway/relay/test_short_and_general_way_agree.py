@@ -20,9 +20,10 @@ from stageline_api.multiplexing import ClientLine
 from stageline_gateway.admission.keys import Caller
 from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
-from stageline_gateway.engine_client.generation import EngineTimeouts, StreamEvent, TextTaker, _EventReader
+from stageline_gateway.engine_client.event_reader import EventReader
 from stageline_gateway.engine_client.late_accounts import LateAccounts
 from stageline_gateway.engine_client.multiplexed import MultiplexedStream
+from stageline_gateway.engine_client.run_events import StreamEvent, TextTaker
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
 from stageline_gateway.groups.routing import Ledger
@@ -158,7 +159,7 @@ class PlayedAnswer:
     async def _read(self, number: int, acts: Sequence[Act], relayed: _Relayed, texts: TextTaker | None) -> bool:
         """One run; returns whether it ended the answer."""
         stream = MultiplexedStream(cast(Any, self), number, may_be_stale=False)
-        reader = _EventReader(relayed.take, texts, EngineTimeouts(), 120.0, EngineAddress("http://e"), LateAccounts())
+        reader = EventReader(relayed.take, texts, 120.0, 30.0, EngineAddress("http://e"), LateAccounts())
         engine = asyncio.create_task(self._bring(stream, acts))
         try:
             await reader.read_all(stream)
@@ -194,7 +195,7 @@ class PlayedAnswer:
 
 @pytest.mark.parametrize("block", range(4))
 def test_nothing_that_anybody_sees_differs(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stageline_gateway.engine_client.generation.monotonic", lambda: 1.0)
+    monkeypatch.setattr("stageline_gateway.engine_client.event_reader.monotonic", lambda: 1.0)
     for seed in range(100 * block, 100 * block + 100):
         draw = random.Random(seed)
         runs = [drawn_run(draw) for _ in range(draw.randint(1, 3))]

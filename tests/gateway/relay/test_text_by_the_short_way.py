@@ -17,17 +17,11 @@ from stageline_gateway.admission.keys import Caller, Limits
 from stageline_gateway.client_stream import ClientStream, Pause
 from stageline_gateway.endpoints.answers import Exchange, StreamedAnswer
 from stageline_gateway.engine_client.event_lines import EventLines, plain_text
-from stageline_gateway.engine_client.generation import (
-    EngineClient,
-    EngineLostError,
-    EngineTimeouts,
-    StreamEvent,
-    TextTaker,
-    WrittenTexts,
-    _EventReader,
-)
+from stageline_gateway.engine_client.event_reader import EventReader
+from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import IncomingLines
 from stageline_gateway.engine_client.late_accounts import LateAccounts
+from stageline_gateway.engine_client.run_events import EngineLostError, StreamEvent, TextTaker, WrittenTexts
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.groups.backends import Backends, BreakerPolicy, CircuitBreaker, DiscoveredGroups
@@ -227,7 +221,7 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
 
     texts = Told([])
 
-    def read(admitted: bytes, reader: _EventReader) -> list[str]:
+    def read(admitted: bytes, reader: EventReader) -> list[str]:
         told.clear()
         reader._source = Source()
         for lines in ([admitted], [line("a", [1])], [line("b", [2]), line("c", [3])], [line("d", [4]), FINISHED]):
@@ -235,15 +229,15 @@ def test_text_goes_the_short_way_from_the_second_piece_on_and_everything_else_ne
         return list(told)
 
     async def both() -> None:
-        timeouts = EngineTimeouts()
-        short = _EventReader(take, texts, timeouts, 120.0, ENGINE, LateAccounts())
+        timeouts = 120.0, 30.0
+        short = EventReader(take, texts, *timeouts, ENGINE, LateAccounts())
         assert read(ADMITTED, short) == ["Admitted", "Delta", "bc", "Delta", "Finished"]
         assert texts.seen == [Delta(text="bc", token_ids=(2, 3))]
-        assert short.limit_seconds == timeouts.stall_seconds
+        assert short.limit_seconds == 30.0
         thinking = b'{"type":"admitted","prompt_tokens":3,"thoughts":"tagged"}'
         events = ["Admitted", "Delta", "Delta", "Delta", "Delta", "Finished"]
-        assert read(thinking, _EventReader(take, texts, timeouts, 120.0, ENGINE, LateAccounts())) == events
-        assert read(ADMITTED, _EventReader(take, None, timeouts, 120.0, ENGINE, LateAccounts())) == [
+        assert read(thinking, EventReader(take, texts, *timeouts, ENGINE, LateAccounts())) == events
+        assert read(ADMITTED, EventReader(take, None, *timeouts, ENGINE, LateAccounts())) == [
             "Admitted",
             "Delta",
             "Delta",
@@ -258,7 +252,7 @@ def test_accounts_of_text_wait_for_a_round_where_they_may_and_never_beyond_an_ev
     async def accounted(*, may_wait: bool, last: bytes) -> list[int]:
         """Of how many pieces there had been an account after each act."""
         texts, late = TextsSeen([], may_wait=may_wait), LateAccounts(period_seconds=0.0)
-        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, ENGINE, late)
+        reader = EventReader(lambda _: None, texts, 120.0, 30.0, ENGINE, late)
         reader._source = Source()
         counts = []
         acts = ([ADMITTED, line("a", [1])], [line("b", [2])], [line("c", [])], None, [line("d", [4, 5])], [last])
@@ -279,11 +273,11 @@ def test_accounts_of_text_wait_for_a_round_where_they_may_and_never_beyond_an_ev
 
 def test_each_text_s_time_and_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([1.5, 2.0, 2.25])
-    monkeypatch.setattr("stageline_gateway.engine_client.generation.monotonic", lambda: next(now))
+    monkeypatch.setattr("stageline_gateway.engine_client.event_reader.monotonic", lambda: next(now))
 
     async def read() -> TextsSeen:
         texts = TextsSeen([], may_wait=True)
-        reader = _EventReader(lambda _: None, texts, EngineTimeouts(), 120.0, ENGINE, LateAccounts())
+        reader = EventReader(lambda _: None, texts, 120.0, 30.0, ENGINE, LateAccounts())
         reader._source = Source()
         reader.read([ADMITTED, line("a", [1])])
         for lines in ([line("bü", [2])], [line("", [])], [line("c", [3, 4]), line("d", [5])]):

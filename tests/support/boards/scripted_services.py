@@ -2,7 +2,7 @@
 
 from boards.metric_history import ScrapedTarget
 from boards.scripted_moments import Clients, Model, Moment, spread_around
-from stageline_gateway.engine_client.generation import LossKind
+from stageline_gateway.engine_client.run_events import LossKind
 from stageline_gateway.telemetry import metric_names as gateway
 from stageline_gateway.telemetry.metrics import RESUME_OUTCOMES
 from stageline_operator.controller.telemetry import metric_names as operator

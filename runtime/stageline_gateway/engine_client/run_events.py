@@ -1,0 +1,101 @@
+"""What a run of a request on an engine tells the rest of the gateway: its events, its text, and how it may fail.
+
+A run is one generation on one engine. Exactly one Admitted comes of it, any number of PromptTokens and of Delta, and
+one Finished; or one of three errors, each of which says what it was.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from stageline_api.engine_http import Admitted, Delta, EngineError, Finished, PromptTokens
+from stageline_gateway.engine_client.incoming_lines import Pause
+
+EngineEvent = Admitted | PromptTokens | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The engine was lost after it had admitted the request, and from here on another run continues the answer."""
+
+
+StreamEvent = EngineEvent | Resumed
+"""What the rest of the gateway sees of one choice: one Admitted, any number of PromptTokens, of Delta and of Resumed,
+one Finished, however many engines took part."""
+
+
+TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
+"""Takes the next events of one run, at once and never none."""
+
+
+class WrittenTexts(NamedTuple):
+    """Texts that were written, one behind the other."""
+
+    stamps: Sequence[tuple[float, int]]
+    """When each came, by the monotonic clock in seconds, and of how many tokens it is."""
+    token_ids: Sequence[int]
+    """Of all of them."""
+    characters: int
+    """Of all of them."""
+
+
+class TextTaker(Protocol):
+    """Takes text by itself, as it would Deltas of it: nearly all there is of an answer is told in this way, which makes
+    no event of it.
+
+    What is to be accounted for may come later, many pieces at once (`late_accounts`), but always before an event, the
+    end, or that anybody is told of the loss of this engine.
+    """
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether accounts may wait; else each piece is accounted for when it has been written."""
+
+    @property
+    def write(self) -> Callable[[str], Pause | None]:
+        """Writes the next text, at once."""
+
+    def account(self, written: WrittenTexts) -> None:
+        """Account for what was written since the last time."""
+
+
+class LossKind(StrEnum):
+    """How an engine failed a request; a metric label."""
+
+    UNREACHABLE = "unreachable"
+    CONNECTION_LOST = "connection_lost"
+    STALLED = "stalled"
+    PROTOCOL = "protocol"
+    ENGINE_FAILED = "engine_failed"
+    HUNG = "hung"
+    """Its group stopped making progress while it computed the request, which may be why."""
+    ABORTED = "aborted"
+    GONE = "gone"
+    """Discovery or the probe say that the engine is no more, and it is silent."""
+    LEFT = "left"
+    """It drains, and another group takes the request over: no failure."""
+
+
+@dataclass(eq=False)
+class EngineLostError(Exception):
+    """The engine did not finish the request. `message` is one sentence for the client."""
+
+    kind: LossKind
+    message: str
+    is_echo: bool = False
+    """Another request was lost by the very same event: a connection that both had."""
+
+
+@dataclass(eq=False)
+class EngineRefusedError(Exception):
+    """The engine answered that it will not admit the request."""
+
+    error: EngineError
+
+
+@dataclass(eq=False)
+class AnswerFailedError(Exception):
+    """The engine is well, and no engine can finish the answer. `message` is one sentence for the client."""
+
+    message: str
