@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Prober:
-    """Keeps `backends` informed. `on_round` is called in every interval, and at once when a probe found news."""
+    """Keeps `backends` informed, of a new group at once. `on_round` is called in every interval and at news."""
 
     backends: Backends
     interval_seconds: float
@@ -73,7 +73,7 @@ class Prober:
         try:
             while True:
                 self._follow()
-                await asyncio.sleep(self.interval_seconds)
+                await self.backends.changed(self.interval_seconds)
                 self.on_round()
         finally:
             await self._end(list(self._asking))
@@ -136,9 +136,13 @@ class Prober:
             if self.backends.probe_failures.get(key) != SILENT:
                 return False
             found = Finding()
+        is_first = found.status is not None and key not in self.backends.accounts.known
         if found.status is not None:
             self._note(key, found.status, found.held)
-        return self.backends.probed(group, found.failure, found.drains)
+        is_news = self.backends.probed(group, found.failure, found.drains)
+        if is_first and not is_news:
+            self.backends.notify()  # an answer may have waited to hear what it computes with
+        return is_news or is_first
 
     def _note(self, key: str, status: EngineStatus, held: Set[str]) -> None:
         if status.queue_room is not None:

@@ -33,6 +33,8 @@ LOAD_FACTOR: Final = 1.25
 SLACK_OF_SLOTS: Final = 1 / 16
 """How far above `LOAD_FACTOR` times the least loaded one a group may be loaded, in shares of its slots, and at least
 one request: a few aren't a crowd. Measured by the least, not by the mean: so none idles while others are busy."""
+MOST_SLACK: Final = 4.0
+"""Requests, however many slots there are: of hundreds a sixteenth would be a crowd beside a group that idles."""
 
 
 def ranked(key: str, groups: Iterable[GroupEndpoint]) -> list[GroupEndpoint]:
@@ -109,14 +111,14 @@ class EngineAccount:
     tells_prefixes: bool = False
     held: Set[str] = frozenset()
     """Names of beginnings of prompts that its cache holds, or soon will."""
-    weights: str = ""
-    """Digest of the weights it computes with; empty where it doesn't say."""
+    weights: str | None = None
+    """Digest of the weights it computes with; empty where it doesn't say, None while it has not been heard."""
     multiplexes: bool = False
     """Whether many generations may share a connection to it."""
 
     @property
     def slack(self) -> float:
-        return max(1.0, SLACK_OF_SLOTS * (self.slots or 0))
+        return min(MOST_SLACK, max(1.0, SLACK_OF_SLOTS * (self.slots or 0)))
 
 
 UNKNOWN: Final = EngineAccount()

@@ -174,14 +174,18 @@ class _Relayed(NamedTuple):
     key: str
     progress: Progress
     lease: Lease
-    weights: str
     backends: Backends
     metrics: ModelMetrics
     deliver: DeliverOne
 
+    @property
+    def weights(self) -> str | None:
+        """What its engine computes with, as far as it has been heard."""
+        return self.backends.accounts.of(self.key).weights
+
     def take(self, events: Sequence[EngineEvent]) -> Pause | None:
         """Account for events of one run, and deliver those that the client is to see."""
-        progress, seen = self.progress, list[StreamEvent]()
+        progress, seen, weights = self.progress, list[StreamEvent](), self.weights
         for event in events:
             if isinstance(event, Delta):
                 self.backends.answered(self.key)
@@ -191,7 +195,7 @@ class _Relayed(NamedTuple):
                 self.metrics.resumes.labels(self.group.model, outcome).inc()
                 if progress.has_output:
                     seen.append(Resumed())
-            if progress.take(event, self.group.revision, self.weights):
+            if progress.take(event, self.group.revision, weights):
                 seen.append(event)
         return self.deliver(seen) if seen else None
 
@@ -213,6 +217,7 @@ class _RelayedText(NamedTuple):
     def account(self, written: WrittenTexts) -> None:
         relayed = self.relayed
         relayed.progress.take_text(written.characters, written.token_ids)  # first: another engine goes on from there
+        relayed.progress.computed_with(relayed.group.revision, relayed.weights)
         relayed.lease.spend(len(written.token_ids))
         relayed.backends.answered(relayed.key)
         self.texts.account(written)
@@ -308,7 +313,7 @@ class Dispatcher:
             self.backends.trial(key),
             span.run(group, progress.runs, request) as traced,
         ):
-            relayed = _Relayed(group, key, progress, lease, account.weights, self.backends, self.metrics, deliver)
+            relayed = _Relayed(group, key, progress, lease, self.backends, self.metrics, deliver)
             await self.engine.generate(
                 EngineAddress(group.url, group.tls_name),
                 traced,

@@ -51,8 +51,8 @@ class Progress:
     """Engines that admitted it."""
     revision: str = ""
     """Of the group that the tokens came from: others may answer differently."""
-    weights: str = ""
-    """Digest of what it computed with, if it says."""
+    weights: str | None = None
+    """Digest of what it computed with; empty where it doesn't say, None while it has not been heard."""
     runs: int = 0
     """Engines it was sent to."""
     losses: int = 0
@@ -70,8 +70,9 @@ class Progress:
         """Whether anything was relayed, so that starting again would repeat it."""
         return bool(self.token_ids) or self.characters > 0 or self.prompt_told > 0
 
-    def may_go_on(self, group: GroupEndpoint, weights: str) -> bool:
-        """Whether `group` may continue it: not where it has output and the group's revision or weights are others."""
+    def may_go_on(self, group: GroupEndpoint, weights: str | None) -> bool:
+        """Whether `group`, which said that it computes with `weights`, may continue it: not where it has output and
+        the group's revision or weights are others, nor before these were heard."""
         if self.request.adapter is not None and self.request.adapter not in group.adapters:
             return False
         if not self.has_output:
@@ -95,21 +96,26 @@ class Progress:
             update |= {"sampling": self.request.sampling.model_copy(update=told)}
         return self.request.model_copy(update=update)
 
+    def computed_with(self, revision: str, weights: str | None) -> None:
+        """Output came of a group of `revision`. Its weights are its to the end, whether or not it is still known."""
+        if weights is not None or revision != self.revision:
+            self.revision, self.weights = revision, weights
+
     def take_text(self, characters: int, token_ids: Sequence[int]) -> None:
         """Account for so much text of the run that a Delta came of before."""
         self.token_ids += token_ids
         self.characters += characters
 
-    def take(self, event: EngineEvent, revision: str, weights: str = "") -> bool:
+    def take(self, event: EngineEvent, revision: str, weights: str | None = None) -> bool:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""
         if isinstance(event, Delta):
-            self.revision, self.weights = revision, weights
+            self.computed_with(revision, weights)
             self.take_text(len(event.text), event.token_ids)
         elif isinstance(event, Admitted):
             self.admissions += 1
             return self.admissions == 1
         elif isinstance(event, PromptTokens):
-            self.revision, self.weights = revision, weights
+            self.computed_with(revision, weights)
             self.prompt_told += len(event.tokens)
         return True
 

@@ -204,6 +204,7 @@ def test_idle_groups_take_turns(gateway: RunningGateway, engine: ScriptedEngine,
 
 def test_an_answer_in_two_halves_of_a_line_is_read_whole(gateway: RunningGateway, engine: ScriptedEngine) -> None:
     lines = b"".join(s.event.model_dump_json().encode() + b"\n" for s in answer("a", "b") if isinstance(s, Say))
+    engine.multiplexes = False  # there each of these would be a line of its own
     engine.script = lambda _: [Raw(lines[i : i + 7]) for i in range(0, len(lines), 7)]
     answered = gateway.http.post("/v1/completions", json=BODY)
     assert answered.json()["choices"][0]["text"] == "ab"

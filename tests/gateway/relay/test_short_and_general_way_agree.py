@@ -131,7 +131,7 @@ class PlayedAnswer:
                 progress.next_request()
                 with ledger.lease("k", 5) as lease:
                     one = partial(deliver, 0)
-                    relayed = _Relayed(GROUP, "k", progress, lease, "w", backends, meter.metrics, one)
+                    relayed = _Relayed(GROUP, "k", progress, lease, backends, meter.metrics, one)
                     told = _RelayedText(relayed, texts) if self._by_text and texts is not None else None
                     if await self._read(number, acts, relayed, told):
                         return

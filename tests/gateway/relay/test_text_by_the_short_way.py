@@ -63,7 +63,7 @@ def relayed(seen: list[StreamEvent], backends: Backends, lease: Any) -> _Relayed
     def deliver(events: Sequence[StreamEvent]) -> None:
         seen.extend(events)
 
-    return _Relayed(GROUP, KEY, Progress(REQUEST), lease, "w", backends, GatewayMetrics().of(""), deliver)
+    return _Relayed(GROUP, KEY, Progress(REQUEST), lease, backends, GatewayMetrics().of(""), deliver)
 
 
 class TextsSeen:

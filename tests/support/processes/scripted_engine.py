@@ -226,7 +226,8 @@ class ScriptedEngine:
 
     async def _reply(self, asked: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         self.asked.append((asked, body))
-        status, content = self.replies[asked.partition("?")[0]]
+        not_shared = {f"POST {MULTIPLEXED_PATH}": (404, "{}")}
+        status, content = (not_shared | self.replies)[asked.partition("?")[0]]
         head = f"HTTP/1.1 {status} Said\r\ncontent-length: {len(content.encode())}\r\nconnection: close\r\n\r\n"
         writer.write((head + content).encode())
         await writer.drain()
