@@ -5,6 +5,7 @@ status and one code. Messages are for the client: they name the field, the value
 address inside the cluster.
 """
 
+import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,22 @@ from stageline_gateway.engine_key import KEY_NOT_TAKEN
 
 SHOWN_CHARACTERS = 100
 """How much of a client's own value an error repeats."""
-_BOUNDED = reprlib.Repr()
+
+
+class _Json(reprlib.Repr):
+    """Values in JSON's words, cut."""
+
+    def repr_str(self, x: str, _level: int) -> str:
+        return json.dumps(x[: self.maxstring], ensure_ascii=False)
+
+    def repr_bool(self, x: bool, _level: int) -> str:
+        return "true" if x else "false"
+
+    def repr_NoneType(self, _x: None, _level: int) -> str:  # noqa: N802 - the type's name
+        return "null"
+
+
+_BOUNDED = _Json()
 _BOUNDED.maxlevel = 8
 _BOUNDED.maxlist = _BOUNDED.maxdict = SHOWN_CHARACTERS
 _BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 2 * SHOWN_CHARACTERS
@@ -55,7 +71,8 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """`value` as it may appear in a message: its repr, cut to `SHOWN_CHARACTERS`. Quick however large the value is."""
+    """`value` as it may appear in a message: in JSON's words, a text in single quotes as names are, cut to
+    `SHOWN_CHARACTERS`. Quick however large the value is."""
     text = repr(value[: SHOWN_CHARACTERS + 1]) if isinstance(value, str) else _BOUNDED.repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 

@@ -77,6 +77,14 @@ def test_openai(base_url: str) -> None:
     assert found["choice"] in ("red", "green")
     assert found["response"]
     assert found["last_event"] in ("response.completed", "response.incomplete")
+    call, index = "messages.tool_calls.function.parsed_arguments", "messages.tool_calls.index"
+    assert found["second_turns"] == {
+        "streamed": "",
+        "parsed": "messages.parsed",
+        "streamed call": f"{index},{call}",
+        "parsed call": call,
+    }
+    assert found["second_response"] in ("completed", "incomplete")
 
 
 def test_anthropic(base_url: str) -> None:
@@ -84,6 +92,7 @@ def test_anthropic(base_url: str) -> None:
     assert found["whole"] == found["streamed"] != ""
     assert (found["stop_reason"], found["output_tokens"]) == ("max_tokens", 6)
     assert found["call"] == ["tool_use", "place", ["town"]]
+    assert found["second"] in ("max_tokens", "end_turn")
     assert found["refusal"] == "not_found_error"
     counted, read = found["counted"]
     assert counted == read > 0
@@ -93,12 +102,14 @@ def test_litellm(base_url: str) -> None:
     found = findings(base_url, "litellm", "litellm")
     assert found["whole"] == found["streamed"] != ""
     assert found["tokens"] == 6
+    assert len(found["second_turns"]) == 4
 
 
 def test_langchain(base_url: str) -> None:
     found = findings(base_url, "langchain", "langchain_openai")
     assert found["whole"] == found["streamed"] != ""
     assert (found["structured"], found["called"]) == (True, "Town")
+    assert found["second_turns"] == [True, True]
 
 
 def test_instructor(base_url: str) -> None:

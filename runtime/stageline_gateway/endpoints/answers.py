@@ -30,8 +30,9 @@ from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
 from stageline_gateway.endpoints.written_pieces import WrittenPieces, between
 from stageline_gateway.engine_client.run_events import Resumed, StreamEvent, TextTaker, WrittenTexts
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
-from stageline_gateway.openai_api.answer_shapes import AnswerShape, Stamp, usage
+from stageline_gateway.openai_api.answer_shapes import AnswerShape, ChatShape, Stamp, usage
 from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.thoughts import ThoughtTokens
 from stageline_gateway.relay.dispatch import Deliver
 from stageline_gateway.telemetry.metrics import RequestMeter
 from stageline_gateway.telemetry.tracing import RequestSpan
@@ -78,6 +79,8 @@ class Exchange:
     words: ClientWords = field(default_factory=ClientWords)
     """What the client calls the fields that engines name."""
     span: RequestSpan = field(default_factory=RequestSpan)
+    thoughts: list[ThoughtTokens] = field(default_factory=list)
+    """Of each choice, what it spends on thoughts; none where it can have none, or tells them nowhere."""
 
     @property
     def names(self) -> dict[str, str | None]:
@@ -107,6 +110,13 @@ class Exchange:
         self.ignored = tuple(dict.fromkeys((*self.ignored, *map(self.words.of, event.ignored))))
         for shape in self.shapes:
             shape.admitted(event)
+        if event.thoughts is not None and isinstance(self.shapes[0], ChatShape):
+            self.thoughts = [ThoughtTokens(event.thoughts) for _ in self.shapes]
+
+    def take_thought(self, choice: int, text: str, num_tokens: int) -> None:
+        """The next text of a choice may be thoughts."""
+        if self.thoughts:
+            self.thoughts[choice].take(text, num_tokens)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -197,7 +207,9 @@ class Answer(Response):
         await client.taken()
 
     def _usage(self, ends: Mapping[int, Finished]) -> dict[str, Any]:
-        return usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
+        counts = usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
+        spent = sum(one.count for one in self.exchange.thoughts)
+        return counts | {"completion_tokens_details": {"reasoning_tokens": spent}} if spent else counts
 
     async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.started:
@@ -221,6 +233,7 @@ class WholeAnswer(Answer):
                 match event:
                     case Delta():
                         held.grow(kept[choice].take(event))
+                        exchange.take_thought(choice, event.text, len(event.token_ids))
                     case PromptTokens():
                         held.grow(kept[choice].take_prompt(event))
                     case Finished():
@@ -306,6 +319,8 @@ class StreamedAnswer(Answer):
     def _written(self, choice: int, event: StreamEvent, texts: "_StreamedText") -> bytes:
         match event:
             case Delta():
+                if self.exchange.include_usage:
+                    self.exchange.take_thought(choice, event.text, len(event.token_ids))
                 return self._pieces.delta(choice, event)
             case PromptTokens():
                 return self._pieces.prompt(choice, event)
@@ -332,7 +347,7 @@ class StreamedAnswer(Answer):
 class _StreamedText:
     """Writes a stream's text that comes by itself (`TextTaker`), and touches little more than the connection for it."""
 
-    __slots__ = ("_answer", "_around", "_client", "_pieces")
+    __slots__ = ("_answer", "_around", "_client", "_pieces", "_uncounted")
 
     def __init__(self, answer: StreamedAnswer, client: ClientStream, pieces: WrittenPieces) -> None:
         self._answer = answer
@@ -340,6 +355,8 @@ class _StreamedText:
         self._pieces = pieces
         self._around: tuple[bytes, bytes] | None = None
         """The bytes around a piece's text, once nothing else can stand before it."""
+        self._uncounted: list[str] = []
+        """Texts that may be thoughts, and of which nobody has said yet how many tokens they are."""
 
     @property
     def may_wait(self) -> bool:
@@ -353,6 +370,8 @@ class _StreamedText:
         """As the answer would a Delta of it, but for the accounts."""
         if (around := self._around) is None:
             pause = self._answer.write_text(self._client, text)
+            if (exchange := self._answer.exchange).thoughts and exchange.include_usage:
+                self._uncounted.append(text)
             if text:
                 self._around = self._pieces.around(0)
             return pause
@@ -362,3 +381,6 @@ class _StreamedText:
         """Account for what was written, behind the events that came before it."""
         self._answer.count_all()
         self._answer.exchange.count_text(written)
+        for text, (_, num_tokens) in zip(self._uncounted, written.stamps, strict=False):
+            self._answer.exchange.take_thought(0, text, num_tokens)
+        self._uncounted.clear()

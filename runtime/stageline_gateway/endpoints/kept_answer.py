@@ -61,6 +61,10 @@ class KeptChoice:
     _prompt: list[bytes] = field(default_factory=list)
     """Items of the prompt's log probabilities, likewise."""
 
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
     def take(self, delta: Delta) -> int:
         """Keep a piece of the answer; returns the bytes that it holds."""
         held_bytes = 0
@@ -85,7 +89,7 @@ class KeptChoice:
 
     def written(self, reason: FinishReason) -> KeptAnswer:
         """All that is kept."""
-        choice = self.shape.whole("".join(self._texts), reason)
+        choice = self.shape.whole(self.text, reason)
         marked: dict[str, bytes] = {}
         if self.with_logprobs:
             for name, value in self.shape.logprobs(()).items():

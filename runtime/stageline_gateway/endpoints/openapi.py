@@ -14,10 +14,10 @@ from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
 from stageline_gateway.openai_api.dialects.messages_request import (
     BLOCK_IGNORED,
     MESSAGES_KNOWN,
-    TOOL_IGNORED,
     MessagesRequest,
 )
 from stageline_gateway.openai_api.dialects.responses_request import (
+    FUNCTION_TOOL_IGNORED,
     ITEM_IGNORED,
     ITEM_REPEATED,
     PART_REPEATED,
@@ -26,13 +26,17 @@ from stageline_gateway.openai_api.dialects.responses_request import (
 )
 from stageline_gateway.openai_api.dialects.responses_request import PART_IGNORED as RESPONSE_PART_IGNORED
 from stageline_gateway.openai_api.known_fields import (
+    CALL_IGNORED,
+    CALLED_FUNCTION_IGNORED,
     CHAT_KNOWN,
     COMPLETION_KNOWN,
+    FUNCTION_IGNORED,
     GUIDE_IGNORED,
     GUIDED,
     MESSAGE_IGNORED,
     PART_IGNORED,
     STREAM_IGNORED,
+    TOOL_IGNORED,
     Fate,
     Known,
 )
@@ -101,13 +105,13 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
         schemas |= _schemas_of(model, known, strict)
     message = schemas["MessagesRequest"]
     schemas["CountTokensBody"] = message | {"required": [name for name in message["required"] if name != "max_tokens"]}
-    for name in ("ChatRequest", "CompletionRequest"):
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
         schemas[name]["properties"] |= {old: {} for old in GUIDED}
     for name, repeated in _REPEATED_IN.items():
         schemas[name]["properties"] |= {field: {} for field in repeated}
     if not strict:
         for name, ignored in _IGNORED_IN.items():
-            schemas[name]["properties"] |= {field: {} for field in ignored}
+            _make_lenient(schemas[name], ignored)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Stageline gateway", "version": stageline_version()},
@@ -124,11 +128,27 @@ _IGNORED_IN: Final = {
     "InputText": RESPONSE_PART_IGNORED,
     **dict.fromkeys(("TextBlock", "ToolUse", "ToolResult", "Thinking"), BLOCK_IGNORED),
     "CustomTool": TOOL_IGNORED,
+    "FunctionTool": FUNCTION_TOOL_IGNORED,
+    "Turn": frozenset[str](),
+    "Tool": TOOL_IGNORED,
+    "Function": FUNCTION_IGNORED,
     "Message": MESSAGE_IGNORED,
+    "MadeCall": CALL_IGNORED,
+    "CalledFunction": CALLED_FUNCTION_IGNORED,
     "TextPart": PART_IGNORED,
     "StreamOptions": STREAM_IGNORED,
     "StructuredOutputs": GUIDE_IGNORED,
 }
+
+
+def _make_lenient(schema: dict[str, Any], ignored: Iterable[str]) -> None:
+    """Let `schema` have the fields that are `ignored`, and null for any that need not be there, known or not."""
+    required = schema.get("required", [])
+    for name, rule in schema["properties"].items():
+        if name not in required:
+            schema["properties"][name] = {"anyOf": [_without_default(rule), {"type": "null"}]}
+    schema["properties"] |= {name: {} for name in ignored}
+    schema["additionalProperties"] = {"type": "null"}
 
 
 def _schemas_of(model: type[BaseModel], known: Mapping[str, Known], strict: bool) -> dict[str, Any]:

@@ -54,15 +54,12 @@ class TranslatedAnswer(Answer):
                     case Resumed():
                         self.resumes += 1
                         self._said_first = RESUMED_COMMENT
-                    case Finished() if self._streams:
+                    case Finished():
                         is_over = True
-                        told += self._taken(shape.held_back())
+                        told += self._taken([] if self._streams else shape.piece(kept.text, None))
+                        told += self._taken(shape.held_back(event.reason))
                         reason = shape.closing(event.reason)["finish_reason"]
                         told += self._dialect.end(reason, self._counts(event), event.stop_string)
-                    case Finished():
-                        choice_at_once = kept.written(event.reason).choice
-                        self._dialect.take(choice_at_once["message"])
-                        self._dialect.end(choice_at_once["finish_reason"], self._counts(event), event.stop_string)
             if not self._streams or not (told or is_over):
                 return None
             return self._write(client, _named_events(told), more=not is_over)

@@ -69,7 +69,7 @@ class WrittenPieces:
 
     def closing(self, choice: int, reason: FinishReason) -> bytes:
         shape = self._shapes[choice]
-        return self._chunks([*shape.held_back(), shape.closing(reason)])
+        return self._chunks([*shape.held_back(reason), shape.closing(reason)])
 
     def counts(self, usage: dict[str, Any]) -> bytes:
         return sse_event(self._stamp.envelope(self._shapes[0].chunk_kind, []) | {"usage": usage})

@@ -100,7 +100,7 @@ class AnswerShape(ABC):
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         """The choices of chunks with new text, in order; none when there is nothing to say yet."""
 
-    def held_back(self) -> list[dict[str, Any]]:
+    def held_back(self, reason: FinishReason) -> list[dict[str, Any]]:  # noqa: ARG002 - for those that read calls
         """The choices of chunks with what `piece` kept to itself, before the closing one."""
         return []
 
@@ -129,10 +129,12 @@ class ChatShape(AnswerShape):
     whole_kind: str = "chat.completion"
     tells_prompt_at_top: bool = True
     prompt_logprobs: int | None = None
+    goes_on: bool = False
+    """Whether the answer goes on with words of the client's own, so that a thought may be in its middle."""
     _thoughts: ThoughtReader | None = None
 
     def admitted(self, event: Admitted) -> None:
-        self._thoughts = None if event.thoughts is None else ThoughtReader(event.thoughts)
+        self._thoughts = None if event.thoughts is None else ThoughtReader(event.thoughts, self.goes_on)
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice({"role": "assistant", "content": ""}, None, None)
@@ -149,7 +151,7 @@ class ChatShape(AnswerShape):
             return [self._choice({"content": text}, logprobs, None)]
         return self._split(self._thoughts.push(text), logprobs)
 
-    def held_back(self) -> list[dict[str, Any]]:
+    def held_back(self, reason: FinishReason) -> list[dict[str, Any]]:  # noqa: ARG002 - as above
         return [] if self._thoughts is None else self._split(self._thoughts.finish(), None)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:

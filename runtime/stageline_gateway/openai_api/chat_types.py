@@ -51,7 +51,7 @@ class Strict(BaseModel):
 
 
 class CalledFunction(Strict):
-    """What an earlier turn called; `arguments` is a JSON object, written as a string."""
+    """What an earlier turn called; `arguments` is a JSON object, written as a string, or an empty string for `{}`."""
 
     name: ToolName
     arguments: str
@@ -187,7 +187,12 @@ def _missing(param: str) -> None:
 
 
 def arguments_of(call: MadeCall, param: str) -> dict[str, Any]:
-    """The arguments as an object; raises ApiError 400 naming `param`."""
+    """The arguments as an object; raises ApiError 400 naming `param`.
+
+    Clients of OpenAI's and vLLM's servers write a call without arguments as an empty string.
+    """
+    if not call.function.arguments:
+        return {}
     try:
         value = from_json(call.function.arguments, allow_inf_nan=False)
     except ValueError:

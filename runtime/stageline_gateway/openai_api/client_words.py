@@ -24,6 +24,8 @@ class ClientWords:
     """Names of the chat's fields, without indexes -> the client's."""
     places: Callable[[], Mapping[str, str]] = dict
     """Makes beginnings of paths in this chat -> where the client wrote that; asked only once something is named."""
+    phrases: Mapping[str, str] = field(default_factory=dict)
+    """What refusals say of the chat's fields -> the same of the client's, where another name does not make it so."""
 
     def of(self, path: str) -> str:
         if (index := _INDEX.search(path)) is None or path in self.fields:
@@ -36,7 +38,10 @@ class ClientWords:
         return entries + index[0] + theirs.removeprefix(entries) if theirs.startswith(f"{entries}.") else theirs
 
     def told(self, error: ApiError) -> ApiError:
-        """`error` with the client's own name for the field that it names."""
-        if error.param is None or (theirs := self.of(error.param)) == error.param:
-            return error
-        return replace(error, param=theirs, message=error.message.replace(error.param, theirs))
+        """`error` with the client's own name for the field that it names, and the client's words."""
+        message = error.message
+        for phrase, other in self.phrases.items():
+            message = message.replace(phrase, other)
+        if error.param is not None and (theirs := self.of(error.param)) != error.param:
+            return replace(error, param=theirs, message=message.replace(error.param, theirs))
+        return error if message == error.message else replace(error, message=message)

@@ -39,8 +39,44 @@ def _refused(*neutral: Any, why: str = "") -> Known:
     return Known(Fate.REFUSED, neutral, why)
 
 
+VLLM_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
+    {
+        # What changes nothing in the answer.
+        "request_id": _ignored(),
+        "priority": _ignored(0),
+        "spaces_between_special_tokens": _ignored(True),
+        "kv_transfer_params": _ignored({}),
+        "vllm_xargs": _ignored({}),
+        "mm_processor_kwargs": _ignored({}),
+        "media_io_kwargs": _ignored({}),
+        "ec_transfer_params": _ignored({}),
+        "session_id": _ignored(""),
+        "stream_interval": _ignored(1),
+        "truncation_side": _ignored(),
+        "return_token_offsets": _ignored(False),
+        "return_mm_kwargs": _ignored(True),
+        "routed_experts_prompt_start": _ignored(0),
+        "guided_decoding_backend": _ignored("auto"),
+        "guided_whitespace_pattern": _ignored(),
+        # What does.
+        "use_beam_search": _refused(False),
+        "length_penalty": _refused(1.0, 1),
+        "skip_special_tokens": _refused(True),
+        "include_stop_str_in_output": _refused(False),
+        "return_tokens_as_token_ids": _refused(False),
+        "return_token_ids": _refused(False),
+        "truncate_prompt_tokens": _refused(why="A prompt is answered whole or not at all."),
+        "logits_processors": _refused([]),
+        "logprob_token_ids": _refused([]),
+        "repetition_detection": _refused(),
+        "return_prompt_text": _refused(False),
+        "thinking_token_budget": _refused(-1, why="How much a model thinks can't be held to."),
+        "watermarking": _refused(False),
+    }
+)
+"""vLLM's, whose clients send them on every path."""
+
 _COMMON: Final[dict[str, Known]] = {
-    # OpenAI's.
     "metadata": _ignored({}),
     "store": _ignored(False),
     "service_tier": _ignored("auto", "default"),
@@ -49,38 +85,7 @@ _COMMON: Final[dict[str, Known]] = {
     "user": _ignored(""),
     "safety_identifier": _ignored(""),
     "best_of": _refused(1),
-    # vLLM's: what changes nothing in the answer.
-    "request_id": _ignored(),
-    "priority": _ignored(0),
-    "spaces_between_special_tokens": _ignored(True),
-    "kv_transfer_params": _ignored({}),
-    "vllm_xargs": _ignored({}),
-    "mm_processor_kwargs": _ignored({}),
-    "media_io_kwargs": _ignored({}),
-    "ec_transfer_params": _ignored({}),
-    "session_id": _ignored(""),
-    "stream_interval": _ignored(1),
-    "truncation_side": _ignored(),
-    "return_token_offsets": _ignored(False),
-    "return_mm_kwargs": _ignored(True),
-    "routed_experts_prompt_start": _ignored(0),
-    # vLLM's: what does.
-    "use_beam_search": _refused(False),
-    "length_penalty": _refused(1.0, 1),
-    "skip_special_tokens": _refused(True),
-    "include_stop_str_in_output": _refused(False),
-    "return_tokens_as_token_ids": _refused(False),
-    "return_token_ids": _refused(False),
-    "truncate_prompt_tokens": _refused(why="A prompt is answered whole or not at all."),
-    "logits_processors": _refused([]),
-    "logprob_token_ids": _refused([]),
-    "repetition_detection": _refused(),
-    "return_prompt_text": _refused(False),
-    "thinking_token_budget": _refused(-1, why="How much a model thinks can't be held to."),
-    "watermarking": _refused(False),
-    "guided_decoding_backend": _ignored("auto"),
-    "guided_whitespace_pattern": _ignored(),
-}
+} | dict(VLLM_KNOWN)
 
 CHAT_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
     _COMMON
@@ -125,9 +130,25 @@ MESSAGE_IGNORED: Final = frozenset(
         "reasoning_content",
         "cache_control",
         "provider_specific_fields",
+        "parsed",
+        "thinking_blocks",
+        "reasoning_items",
+        "reasoning_details",
     }
 )
-"""Of a message. Roles that take a name keep it."""
+"""Of a message: what answers of this and other servers have, and what client libraries add to them. Roles that take a
+name keep it."""
+CALL_IGNORED: Final = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
+"""Of a call in an assistant's message; `index` is left of a stream's chunks."""
+CALLED_FUNCTION_IGNORED: Final = frozenset({"parsed_arguments", "provider_specific_fields"})
+"""Of the function that such a call names."""
+_TOOL_HINTS: Final = frozenset(
+    {"cache_control", "defer_loading", "allowed_callers", "eager_input_streaming", "input_examples"}
+)
+TOOL_IGNORED: Final = _TOOL_HINTS
+"""Of a tool."""
+FUNCTION_IGNORED: Final = _TOOL_HINTS
+"""Of a tool's function."""
 PART_IGNORED: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Of a part of a message's content."""
 GUIDED: Final[Mapping[str, str]] = MappingProxyType(

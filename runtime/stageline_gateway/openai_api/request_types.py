@@ -32,6 +32,7 @@ from stageline_gateway.openai_api.chat_types import (
     text_or_list,
 )
 from stageline_gateway.openai_api.guides import ResponseFormat, StructuredOutputs
+from stageline_gateway.openai_api.thoughts import OPENING
 
 MAX_PARALLEL_CALLS: Final = 16
 """Most calls in one answer: a grammar without a bound lets a small model repeat itself to its token limit."""
@@ -41,7 +42,7 @@ def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -
     """The schema of an answer that must call, as JSON; None when it needn't.
 
     A named function's answer is its arguments alone. A required call's answer is a list of `{"name", "arguments"}`, the
-    form that `tool_calls` reads back.
+    form that `streamed_calls` reads back.
     """
     match choice:
         case "none" | "auto":
@@ -120,6 +121,7 @@ def _has_few_arguments(value: Any) -> Any:
 
 
 ArgumentName = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
+TemplateArguments = Annotated[dict[ArgumentName, TemplateArgument], BeforeValidator(_has_few_arguments)]
 LogitBias = Annotated[
     dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_BIASES),
@@ -170,12 +172,12 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Request(Strict):
-    model: str
-    max_tokens: TokenCount | None = None
-    # None of these five, and of `max_tokens`, is the model's own.
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+class CarriedFields(Strict):
+    """What is beyond the fields of the API that a body is of, and has the same name and effect in all of them.
+
+    None of a field that may be None is the model's own.
+    """
+
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     """0, or vLLM's -1, is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -183,9 +185,7 @@ class _Request(Strict):
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: LogitBias = Field(default_factory=dict)
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     seed: int | None = None
-    stop: Stop = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] = Field(default_factory=list)
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
@@ -193,11 +193,21 @@ class _Request(Strict):
         Field(default_factory=list)
     )
     bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+
+
+class _Request(CarriedFields):
+    model: str
+    max_tokens: TokenCount | None = None
+    # None of these two, and of `max_tokens`, is the model's own.
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stop: Stop = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -262,14 +272,23 @@ class _Request(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class CarriedToChat(CarriedFields):
+    """The same, of an API whose bodies become chats; `priority` and the like are known there and change nothing."""
+
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """These fields of the body, as a chat has them."""
+        return {name: getattr(self, name) for name in CarriedToChat.model_fields if name in self.model_fields_set}
+
+
 class ChatRequest(_Request):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Messages
     max_completion_tokens: TokenCount | None = None
-    chat_template_kwargs: Annotated[dict[ArgumentName, TemplateArgument], BeforeValidator(_has_few_arguments)] = Field(
-        default_factory=dict
-    )
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -284,6 +303,11 @@ class ChatRequest(_Request):
     def choice_of_tool(self) -> ToolChoice:
         """What was asked for, or OpenAI's default: none without tools, auto with them."""
         return self.tool_choice or ("auto" if self.tools else "none")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer goes on with words of the last message, behind a mark of thoughts if it has one."""
+        return self.continue_final_message and not self.messages[-1].text.rstrip().endswith(OPENING)
 
     @property
     def offered_tools(self) -> list[Tool]:

@@ -1,8 +1,10 @@
-"""Calls of tools in a stream: the name as soon as it is known, then the arguments as the model writes them. Pure.
+"""Calls of tools in an answer: the name as soon as it is known, then the arguments as the model writes them. Pure.
 
 A call whose object begins with its name and then has an object of arguments is given out piece by piece; one that is
 written otherwise waits until it is whole. So a call cut off by the token limit, or broken off by the model, has reached
-the client in part, as with OpenAI: the answer's finish reason says so. What never became a call is text.
+the client in part, as with OpenAI: the answer's finish reason says so. What never became a call is text, but for the
+beginning of a call that the token limit cut off: no client could make anything of that. A whole answer is read by the
+same reader as a stream, at its end.
 """
 
 import re
@@ -20,10 +22,15 @@ from stageline_gateway.openai_api.tool_calls import (
     Piece,
     as_call,
     held_back,
+    may_become_call,
 )
 
-StreamedPiece = Piece | ArgumentsPiece
 _BEGINNING: Final = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_NAME: Final = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"')
+_TAG_FOR_SURE: Final = "<tool"
+"""What may be less of a tag than this is shown when an answer is cut there: it may as well be text."""
+_PART_CHARACTERS: Final = 4096
+"""A whole answer is read in parts of this size, since each call that is read costs a copy of what follows it."""
 
 
 @dataclass(slots=True)
@@ -85,10 +92,14 @@ class StreamedCalls:
         """After a call; dropped unless words follow before the next one."""
         self._in_words = False
 
-    def push(self, text: str) -> list[StreamedPiece]:
+    def push(self, text: str) -> list[Piece]:
         """What `text` completes."""
+        parts = (text[start : start + _PART_CHARACTERS] for start in range(0, len(text), _PART_CHARACTERS))
+        return [piece for part in parts for piece in self._pushed(part)]
+
+    def _pushed(self, text: str) -> list[Piece]:
         self._rest += text
-        pieces: list[StreamedPiece] = []
+        pieces: list[Piece] = []
         before = None
         while before != (self._state, self._rest):
             before = (self._state, self._rest)
@@ -105,20 +116,47 @@ class StreamedCalls:
                     pieces += self._release()
         return pieces
 
-    def finish(self) -> list[StreamedPiece]:
-        """What was held back, at the answer's end; an unfinished call without a name is text."""
+    def finish(self, is_cut: bool) -> list[Piece]:
+        """What was held back, at the answer's end; `is_cut`: the model had more to say.
+
+        Of a call that was not given out yet, and that was cut, only the name is told, if it is complete and the call
+        is not. One that the model itself left unfinished is text.
+        """
+        if self._is_in_call(is_cut):
+            rest, self._rest = self._rest, ""
+            return self._cut_off(rest) if self._state is _State.HEAD else []
         if self._state is _State.HEAD:
             self._rest = self._before + self._rest
         elif self._called and not self._rest.strip(" \n\r\t,;]}"):
             return []
         return self._release()
 
-    def _release(self) -> list[StreamedPiece]:
+    def _cut_off(self, head: str) -> list[Piece]:
+        call = as_call(head[: len(head) - held_back(head, CLOSING_TAG)], self._names)
+        if call is None and (named := _NAME.match(head)) is not None:
+            call = Call(named[1], "")
+        return [] if call is None else [call]
+
+    def _is_in_call(self, is_cut: bool) -> bool:
+        """Whether the rest, which nothing follows, belongs to a call and not to the text."""
+        match self._state:
+            case _State.HEAD:
+                return is_cut and may_become_call(self._rest, self._names, self._is_tagged)
+            case _State.TAIL:
+                return is_cut or (self._is_tagged and CLOSING_TAG.startswith(self._rest.strip(" \n\r\t}")))
+            case _State.BETWEEN if self._is_tagged:
+                return is_cut and self._rest.startswith(_TAG_FOR_SURE)
+            case _State.BETWEEN:
+                return is_cut and "[" in self._rest and not self._rest.strip(" \n\r\t,;[")
+            case _:
+                return False
+
+    def _release(self) -> list[Piece]:
         text, self._rest, self._seen = self._rest, "", 0
         self._in_words = self._in_words or self._state is _State.TEXT
         return self._words(text)
 
-    def _words(self, text: str) -> list[StreamedPiece]:
+    def _words(self, text: str) -> list[Piece]:
         """Text outside of calls."""
         if not text:
             return []
@@ -133,7 +171,7 @@ class StreamedCalls:
         self._state, self._rest, self._seen = state, self._rest[consumed:], 0
         self._braces = _Braces(depth=1 if state is _State.TAIL else 0)
 
-    def _between_tags(self) -> list[StreamedPiece]:
+    def _between_tags(self) -> list[Piece]:
         at = self._rest.find(OPENING_TAG)
         if at >= 0:
             text, self._before = self._rest[:at], OPENING_TAG
@@ -146,7 +184,7 @@ class StreamedCalls:
             self._blanks, self._in_words = [], False
         return words
 
-    def _between_objects(self) -> list[StreamedPiece]:
+    def _between_objects(self) -> list[Piece]:
         begun = self._rest.lstrip(" \n\r\t,;[" if self._called else None)
         if not begun:
             return []
@@ -163,7 +201,7 @@ class StreamedCalls:
             self._go(_State.HEAD, at)
         return []
 
-    def _head(self) -> list[StreamedPiece]:
+    def _head(self) -> list[Piece]:
         found = _BEGINNING.match(self._rest)
         if found is not None and found[1] in self._names:
             self._go(_State.ARGUMENTS, found.end())
@@ -171,7 +209,7 @@ class StreamedCalls:
             return [Call(found[1], "")]
         return self._whole_in_tags() if self._is_tagged else self._whole_object()
 
-    def _whole_in_tags(self) -> list[StreamedPiece]:
+    def _whole_in_tags(self) -> list[Piece]:
         at = self._rest.find(CLOSING_TAG, max(0, self._seen - len(CLOSING_TAG)))
         self._seen = len(self._rest)
         if at < 0:
@@ -180,7 +218,7 @@ class StreamedCalls:
         self._go(_State.BETWEEN, at + len(CLOSING_TAG))
         return self._call_or(body, self._before + body + CLOSING_TAG)
 
-    def _whole_object(self) -> list[StreamedPiece]:
+    def _whole_object(self) -> list[Piece]:
         end = self._braces.end_in(self._rest, self._seen)
         self._seen = len(self._rest)
         if end is None:
@@ -192,12 +230,12 @@ class StreamedCalls:
             self._state = _State.TEXT
         return pieces
 
-    def _call_or(self, body: str, text: str) -> list[StreamedPiece]:
+    def _call_or(self, body: str, text: str) -> list[Piece]:
         call = as_call(body, self._names)
         self._called = self._called or call is not None
         return [text if call is None else call]
 
-    def _arguments(self) -> list[StreamedPiece]:
+    def _arguments(self) -> list[Piece]:
         end = self._braces.end_in(self._rest)
         if end is None:
             piece, self._rest = self._rest, ""
@@ -206,7 +244,7 @@ class StreamedCalls:
             self._go(_State.TAIL, end)
         return [ArgumentsPiece(piece)] if piece else []
 
-    def _tail(self) -> list[StreamedPiece]:
+    def _tail(self) -> list[Piece]:
         if not self._is_tagged:
             end = self._braces.end_in(self._rest, self._seen)
             self._seen = len(self._rest)

@@ -23,10 +23,11 @@ class _State(Enum):
 
 
 class ThoughtReader:
-    def __init__(self, start: ThoughtStart) -> None:
+    def __init__(self, start: ThoughtStart, goes_on: bool = False) -> None:
+        """`goes_on`: of a thought that the prompt opened, it ended in the middle and not at the mark."""
         self._state = _State.INSIDE if start is ThoughtStart.OPEN else _State.BEFORE
         self._rest = ""
-        self._at_mark = start is ThoughtStart.OPEN
+        self._at_mark = start is ThoughtStart.OPEN and not goes_on
         """Only blanks have come since the last mark."""
         self.has_thought = start is ThoughtStart.OPEN
 

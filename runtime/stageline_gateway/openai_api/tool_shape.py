@@ -1,15 +1,16 @@
 """The choice of a chat's answer that may call tools: `tool_calls` and their chunks. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stageline_api.engine_http import Admitted, FinishReason
 from stageline_gateway.openai_api.answer_shapes import ChatShape, Logprobs, ShapeOfChoice
 from stageline_gateway.openai_api.chat_types import NamedTool
 from stageline_gateway.openai_api.request_types import ChatRequest
-from stageline_gateway.openai_api.streamed_calls import StreamedCalls, StreamedPiece
-from stageline_gateway.openai_api.tool_calls import ArgumentsPiece, Call, CallReader, reader_for
+from stageline_gateway.openai_api.streamed_calls import StreamedCalls
+from stageline_gateway.openai_api.tool_calls import ArgumentsPiece, Call, Piece, calls_of
 
 CALLS_REASON = "tool_calls"
 
@@ -21,32 +22,27 @@ class NamedCall:
         self._name = name
         self._begun = False
 
-    def push(self, text: str) -> list[StreamedPiece]:
+    def push(self, text: str) -> list[Piece]:
         if self._begun:
             return [ArgumentsPiece(text)] if text else []
         self._begun = True
         return [Call(self._name, text)]
 
-    def finish(self) -> list[StreamedPiece]:
+    def finish(self, is_cut: bool) -> list[Piece]:  # noqa: ARG002 - all was given out, however it ended
         return []
 
 
-Reader = CallReader | StreamedCalls | NamedCall
+Reader = StreamedCalls | NamedCall
 
 
 def shape_with_tools(asked: ChatRequest) -> ShapeOfChoice:
     """The shape of an answer that may call the tools which `asked` offers."""
-    told = asked.prompt_logprobs
+    shape = partial(ToolShape, prompt_logprobs=asked.prompt_logprobs, goes_on=asked.goes_on)
     if isinstance(asked.tool_choice, NamedTool):
         name = asked.tool_choice.function.name
-        return lambda index: ToolShape(index, prompt_logprobs=told, reader_of=lambda _: NamedCall(name))
+        return partial(shape, reader_of=lambda _: NamedCall(name))
     names = frozenset(tool.function.name for tool in asked.offered_tools)
-
-    def reader_of(event: Admitted) -> Reader:
-        form = event.tool_call_format
-        return StreamedCalls(form, names) if asked.stream else reader_for(form, names)
-
-    return lambda index: ToolShape(index, prompt_logprobs=told, reader_of=reader_of)
+    return partial(shape, reader_of=lambda event: StreamedCalls(event.tool_call_format, names))
 
 
 @dataclass(slots=True)
@@ -70,19 +66,19 @@ class ToolShape(ChatShape):
         thought, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
         return self._pieces(self._read().push(text), logprobs, thought)
 
-    def held_back(self) -> list[dict[str, Any]]:
+    def held_back(self, reason: FinishReason) -> list[dict[str, Any]]:
         """Text that was held back because a call might have begun with it."""
         thought, text = ("", "") if self._thoughts is None else self._thoughts.finish()
-        return self._pieces([*self._read().push(text), *self._read().finish()], None, thought)
+        return self._pieces(self._last(text, reason), None, thought)
 
     def closing(self, reason: FinishReason) -> dict[str, Any]:
         return self._choice({}, None, self._reason(reason))
 
     def whole(self, text: str, reason: FinishReason) -> dict[str, Any]:
         thought, text = self._split_whole(text)
-        pieces = [*self._read().push(text), *self._read().finish()]
+        pieces = self._last(text, reason)
         content = "".join(piece for piece in pieces if isinstance(piece, str))
-        calls = [_written(piece) for piece in pieces if isinstance(piece, Call)]
+        calls = [_written(call) for call in calls_of(pieces)]
         self._calls = len(calls)
         choice = self._choice({}, None, self._reason(reason))
         del choice["delta"]
@@ -93,10 +89,15 @@ class ToolShape(ChatShape):
         assert self._reader is not None, "an answer began before it was admitted"
         return self._reader
 
+    def _last(self, text: str, reason: FinishReason) -> list[Piece]:
+        """What is found up to the answer's end, which comes behind `text`."""
+        reader = self._read()
+        return [*reader.push(text), *reader.finish(is_cut=reason is not FinishReason.STOP)]
+
     def _reason(self, reason: FinishReason) -> str:
         return CALLS_REASON if self._calls and reason is FinishReason.STOP else reason.value
 
-    def _pieces(self, pieces: list[Any], logprobs: Logprobs, thought: str) -> list[dict[str, Any]]:
+    def _pieces(self, pieces: Sequence[Piece], logprobs: Logprobs, thought: str) -> list[dict[str, Any]]:
         """Choices with what is new, in its order: in one delta, text stands before calls."""
         deltas: list[dict[str, Any]] = [{"reasoning_content": thought} if thought else {}]
         for piece in pieces:

@@ -200,7 +200,7 @@ def prepare_as_chat(
 
 def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, kind: str) -> Prepared:
     asked = parse_chat(fields, ignored, strict)
-    plain = partial(ChatShape, prompt_logprobs=asked.prompt_logprobs)
+    plain = partial(ChatShape, prompt_logprobs=asked.prompt_logprobs, goes_on=asked.goes_on)
     shape = shape_with_tools(asked) if asked.offered_tools else plain
     return Prepared(asked, chat_to_generate(asked, *drawn(kind)), shape, tuple(ignored))
 

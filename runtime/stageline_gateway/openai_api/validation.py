@@ -1,9 +1,10 @@
 """From a JSON object to a checked request, or to the one error that names what is wrong with it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -13,19 +14,31 @@ from stageline_gateway.errors import ApiError, bad_value, shown
 from stageline_gateway.openai_api.chat_types import (
     MAX_FIELDS,
     MAX_PARTS,
+    MAX_TOOLS,
     UNION_TAGS,
+    CalledFunction,
+    Function,
+    MadeCall,
+    Message,
     NamedTool,
+    TextPart,
+    Tool,
     check_messages,
     check_tool_names,
 )
+from stageline_gateway.openai_api.guides import StructuredOutputs
 from stageline_gateway.openai_api.known_fields import (
+    CALL_IGNORED,
+    CALLED_FUNCTION_IGNORED,
     CHAT_KNOWN,
     COMPLETION_KNOWN,
+    FUNCTION_IGNORED,
     GUIDE_IGNORED,
     GUIDED,
     MESSAGE_IGNORED,
     PART_IGNORED,
     STREAM_IGNORED,
+    TOOL_IGNORED,
     Fate,
     Known,
 )
@@ -63,19 +76,44 @@ def settled(
 
 
 def _unsupported(name: str, value: Any, rule: Known) -> ApiError:
-    instead = f"leave it out or send {rule.neutral[0]!r}" if rule.neutral else "leave it out"
+    instead = f"leave it out or send {shown(rule.neutral[0])}" if rule.neutral else "leave it out"
     why = f" {rule.why}" if rule.why else ""
     return bad_value(
         name, f"'{name}' = {shown(value)} is not supported by this server: {instead}.{why}", "unsupported_parameter"
     )
 
 
-def without(part: Any, names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
-    """`part` without the fields of `names`; those that say something go to `ignored` as fields of `place`."""
-    if not isinstance(part, dict) or names.isdisjoint(part):
+@cache
+def _required_fields(model: type[BaseModel]) -> frozenset[str]:
+    fields = model.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if field.is_required())
+
+
+def lenient(part: Any, model: type[BaseModel], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
+    """`part`, which is to become a `model`, without the fields of `names`; `ignored` is told of them as fields of
+    `place`. Null asks for nothing: a field that has it is left out, known or not, unless the `model` requires it.
+    """
+    if not isinstance(part, dict) or (names.isdisjoint(part) and None not in part.values()):
         return part
-    ignored |= {f"{place}.{name}": None for name in sorted(names & part.keys()) if part[name] is not None}
-    return {name: value for name, value in part.items() if name not in names}
+    required, kept = _required_fields(model), dict[str, Any]()
+    for name, value in part.items():
+        if value is not None and name in names:
+            ignored[f"{place}.{name}"] = None
+        elif value is not None or name in required:
+            kept[name] = value
+    return kept
+
+
+Part = TypeVar("Part")
+
+
+def with_each(part: Part, name: str, most: int, mended: Callable[[Any], Any]) -> Part:
+    """`part` with each entry of its list `name` as `mended` makes it; what has another form, or more entries than
+    `most`, is left for its own error."""
+    entries = part.get(name) if isinstance(part, dict) else None
+    if not isinstance(entries, list) or len(entries) > most:
+        return part
+    return cast("Part", {**cast("dict[str, Any]", part), name: [mended(entry) for entry in entries]})
 
 
 def without_effect(fields: Mapping[str, Any], strict: bool, ignored: IgnoredFields) -> None:
@@ -91,25 +129,50 @@ def _lenient_message(message: Any, ignored: IgnoredFields) -> Any:
     if not isinstance(message, dict):
         return message
     names = MESSAGE_IGNORED - {"name"} if message.get("role") == "tool" else MESSAGE_IGNORED
-    message = without(message, names, "messages", ignored)
+    message = lenient(message, Message, names, "messages", ignored)
     if message.get("tool_calls") == [] and message.get("content") is not None:
         message = {name: value for name, value in message.items() if name != "tool_calls"}
-    content = message.get("content")
-    if isinstance(content, list) and len(content) <= MAX_PARTS:
-        parts = [without(part, PART_IGNORED, "messages.content", ignored) for part in content]
-        return message | {"content": parts}
-    return message
+    message = with_each(
+        message,
+        "content",
+        MAX_PARTS,
+        lambda part: lenient(part, TextPart, PART_IGNORED, "messages.content", ignored),
+    )
+    return with_each(message, "tool_calls", MAX_TOOLS, lambda call: _lenient_call(call, ignored))
 
 
-def _lenient_parts(fields: dict[str, Any], ignored: IgnoredFields) -> None:
-    """Take from messages and options what may be ignored there; what has another form is left for its own error."""
-    messages, options = fields.get("messages"), fields.get("stream_options")
-    if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
-        fields["messages"] = [_lenient_message(message, ignored) for message in messages]
+def _lenient_call(call: Any, ignored: IgnoredFields) -> Any:
+    place = "messages.tool_calls"
+    call = lenient(call, MadeCall, CALL_IGNORED, place, ignored)
+    return _with_function(call, CalledFunction, CALLED_FUNCTION_IGNORED, place, ignored)
+
+
+def _lenient_tool(tool: Any, ignored: IgnoredFields) -> Any:
+    tool = lenient(tool, Tool, TOOL_IGNORED, "tools", ignored)
+    return _with_function(tool, Function, FUNCTION_IGNORED, "tools", ignored)
+
+
+def _with_function(
+    part: Any, model: type[BaseModel], names: AbstractSet[str], place: str, ignored: IgnoredFields
+) -> Any:
+    function = part.get("function") if isinstance(part, dict) else None
+    made = lenient(function, model, names, f"{place}.function", ignored)
+    return part if made is function else part | {"function": made}
+
+
+def _lenient_parts(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+    """`fields` without what may be ignored in messages, tools and options; what has another form is left for its own
+    error."""
+    fields = with_each(fields, "messages", MAX_MESSAGES, lambda message: _lenient_message(message, ignored))
+    fields = with_each(fields, "tools", MAX_TOOLS, lambda tool: _lenient_tool(tool, ignored))
+    options = fields.get("stream_options")
     if isinstance(options, dict) and not STREAM_IGNORED.isdisjoint(options):
         asked = {name for name in STREAM_IGNORED if options.get(name)}
         ignored |= {f"stream_options.{name}": None for name in sorted(asked)}
-        fields["stream_options"] = {name: value for name, value in options.items() if name not in STREAM_IGNORED}
+        return fields | {
+            "stream_options": {name: value for name, value in options.items() if name not in STREAM_IGNORED}
+        }
+    return fields
 
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
@@ -127,9 +190,13 @@ def field_path(location: tuple[str | int, ...]) -> str:
     return path if len(path) <= 200 else path[:200] + "…"
 
 
+_JSON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_WORDS: Final = re.compile(r"\b(True|False|None)\b")
+
+
 def _as_api_error(detail: ErrorDetails) -> ApiError:
     param = field_path(detail["loc"])
-    rule = detail["msg"].removeprefix("Input ")
+    rule = _PYTHON_WORDS.sub(lambda word: _JSON_WORDS[word[0]], detail["msg"].removeprefix("Input "))
     match detail["type"]:
         case "missing":
             return bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
@@ -181,12 +248,13 @@ def _check_response_format(request: ChatRequest) -> None:
         raise bad_value(param, f"'{param}' is only allowed when 'response_format.type' is 'json_schema'.")
 
 
-def _with_guide(fields: dict[str, Any], strict: bool, ignored: IgnoredFields) -> dict[str, Any]:
+def with_guide(fields: dict[str, Any], strict: bool, ignored: IgnoredFields) -> dict[str, Any]:
     """`fields` with vLLM's older names of guides as `structured_outputs`; raises ApiError 400 for several."""
     old = [name for name in GUIDED if fields.get(name) is not None]
     guide = fields.get("structured_outputs")
     if not strict:
-        fields["structured_outputs"] = guide = without(guide, GUIDE_IGNORED, "structured_outputs", ignored)
+        guide = lenient(guide, StructuredOutputs, GUIDE_IGNORED, "structured_outputs", ignored)
+        fields["structured_outputs"] = guide
     if len(old) + (guide is not None) > 1:
         raise bad_value(old[-1], f"'{old[-1]}' can't be combined with another guide of the answer.")
     rest = {name: value for name, value in fields.items() if name not in GUIDED}
@@ -292,8 +360,8 @@ def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool =
     """The checked request; what was left out of it is named in `ignored`."""
     kept = settled(fields, CHAT_KNOWN, strict, ignored)
     if not strict:
-        _lenient_parts(kept, ignored)
-    request = checked(ChatRequest, _with_guide(kept, strict, ignored))
+        kept = _lenient_parts(kept, ignored)
+    request = checked(ChatRequest, with_guide(kept, strict, ignored))
     _check_stream(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
@@ -319,8 +387,8 @@ def parse_completion(fields: Mapping[str, Any], ignored: IgnoredFields, strict: 
     """The checked request; what was left out of it is named in `ignored`."""
     kept = settled(fields, COMPLETION_KNOWN, strict, ignored)
     if not strict:
-        _lenient_parts(kept, ignored)
-    request = checked(CompletionRequest, _with_guide(kept, strict, ignored))
+        kept = _lenient_parts(kept, ignored)
+    request = checked(CompletionRequest, with_guide(kept, strict, ignored))
     _check_stream(request)
     _check_guide(request)
     if request.num_choices > MAX_CHOICES:

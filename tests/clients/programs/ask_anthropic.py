@@ -1,4 +1,5 @@
-"""Anthropic's client: a message, a stream, a call that has to be made. Prints findings as JSON."""
+"""Anthropic's client: a message, a stream, a call that has to be made, and what comes back of it in a second turn.
+Prints findings as JSON."""
 
 import importlib
 import json
@@ -18,6 +19,10 @@ with client.messages.stream(system="Be brief.", **brief) as stream:
 called = client.messages.create(
     model="tiny", max_tokens=500, messages=turns, tools=[tool], tool_choice={"type": "tool", "name": "place"}
 )
+call = called.content[0]
+result = {"type": "tool_result", "tool_use_id": call.id, "content": "wet"}
+second = [*turns, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+goes_on = client.messages.create(model="tiny", max_tokens=6, messages=second)
 try:
     client.messages.create(model="absent", max_tokens=6, messages=turns)
     refusal = ""
@@ -29,6 +34,7 @@ found = {
     "stop_reason": final.stop_reason,
     "output_tokens": final.usage.output_tokens,
     "call": [called.stop_reason, called.content[0].name, sorted(called.content[0].input)],
+    "second": goes_on.stop_reason,
     "refusal": refusal,
     "counted": [counted.input_tokens, whole.usage.input_tokens + whole.usage.cache_read_input_tokens],
 }

@@ -39,6 +39,14 @@ def test_a_refusal_says_the_clients_name_in_its_message_too() -> None:
     assert ClientWords().told(error) is error
 
 
+def test_phrases_are_said_as_the_client_knows_them() -> None:
+    words = ClientWords({"choice": "chosen"}, phrases={"send 'choice': 'any'": "send a 'choice' of any"})
+    named = words.told(bad_value("choice", "'choice' is wrong: send 'choice': 'any'."))
+    assert (named.param, named.message) == ("chosen", "'chosen' is wrong: send a 'chosen' of any.")
+    other = words.told(bad_value("more", "'more' is wrong: send 'choice': 'any'."))
+    assert (other.param, other.message) == ("more", "'more' is wrong: send a 'choice' of any.")
+
+
 def test_places_are_not_looked_for_where_the_path_has_no_index() -> None:
     def places() -> dict[str, str]:
         raise AssertionError("a whole body is gone through")

@@ -1,10 +1,11 @@
 """Fields that clients send and this server has no use for: named in a header, or refused where it is strict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
 from processes.scripted_engine import Say, ScriptedEngine
@@ -17,7 +18,9 @@ from stageline_api.engine_http import (
     ThoughtStart,
     ToolCallFormat,
 )
-from stageline_gateway.openai_api.known_fields import CHAT_KNOWN, COMPLETION_KNOWN, Fate, Known
+from stageline_gateway.openai_api.dialects.messages_request import MESSAGES_KNOWN, MessagesRequest
+from stageline_gateway.openai_api.dialects.responses_request import RESPONSES_KNOWN, ResponsesRequest
+from stageline_gateway.openai_api.known_fields import CHAT_KNOWN, COMPLETION_KNOWN, VLLM_KNOWN, Fate, Known
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
 from stageline_gateway.settings import GatewaySettings
 
@@ -96,6 +99,8 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", RESPONSE | {"text": {"format": SCHEMA | {"description": "d"}}}, "text.format.description"),
     ("/v1/responses", RESPONSE | {"input": [{"role": "user", "content": "Hi", "phase": "commentary"}]}, "input.phase"),
     ("/v1/responses", RESPONSE | {"tools": [FUNCTION | {"strict": True}]}, "tools.strict"),
+    ("/v1/responses", RESPONSE | {"tools": [FUNCTION | {"defer_loading": True}]}, "tools.defer_loading"),
+    ("/v1/messages", MESSAGE | {"tools": [CUSTOM | {"defer_loading": True}]}, "tools.defer_loading"),
     ("/v1/messages", MESSAGE | {"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
     ("/v1/messages", MESSAGE | {"tools": [CUSTOM | {"strict": True}]}, "tools.strict"),
     (
@@ -164,16 +169,35 @@ def test_the_document_of_each_gateway_says_what_it_takes(
 
 
 def test_no_field_is_both_supported_and_in_the_table() -> None:
-    for known, model in ((CHAT_KNOWN, ChatRequest), (COMPLETION_KNOWN, CompletionRequest)):
+    tables: list[tuple[Mapping[str, Known], type[BaseModel]]] = [
+        (CHAT_KNOWN, ChatRequest),
+        (COMPLETION_KNOWN, CompletionRequest),
+        (RESPONSES_KNOWN, ResponsesRequest),
+        (MESSAGES_KNOWN, MessagesRequest),
+    ]
+    for known, model in tables:
         assert known.keys().isdisjoint(model.model_fields), known.keys() & model.model_fields.keys()
 
 
-@pytest.mark.parametrize("table", [CHAT_KNOWN, COMPLETION_KNOWN], ids=["chat", "completion"])
-def test_every_field_of_the_table_meets_its_fate(gateway: RunningGateway, table: dict[str, Known]) -> None:
-    path, body = ("/v1/chat/completions", CHAT) if table is CHAT_KNOWN else ("/v1/completions", TEXT)
+TABLES: dict[str, tuple[Mapping[str, Known], dict[str, Any]]] = {
+    "/v1/chat/completions": (CHAT_KNOWN, CHAT),
+    "/v1/completions": (COMPLETION_KNOWN, TEXT),
+    "/v1/responses": (RESPONSES_KNOWN, RESPONSE),
+    "/v1/messages": (MESSAGES_KNOWN, MESSAGE),
+}
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_every_field_of_the_table_meets_its_fate(gateway: RunningGateway, path: str) -> None:
+    table, body = TABLES[path]
     for name, known in table.items():
         answered = gateway.http.post(path, json=body | {name: "something"})
         if known.fate is Fate.IGNORED:
             assert (answered.status_code, answered.headers["x-stageline-ignored"]) == (200, name)
         else:
-            assert (answered.status_code, answered.json()["error"]["param"]) == (400, name), answered.text
+            assert (answered.status_code, f"'{name}'" in answered.json()["error"]["message"]) == (400, True), name
+
+
+def test_fields_of_vllms_clients_are_known_on_every_path() -> None:
+    for table, _ in TABLES.values():
+        assert table.keys() >= VLLM_KNOWN.keys()

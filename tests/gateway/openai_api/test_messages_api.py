@@ -25,6 +25,7 @@ from stageline_api.engine_http import (
     ToolCallFormat,
 )
 from stageline_gateway.settings import GatewaySettings
+from stageline_runtime.engine.text.chat_template import no_tool_format
 
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Rain?"}]}
 TOOL: dict[str, Any] = {
@@ -216,6 +217,29 @@ def test_the_engines_refusals_and_failures_have_that_form_too(gateway: RunningGa
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     missing = gateway.http.post("/v1/messages", json=ASK | {"model": "absent"})
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_advice_about_tools_is_given_in_anthropics_words(
+    gateway: RunningGateway, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    told = no_tool_format(takes_tools=False)
+    refusal = EngineError(code=told.code, message=str(told), param=told.param)
+    engine.script = lambda _: [Refuse(400, refusal)]
+    message = gateway.http.post("/v1/messages", json=ASK | {"tools": [TOOL]}).json()["error"]["message"]
+    assert "tool_choice 'any' or 'tool' holds" in message
+    assert "required" not in message
+    one_call = {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    schema = {"tools": [TOOL], "output_config": {"format": {"type": "json_schema", "schema": {}}}}
+    guided = {"structured_outputs": {"regex": "a"}, "output_config": schema["output_config"]}
+    with running_gateway(GatewaySettings(tmp_path / "strict.json", strict_fields=True)) as strict:
+        for extra, words in (
+            (one_call, "'tool_choice.disable_parallel_tool_use' = true is only supported with 'tool_choice' of type"),
+            ({"tools": [TOOL | {"strict": True}]}, "only supported with 'tool_choice' of type 'any' or 'tool'"),
+            (schema, "'output_config.format.schema' can't be combined with tools; send a 'tool_choice' of type 'none'"),
+            (guided, "'structured_outputs' can't be combined with 'output_config.format.schema'"),
+        ):
+            answered = strict.http.post("/v1/messages", json=ASK | extra)
+            assert words in answered.json()["error"]["message"]
 
 
 COUNTED = (200, '{"token_ids": [5, 6, 7], "max_model_len": 99}')

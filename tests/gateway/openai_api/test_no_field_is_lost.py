@@ -13,6 +13,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
 from pydantic import BaseModel
 
+from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.dialects.messages_request import MessagesRequest
 from stageline_gateway.openai_api.dialects.prepared_message import prepare_message
 from stageline_gateway.openai_api.dialects.prepared_response import prepare_response
@@ -21,29 +22,32 @@ from stageline_gateway.openai_api.known_fields import CHAT_KNOWN, COMPLETION_KNO
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 
-SAMPLED: dict[str, Any] = {
-    "max_tokens": 3,
-    "temperature": 0.5,
-    "top_p": 0.5,
+CARRIED: dict[str, Any] = {
     "top_k": 3,
     "min_p": 0.5,
     "repetition_penalty": 1.5,
     "frequency_penalty": 0.5,
     "presence_penalty": 0.5,
     "logit_bias": {"1": 1.0},
-    "n": 2,
     "seed": 7,
-    "stop": ["x"],
     "stop_token_ids": [1],
     "ignore_eos": True,
     "min_tokens": 2,
     "allowed_token_ids": [1],
     "bad_words": ["x"],
+    "structured_outputs": {"regex": "x"},
+    "cache_salt": "x",
+}
+TEMPLATE: dict[str, Any] = {"chat_template_kwargs": {"a": 1}}
+SAMPLED = CARRIED | {
+    "max_tokens": 3,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "n": 2,
+    "stop": ["x"],
     "stream": True,
     "stream_options": {"include_usage": True},
-    "structured_outputs": {"regex": "x"},
     "prompt_logprobs": 1,
-    "cache_salt": "x",
 }
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
@@ -68,9 +72,9 @@ APIS = {
         ChatRequest,
         {"model": "m", "messages": [USER]},
         SAMPLED
+        | TEMPLATE
         | {
             "max_completion_tokens": 3,
-            "chat_template_kwargs": {"a": 1},
             "reasoning_effort": "low",
             "add_generation_prompt": False,
             "continue_final_message": True,
@@ -99,12 +103,14 @@ APIS = {
         prepare_response,
         ResponsesRequest,
         {"model": "m", "input": "x"},
-        {
+        CARRIED
+        | TEMPLATE
+        | {
+            "stop": ["x"],
             "instructions": "x",
             "max_output_tokens": 3,
             "temperature": 0.5,
             "top_p": 0.5,
-            "seed": 7,
             "stream": True,
             "tools": [FUNCTION],
             "tool_choice": "none",
@@ -119,12 +125,13 @@ APIS = {
         prepare_message,
         MessagesRequest,
         {"model": "m", "max_tokens": 9, "messages": [USER]},
-        {
+        CARRIED
+        | TEMPLATE
+        | {
             "system": "x",
             "stop_sequences": ["x"],
             "temperature": 0.5,
             "top_p": 0.5,
-            "top_k": 3,
             "stream": True,
             "tools": [CUSTOM],
             "tool_choice": {"type": "none"},
@@ -154,6 +161,42 @@ def test_each_field_has_an_effect_or_is_named(api: Api) -> None:
     for name, value in api.values.items():
         beside = {**api.body, **api.beside.get(name, {})}
         assert effect(api.prepare(beside | {name: value}, False)) != effect(api.prepare(beside, False)), name
+
+
+@pytest.mark.parametrize("api", ["response", "message"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        *({name: value} for name, value in (CARRIED | TEMPLATE).items()),
+        {"guided_choice": ["a", "b"]},
+        {"structured_outputs": {"json": {"type": "object"}}},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+def test_what_is_beyond_an_api_has_the_same_effect_as_in_a_chat(api: str, extra: dict[str, Any]) -> None:
+    def asked(of: str) -> tuple[object, ...]:
+        prepared = APIS[of].prepare({**APIS[of].body, **extra}, False)
+        generate = prepared.generate
+        sampling = generate.sampling.model_copy(update={"seed": extra.get("seed"), "max_tokens": None})
+        return sampling, generate.prompt, generate.cache_salt, prepared.ignored
+
+    assert asked(api) == asked("chat")
+
+
+@pytest.mark.parametrize("api", ["response", "message"])
+def test_a_wrong_value_of_one_is_refused_by_its_name(api: str) -> None:
+    for extra, param in (
+        ({"min_p": 2}, "min_p"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"guided_regex": "a", "structured_outputs": {"choice": ["a"]}}, "guided_regex"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            APIS[api].prepare({**APIS[api].body, **extra}, False)
+        assert refused.value.param is not None
+        assert refused.value.param.startswith(param)
 
 
 @pytest.mark.parametrize(

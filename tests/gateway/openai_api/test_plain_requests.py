@@ -148,7 +148,7 @@ def written_by(shape: AnswerShape) -> tuple[object, ...]:
         shape.prompt([]),
         shape.piece("a", None),
         shape.piece("b", []),
-        shape.held_back(),
+        shape.held_back(FinishReason.STOP),
         shape.closing(FinishReason.STOP),
         shape.whole("ab", FinishReason.LENGTH),
     )

@@ -370,3 +370,28 @@ def test_no_json_object_makes_the_gateway_fail(
 @settings(max_examples=100, deadline=None)
 def test_no_bytes_make_the_gateway_fail(gateway: RunningGateway, content: bytes) -> None:
     refusal(gateway, "/v1/chat/completions", content)
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "words"),
+    [
+        ("/v1/responses", {"input": "x", "background": True}, "'background' = true is not supported by this server"),
+        ("/v1/responses", {"input": "x", "background": True}, "leave it out or send false."),
+        ("/v1/chat/completions", CHAT | {"skip_special_tokens": False}, "= false is not supported"),
+        ("/v1/chat/completions", CHAT | {"skip_special_tokens": False}, "or send true."),
+        ("/v1/chat/completions", CHAT | {"audio": {"voice": [None, True]}}, "'audio' = {\"voice\": [null, true]} is"),
+        ("/v1/completions", TEXT | {"response_format": {}}, 'leave it out or send {"type": "text"}.'),
+        ("/v1/completions", TEXT | {"temperature": False}, "got false."),
+        ("/v1/completions", TEXT | {"structured_outputs": {"json_object": False}}, "should be true; got false."),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x", "audio": 1}]},
+            "should be null; got 1.",
+        ),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_values_are_named_in_jsons_words(gateway: RunningGateway, path: str, sent: dict[str, Any], words: str) -> None:
+    answered = gateway.http.post(path, json={"model": MODEL} | sent)
+    assert answered.status_code == 400
+    assert words in answered.json()["error"]["message"]

@@ -179,6 +179,20 @@ def test_what_can_not_be_done_is_refused_by_name(client: OpenAI, extra: dict[str
     assert "messages" not in refused.value.message, "no word of the chat that it is answered as"
 
 
+@pytest.mark.parametrize("item", [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}])
+def test_a_reference_to_a_stored_item_is_refused_as_stored_state(client: OpenAI, item: Any) -> None:
+    turns: Any = [*ASKED, item]
+    with pytest.raises(openai.BadRequestError, match="item_reference: Responses are not stored here") as refused:
+        client.responses.create(model=MODEL, input=turns)
+    assert (refused.value.param, refused.value.code) == ("input[1]", "unsupported_parameter")
+
+
+def test_a_guide_and_a_format_are_named_as_the_client_wrote_them(client: OpenAI) -> None:
+    text: Any = {"format": {"type": "json_object"}}
+    with pytest.raises(openai.BadRequestError, match=r"'structured_outputs' can't be combined with 'text\.format'"):
+        client.responses.create(model=MODEL, input="Hi", text=text, extra_body={"structured_outputs": {"regex": "a"}})
+
+
 def test_what_the_engine_ignored_is_named_as_the_client_wrote_it(
     gateway: RunningGateway, engine: ScriptedEngine
 ) -> None:

@@ -123,6 +123,24 @@ def test_calls_come_after_them(client: OpenAI, engine: ScriptedEngine, stream: b
     assert [call["function"]["name"] for part in parts for call in part["tool_calls"] or [] if call["id"]] == ["add"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("begun", "expected"), [("<think>\nOkay, so", " it is 4."), ("<think>\n", "it is 4.")])
+@pytest.mark.parametrize("extra", [{}, {"tools": [TOOL]}], ids=["no tools", "tools"])
+def test_a_thought_that_goes_on_keeps_its_blanks(
+    client: OpenAI, engine: ScriptedEngine, stream: bool, begun: str, expected: str, extra: Any
+) -> None:
+    begin = Say(Admitted(prompt_tokens=3, thoughts=OPEN, tool_call_format=ToolCallFormat.TAGGED))
+    engine.script = lambda _: [begin, *thinks(" it is 4.\n</think>\n\nFour.")[1:]]
+    asked: Any = {"messages": [*ASK["messages"], {"role": "assistant", "content": begun}], "model": MODEL} | extra
+    told: Any = client.chat.completions.create(**asked, stream=stream, extra_body={"continue_final_message": True})
+    if stream:
+        parts = [chunk.choices[0].delta.model_dump() for chunk in told]
+    else:
+        parts = [told.choices[0].message.model_dump()]
+    assert "".join(part.get("reasoning_content") or "" for part in parts) == expected
+    assert "".join(part["content"] or "" for part in parts) == "Four."
+
+
 def test_responses_have_them_as_an_item(client: OpenAI, engine: ScriptedEngine) -> None:
     engine.script = lambda _: thinks("<think>Two and two.</think>It is 4.")
     asked: Any = {"model": MODEL, "input": "2+2?", "reasoning": {"effort": "low"}}

@@ -1,6 +1,7 @@
-"""Calls reach a stream's client as they are written, however the answer is cut; what is no call stays text."""
+"""Calls are found as they are written, however an answer is cut into pieces; what is no call stays text."""
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -16,11 +17,11 @@ NAMES = {"f", "weather"}
 Found = tuple[str, list[tuple[str, str]]]
 
 
-def read(form: ToolCallFormat | None, pieces: list[str]) -> Found:
-    """All text and all calls of an answer that comes in `pieces`."""
+def read(form: ToolCallFormat | None, pieces: list[str], is_cut: bool = False) -> Found:
+    """All text and all calls of an answer that comes in `pieces`; `is_cut`: the token limit ended it."""
     reader = StreamedCalls(form, NAMES)
     text, calls = "", list[tuple[str, str]]()
-    for one in [found for piece in pieces for found in reader.push(piece)] + reader.finish():
+    for one in [found for piece in pieces for found in reader.push(piece)] + reader.finish(is_cut):
         match one:
             case str():
                 text += one
@@ -58,6 +59,10 @@ ANSWERS: list[tuple[ToolCallFormat | None, str, Found]] = [
     (OBJECT, '{"answer": 4} is it', ('{"answer": 4} is it', [])),
     (ARRAY, '[{"name": "f", "arguments": {}}, {"name": "f"}]', ("", [F, F])),
     (ARRAY, "[1, 2]", ("[1, 2]", [])),
+    (ARRAY, '[1, 2, {"a": "}"}]', ('[1, 2, {"a": "}"}]', [])),
+    (TAGGED, '<tool_call>{"name": "g"}</tool_call>', ('<tool_call>{"name": "g"}</tool_call>', [])),
+    (TAGGED, '<tool_call>{"name": "f", "arguments": {}}\n</tool', ("", [F])),
+    (None, '[{"name":"f","arguments":{}},{"name":"f","argu', (',{"name":"f","argu', [F])),
     (None, '[{"name":"f","arguments":{"x":"a}]\\"{"}}]', ("", [("f", '{"x":"a}]\\"{"}')])),
     (None, '[{"name":"f","arguments":{"x":', ("", [("f", '{"x":')])),
     (None, "", ("", [])),
@@ -70,6 +75,52 @@ ANSWERS: list[tuple[ToolCallFormat | None, str, Found]] = [
 def test_any_cut_gives_the_same(form: ToolCallFormat | None, answer: str, expected: Found, cuts: set[int]) -> None:
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(answer)), len(answer)]
     assert read(form, [answer[start:end] for start, end in pairwise(edges)]) == expected
+
+
+PLACE = '{"place": "Os'
+CUT_ANSWERS: list[tuple[ToolCallFormat | None, str, Found]] = [
+    (TAGGED, "a < b <", ("a < b <", [])),
+    (TAGGED, "So: <tool", ("So: ", [])),
+    (TAGGED, "So: <tool_call>", ("So: ", [])),
+    (TAGGED, 'So: <tool_call>\n{"nam', ("So: ", [])),
+    (TAGGED, 'So: <tool_call>{"name": "wea', ("So: ", [])),
+    (TAGGED, 'So: <tool_call>{"name": "f"', ("So: ", [("f", "")])),
+    (TAGGED, 'So: <tool_call>{"name": "f", "arguments": "{', ("So: ", [("f", "")])),
+    (TAGGED, 'So: <tool_call>{"arguments": {"place": 1}, "na', ("So: ", [])),
+    (TAGGED, 'So: <tool_call>{"arguments": {}, "name": "f"}\n</tool', ("So: ", [F])),
+    (TAGGED, 'So: <tool_call>{"id": 7, "name": "f"', ("So: ", [])),
+    (TAGGED, f'<tool_call>{{"name": "weather", "arguments": {PLACE}', ("", [("weather", PLACE)])),
+    (TAGGED, '<tool_call>{"name": "f", "arguments": {}, "id": "c', ("", [F])),
+    (TAGGED, '<tool_call>{"name": "f", "arguments": {}}\n</tool_c', ("", [F])),
+    (TAGGED, f"{TAGGED_OSLO}\n<tool_call>", ("", [OSLO])),
+    (TAGGED, f"{TAGGED_OSLO} Done. B", (" Done. B", [OSLO])),
+    (TAGGED, '<tool_call>{"name": "g", "ar', ('<tool_call>{"name": "g", "ar', [])),
+    (TAGGED, "Write <tool_call> before a call", ("Write <tool_call> before a call", [])),
+    (OBJECT, "{", ("", [])),
+    (OBJECT, '{"type": "func', ("", [])),
+    (OBJECT, '{"type": "circle", "r": 1', ('{"type": "circle", "r": 1', [])),
+    (OBJECT, '{"parameters": {"place"', ("", [])),
+    (OBJECT, '{"answer": 4, "b', ('{"answer": 4, "b', [])),
+    (OBJECT, '{"name": "Bob", "age": 4', ('{"name": "Bob", "age": 4', [])),
+    (OBJECT, '{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"a', ("", [F, ("f", '{"a')])),
+    (OBJECT, "\n", ("\n", [])),
+    (ARRAY, "[1, 2", ("[1, 2", [])),
+    (None, "[", ("", [])),
+    (None, '[{"na', ("", [])),
+    (None, '[{"name":"weather","arguments":{"place"', ("", [("weather", '{"place"')])),
+    (None, '[{"name":"f","arguments":{}},{"name":"f","argu', ("", [F, ("f", "")])),
+    (None, '[{"name":"f","arguments":{}},', ("", [F])),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "expected"), CUT_ANSWERS, ids=lambda value: ascii(value)[:50])
+@settings(max_examples=30)
+@given(cuts=st.sets(st.integers(0, 130)))
+def test_of_a_call_that_the_limit_cut_off_only_what_is_known_is_told(
+    form: ToolCallFormat | None, answer: str, expected: Found, cuts: set[int]
+) -> None:
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(answer)), len(answer)]
+    assert read(form, [answer[start:end] for start, end in pairwise(edges)], is_cut=True) == expected
 
 
 @given(
@@ -100,6 +151,20 @@ def test_any_arguments_come_back_as_they_were(
     answer = {TAGGED: f"<tool_call>{call}</tool_call>", OBJECT: call}.get(form, f"[{call}]") if form else f"[{call}]"
     text, calls = read(form, list(answer))
     assert (text, [(name, json.loads(found)) for name, found in calls]) == ("", [("f", arguments)])
+
+
+def test_text_before_a_call_is_not_held_back() -> None:
+    reader = StreamedCalls(TAGGED, NAMES)
+    assert [reader.push(piece) for piece in ("Hello ", "<", "b", "<tool")] == [["Hello "], [], ["<b"], []]
+
+
+def test_a_whole_answer_of_many_calls_is_read_in_time_that_grows_with_it() -> None:
+    reader = StreamedCalls(TAGGED, NAMES)
+    began = time.thread_time()
+    found = reader.push('<tool_call>{"name": "f"}</tool_call>\n' * 20_000)
+    spent = time.thread_time() - began
+    assert len(found) == 20_000
+    assert spent < 2.0, f"{spent:.2f} s of CPU"
 
 
 def test_arguments_are_not_held_back() -> None:

@@ -42,6 +42,47 @@ def test_thoughts_follow_from_the_template(tmp_path: Path, template: str, prompt
     assert read(tmp_path, template, prompt)[0].thoughts == expected
 
 
+SAID = "{% for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>\n{% endfor %}"
+OPENS = SAID + "{% if add_generation_prompt %}<assistant><think>\n{% endif %}{# </think> #}"
+OPENS_EACH = (
+    SAID.replace(
+        "{{ message.content }}", "{% if message.role == 'assistant' %}<think>\n{% endif %}{{ message.content }}"
+    )
+    + "{# </think> #}"
+)
+ENDS_BARE = "{% for message in messages %}{{ message.content }}\n{% endfor %}{# </think> #}"
+
+
+def continued(words: str, asked: str = "Hi") -> ChatPrompt:
+    turns = (ChatMessage(role="user", content=asked), ChatMessage(role="assistant", content=words))
+    return ChatPrompt(messages=turns, add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "expected"),
+    [
+        (OPENS, continued("<think>\nOkay, so the user"), ThoughtStart.OPEN),
+        (OPENS, continued("<think>" + "Hm. " * 40), ThoughtStart.OPEN),
+        (OPENS, continued("<think>"), ThoughtStart.OPEN),
+        (OPENS, continued("<think>x</think>\nThe answer"), ThoughtStart.TAGGED),
+        (OPENS, continued("x</think> The tag <think> is"), ThoughtStart.TAGGED),
+        (OPENS, continued("The answer"), ThoughtStart.TAGGED),
+        (OPENS, continued("The answer", asked="<think>"), ThoughtStart.TAGGED),
+        (OPENS_EACH, continued("Okay"), ThoughtStart.OPEN),
+        (OPENS_EACH, continued("Okay</think>It is"), ThoughtStart.TAGGED),
+        (ENDS_BARE, continued("The answer", asked="Say <think>"), ThoughtStart.TAGGED),
+        (ENDS_BARE, ChatPrompt(messages=(ChatMessage(role="user", content="Say <think>"),)), ThoughtStart.TAGGED),
+        (OPENS, ChatPrompt(messages=(ChatMessage(role="user", content="Say <think>"),)), ThoughtStart.OPEN),
+        (OPENS, ChatPrompt(messages=(ChatMessage(role="user", content="a</think>"),)), ThoughtStart.OPEN),
+    ],
+    ids=lambda value: ascii(value.messages[-1].content)[:30] if isinstance(value, ChatPrompt) else None,
+)
+def test_only_a_thought_of_the_assistants_own_last_turn_goes_on(
+    tmp_path: Path, template: str, prompt: ChatPrompt, expected: ThoughtStart
+) -> None:
+    assert read(tmp_path, template, prompt)[0].thoughts == expected
+
+
 def test_an_answer_that_is_held_to_something_has_no_thoughts(tmp_path: Path) -> None:
     assert read(tmp_path, DEEPSEEK, json_schema="{}")[0].thoughts is None
 
@@ -62,6 +103,10 @@ def test_an_effort_that_the_template_can_not_tell_is_ignored_by_name(tmp_path: P
     assert read(tmp_path, QWEN, chat(reasoning_effort="low"))[0].ignored == ("reasoning_effort",)
     assert read(tmp_path, QWEN, chat(reasoning_effort="none"))[0].ignored == ()
     assert read(tmp_path, EFFORT, chat(reasoning_effort="low"))[0].ignored == ()
+    unread = chat(template_arguments={"style": "x", "x\r\nset-cookie": 1, "é": 2, "enable_thinking": False})
+    names = ("chat_template_kwargs", "chat_template_kwargs", "chat_template_kwargs.enable_thinking")
+    assert read(tmp_path, EFFORT, unread)[0].ignored == names
+    assert read(tmp_path, QWEN, chat(template_arguments={"enable_thinking": False}))[0].ignored == ()
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "documents"])

@@ -37,15 +37,33 @@ class _Block:
     id: str = ""
     texts: list[str] = field(default_factory=list)
 
-    def written(self) -> dict[str, Any]:
-        text = "".join(self.texts)
+    def begun(self) -> dict[str, Any]:
+        """The block before its first piece."""
+        return self._written({})
+
+    def whole(self, is_cut: bool) -> dict[str, Any] | None:
+        """The block with all of its pieces; `is_cut`: the token limit may have cut it off.
+
+        A call's input is an object, which a part of one is not: there is no block of a call that was cut off, rather
+        than one with an input that the model did not write. A call that the model itself wrote wrong is text.
+        """
+        if self.kind != "tool_use" or (made := _object(self._text)) is not None:
+            return self._written(made if self.kind == "tool_use" else None)
+        words = f'{{"name": {json.dumps(self.name)}, "arguments": {self._text}'
+        return None if is_cut else {"type": "text", "text": words}
+
+    @property
+    def _text(self) -> str:
+        return "".join(self.texts)
+
+    def _written(self, made: dict[str, Any] | None) -> dict[str, Any]:
         match self.kind:
             case "tool_use":
-                return {"type": "tool_use", "id": self.id, "name": self.name, "input": _object(text)}
+                return {"type": "tool_use", "id": self.id, "name": self.name, "input": made}
             case "thinking":
-                return {"type": "thinking", "thinking": text, "signature": ""}
+                return {"type": "thinking", "thinking": self._text, "signature": ""}
             case _:
-                return {"type": "text", "text": text}
+                return {"type": "text", "text": self._text}
 
     def delta(self, text: str) -> dict[str, Any]:
         match self.kind:
@@ -57,13 +75,13 @@ class _Block:
                 return {"type": "text_delta", "text": text}
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Arguments as an object; a call that the token limit cut off has none."""
+def _object(text: str) -> dict[str, Any] | None:
+    """Arguments as an object; None where they are none, since the model broke off or wrote them wrong."""
     try:
         value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 class MessagesDialect(Dialect):
@@ -112,16 +130,24 @@ class MessagesDialect(Dialect):
         return [error_body(error)]
 
     def whole(self) -> dict[str, Any]:
+        content = self._content()
+        has_calls = any(block["type"] == "tool_use" for block in content)
+        is_called = self._reason == _REASONS["tool_calls"]
         return {
             "id": self._stamp.id,
             "type": "message",
             "role": "assistant",
             "model": self._stamp.model,
-            "content": [block.written() for block in self._blocks],
-            "stop_reason": self._reason,
+            "content": content,
+            "stop_reason": _REASONS["stop"] if is_called and not has_calls else self._reason,
             "stop_sequence": self._stop_sequence,
             "usage": self._usage,
         }
+
+    def _content(self) -> list[dict[str, Any]]:
+        last = len(self._blocks) - 1 if self._reason == _REASONS["length"] else None
+        blocks = (block.whole(is_cut=index == last) for index, block in enumerate(self._blocks))
+        return [block for block in blocks if block is not None]
 
     def _more(self, kind: str, text: str) -> list[Event]:
         is_new = not self._is_open or self._blocks[-1].kind != kind
@@ -133,7 +159,7 @@ class MessagesDialect(Dialect):
         self._blocks.append(block)
         self._is_open = True
         index = len(self._blocks) - 1
-        return [*events, {"type": "content_block_start", "index": index, "content_block": block.written()}]
+        return [*events, {"type": "content_block_start", "index": index, "content_block": block.begun()}]
 
     def _add(self, text: str) -> list[Event]:
         block = self._blocks[-1]

@@ -18,12 +18,13 @@ from stageline_gateway.openai_api.chat_types import (
     text_or_list,
 )
 from stageline_gateway.openai_api.client_words import ClientWords
-from stageline_gateway.openai_api.known_fields import Fate, Known
-from stageline_gateway.openai_api.request_types import INT32_MAX, StopString, TokenCount
-from stageline_gateway.openai_api.validation import IgnoredFields, without
+from stageline_gateway.openai_api.known_fields import TOOL_IGNORED, VLLM_KNOWN, Fate, Known
+from stageline_gateway.openai_api.request_types import CarriedToChat, StopString, TokenCount
+from stageline_gateway.openai_api.validation import IgnoredFields, lenient, with_each
 
 MESSAGES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
-    {
+    dict(VLLM_KNOWN)
+    | {
         "metadata": Known(Fate.IGNORED, ({},)),
         "service_tier": Known(Fate.IGNORED, ("auto", "standard_only")),
         "cache_control": Known(Fate.IGNORED),
@@ -35,11 +36,12 @@ MESSAGES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "workspace_id": Known(Fate.IGNORED),
         "container": Known(Fate.REFUSED, (), "Nothing is run here."),
         "mcp_servers": Known(Fate.REFUSED, ([],), "Nothing is called from here."),
+        "stop": Known(Fate.REFUSED, ([],), "Send it as 'stop_sequences'."),
     }
 )
 """What becomes of fields that are no part of `MessagesRequest`."""
-BLOCK_IGNORED: Final = frozenset({"cache_control", "citations", "caller", "toolset_name"})
-TOOL_IGNORED: Final = frozenset({"cache_control", "eager_input_streaming", "input_examples", "allowed_callers"})
+BLOCK_IGNORED: Final = frozenset({"cache_control", "citations", "caller", "toolset_name", "parsed_output"})
+"""Of a block of `system` or of a turn's content. A tool's are `known_fields.TOOL_IGNORED`."""
 
 ToolId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
@@ -163,7 +165,7 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
-class MessagesRequest(Strict):
+class MessagesRequest(CarriedToChat):
     """Body of `POST /v1/messages`."""
 
     model: str
@@ -173,7 +175,6 @@ class MessagesRequest(Strict):
     stop_sequences: Annotated[list[StopString], Field(fail_fast=True, max_length=16)] = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     stream: bool = False
     tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
@@ -183,29 +184,31 @@ class MessagesRequest(Strict):
 
 def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
     """`fields` without hints for a cache and the like in their parts; `ignored` is told of them."""
-    kept = dict(fields)
-    for name, names in (("system", BLOCK_IGNORED), ("tools", TOOL_IGNORED)):
-        if isinstance(kept.get(name), list) and len(kept[name]) <= MAX_PARTS:
-            kept[name] = [without(part, names, name, ignored) for part in kept[name]]
-    turns = kept.get("messages")
-    if isinstance(turns, list) and len(turns) <= MAX_MESSAGES:
-        kept["messages"] = [_turn_without_hints(turn, ignored) for turn in turns]
-    return kept
+    fields = with_each(fields, "system", MAX_PARTS, lambda block: _lenient_block(block, "system", ignored))
+    fields = with_each(
+        fields, "tools", MAX_TOOLS, lambda tool: lenient(tool, CustomTool, TOOL_IGNORED, "tools", ignored)
+    )
+    return with_each(fields, "messages", MAX_MESSAGES, lambda turn: _lenient_turn(turn, ignored))
 
 
-def _turn_without_hints(turn: Any, ignored: IgnoredFields) -> Any:
-    content = turn.get("content") if isinstance(turn, dict) else None
-    if not isinstance(content, list) or len(content) > MAX_PARTS:
-        return turn
-    return turn | {"content": [_block_without_hints(block, ignored) for block in content]}
+_MODELS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
+    {"#text": TextBlock, "#tool_use": ToolUse, "#tool_result": ToolResult, "#thinking": Thinking}
+)
 
 
-def _block_without_hints(block: Any, ignored: IgnoredFields) -> Any:
-    block = without(block, BLOCK_IGNORED, "messages.content", ignored)
-    inner = block.get("content") if isinstance(block, dict) else None
-    if not isinstance(inner, list) or len(inner) > MAX_PARTS:
+def _lenient_turn(turn: Any, ignored: IgnoredFields) -> Any:
+    turn = lenient(turn, Turn, frozenset(), "messages", ignored)
+    return with_each(turn, "content", MAX_PARTS, lambda block: _lenient_block(block, "messages.content", ignored))
+
+
+def _lenient_block(block: Any, place: str, ignored: IgnoredFields) -> Any:
+    kind = _kind_of_block(block)
+    if kind is None:
         return block
-    return block | {"content": [without(part, BLOCK_IGNORED, "messages.content", ignored) for part in inner]}
+    block = lenient(block, _MODELS[kind], BLOCK_IGNORED, place, ignored)
+    if kind != "#tool_result":
+        return block
+    return with_each(block, "content", MAX_PARTS, lambda part: _lenient_block(part, place, ignored))
 
 
 def as_chat(request: MessagesRequest) -> dict[str, Any]:
@@ -219,10 +222,10 @@ def as_chat(request: MessagesRequest) -> dict[str, Any]:
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
-        "top_k": request.top_k,
         "stop": request.stop_sequences,
         "stream": request.stream,
         "reasoning_effort": _effort(request),
+        **request.carried,
     }
     if request.output_config is not None and request.output_config.format is not None:
         schema = {"name": "answer", "schema": request.output_config.format.json_schema}
@@ -312,7 +315,7 @@ def client_words(request: MessagesRequest) -> ClientWords:
     """What the client of this request calls the fields of the chat that answers it."""
     is_off = request.thinking is not None and request.thinking.type == "disabled"
     fields = {**_FIELDS, "reasoning_effort": "thinking"} if is_off else _FIELDS
-    return ClientWords(fields, partial(_places, request))
+    return ClientWords(fields, partial(_places, request), _PHRASES)
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -328,3 +331,13 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields of the chat -> what the client calls them."""
+_PHRASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tool_choice 'required' or a named function": "tool_choice 'any' or 'tool'",
+        "'tool_choice' 'required' or a named function": "'tool_choice' of type 'any' or 'tool'",
+        "'parallel_tool_calls' = false": "'tool_choice.disable_parallel_tool_use' = true",
+        "send 'tool_choice': 'none'": "send a 'tool_choice' of type 'none'",
+        "combined with 'response_format'": "combined with 'output_config.format.schema'",
+    }
+)
+"""What refusals advise in the chat's words -> in Anthropic's."""

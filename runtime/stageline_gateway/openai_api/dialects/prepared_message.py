@@ -13,13 +13,14 @@ from stageline_gateway.openai_api.dialects.messages_request import (
     without_hints,
 )
 from stageline_gateway.openai_api.translate import Prepared, prepare_as_chat
-from stageline_gateway.openai_api.validation import IgnoredFields, checked, settled, without_effect
+from stageline_gateway.openai_api.validation import IgnoredFields, checked, settled, with_guide, without_effect
 
 
 def prepare_message(fields: Mapping[str, Any], strict: bool) -> Prepared:
     ignored: IgnoredFields = {}
     kept = settled(fields, MESSAGES_KNOWN, strict, ignored)
-    asked = checked(MessagesRequest, kept if strict else without_hints(kept, ignored))
+    kept = kept if strict else without_hints(kept, ignored)
+    asked = checked(MessagesRequest, with_guide(kept, strict, ignored))
     if asked.thinking is not None and asked.thinking.type == "enabled":
         ignored["thinking"] = None
         if strict:

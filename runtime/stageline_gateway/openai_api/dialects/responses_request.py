@@ -24,14 +24,15 @@ from stageline_gateway.openai_api.chat_types import (
     word_or_named,
 )
 from stageline_gateway.openai_api.client_words import ClientWords
-from stageline_gateway.openai_api.known_fields import Fate, Known
-from stageline_gateway.openai_api.request_types import TokenCount
-from stageline_gateway.openai_api.validation import IgnoredFields, without
+from stageline_gateway.openai_api.known_fields import TOOL_IGNORED, VLLM_KNOWN, Fate, Known
+from stageline_gateway.openai_api.request_types import CarriedToChat, Stop, TokenCount
+from stageline_gateway.openai_api.validation import IgnoredFields, lenient, with_each
 
 NOTHING_STORED: Final = "Responses are not stored here: send the turns before as 'input'."
 
 RESPONSES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
-    {
+    dict(VLLM_KNOWN)
+    | {
         "metadata": Known(Fate.IGNORED, ({},)),
         "store": Known(Fate.IGNORED, (False,)),
         "service_tier": Known(Fate.IGNORED, ("auto", "default")),
@@ -52,6 +53,11 @@ RESPONSES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "top_logprobs": Known(Fate.REFUSED, (0,), "/v1/chat/completions has log probabilities."),
         "image": Known(Fate.REFUSED, ({},), "The models served here read and write text."),
         "access_programs": Known(Fate.REFUSED, ({},)),
+        "client_metadata": Known(Fate.IGNORED, ({},)),
+        "max_tokens": Known(Fate.REFUSED, (), "Send it as 'max_output_tokens'."),
+        "max_completion_tokens": Known(Fate.REFUSED, (), "Send it as 'max_output_tokens'."),
+        "response_format": Known(Fate.REFUSED, ({"type": "text"},), "Send it as 'text.format'."),
+        "reasoning_effort": Known(Fate.REFUSED, (), "Send it as 'reasoning.effort'."),
     }
 )
 """What becomes of fields that are no part of `ResponsesRequest`."""
@@ -59,8 +65,9 @@ ITEM_REPEATED: Final = frozenset({"id", "status"})
 """Of an item of `input`: what answers from here have, and clients send back."""
 PART_REPEATED: Final = frozenset({"annotations", "logprobs"})
 """Of a part of a message's content, likewise."""
-ITEM_IGNORED: Final = frozenset({"phase", "namespace", "caller", "async", "async_"})
-PART_IGNORED: Final = frozenset({"prompt_cache_breakpoint"})
+ITEM_IGNORED: Final = frozenset({"phase", "namespace", "caller", "async", "async_", "parsed_arguments"})
+PART_IGNORED: Final = frozenset({"prompt_cache_breakpoint", "parsed"})
+FUNCTION_TOOL_IGNORED: Final = TOOL_IGNORED | {"output_schema"}
 
 
 class InputText(Strict):
@@ -117,10 +124,19 @@ class InputReasoning(Strict):
     encrypted_content: str | None = None
 
 
+_MODELS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
+    {
+        "#message": InputMessage,
+        "#function_call": InputCall,
+        "#function_call_output": InputResult,
+        "#reasoning": InputReasoning,
+    }
+)
+
+
 def _kind_of_item(value: Any) -> str | None:
     kind = value.get("type", "message") if isinstance(value, dict) else None
-    known = ("message", "function_call", "function_call_output", "reasoning")
-    return f"#{kind}" if kind in known else None
+    return f"#{kind}" if f"#{kind}" in _MODELS else None
 
 
 InputItem = Annotated[
@@ -187,7 +203,7 @@ class ReasoningConfig(Strict):
     mode: str | None = None
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(CarriedToChat):
     """Body of `POST /v1/responses`."""
 
     model: str
@@ -196,7 +212,7 @@ class ResponsesRequest(Strict):
     max_output_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: int | None = None
+    stop: Stop = Field(default_factory=list)
     stream: bool = False
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: (
@@ -232,29 +248,61 @@ def fields_without_effect(request: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def without_repeated(items: Any) -> Any:
-    """`items` without what a client repeats of an earlier answer, which asks for nothing."""
-    return _without(items, ITEM_REPEATED, PART_REPEATED, {})
-
-
-def without_hints(items: Any, ignored: IgnoredFields) -> Any:
-    """`items` without what says nothing to the model; `ignored` is told of it."""
-    return _without(items, ITEM_IGNORED, PART_IGNORED, ignored)
-
-
-def _without(items: Any, names: AbstractSet[str], part_names: AbstractSet[str], ignored: IgnoredFields) -> Any:
+def refuse_stored_items(items: Any) -> None:
+    """Raise ApiError 400 for an item of `input` that is only a name of something stored; its `type` may be left out."""
     if not isinstance(items, list) or len(items) > MAX_MESSAGES:
-        return items
-    return [_item_without(item, names, part_names, ignored) for item in items]
+        return
+    for index, item in enumerate(items):
+        if _is_reference(item):
+            param = f"input[{index}]"
+            raise bad_value(param, f"'{param}' is an item_reference: {NOTHING_STORED}", "unsupported_parameter")
 
 
-def _item_without(item: Any, names: AbstractSet[str], part_names: AbstractSet[str], ignored: IgnoredFields) -> Any:
-    item = without(item, names, "input", ignored)
+def _is_reference(item: Any) -> bool:
+    if not isinstance(item, dict):
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= {"id", "type"})
+
+
+def without_repeated(fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields` without what `input` repeats of an earlier answer, which asks for nothing."""
+    return with_each(fields, "input", MAX_MESSAGES, _item_without_repeated)
+
+
+def _item_without_repeated(item: Any) -> Any:
+    item = _without(ITEM_REPEATED, item)
     for name in ("content", "output"):
-        parts = item.get(name) if isinstance(item, dict) else None
-        if isinstance(parts, list) and len(parts) <= MAX_PARTS:
-            item = item | {name: [without(part, part_names, f"input.{name}", ignored) for part in parts]}
+        item = with_each(item, name, MAX_PARTS, partial(_without, PART_REPEATED))
     return item
+
+
+def _without(names: AbstractSet[str], part: Any) -> Any:
+    if not isinstance(part, dict) or names.isdisjoint(part):
+        return part
+    return {name: value for name, value in part.items() if name not in names}
+
+
+def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
+    """`fields` without what their parts say to nobody here; `ignored` is told of it."""
+    fields = with_each(
+        fields, "tools", MAX_TOOLS, lambda tool: lenient(tool, FunctionTool, FUNCTION_TOOL_IGNORED, "tools", ignored)
+    )
+    return with_each(fields, "input", MAX_MESSAGES, lambda item: _lenient_item(item, ignored))
+
+
+def _lenient_item(item: Any, ignored: IgnoredFields) -> Any:
+    kind = _kind_of_item(item)
+    if kind is None:
+        return item
+    item = lenient(item, _MODELS[kind], ITEM_IGNORED, "input", ignored)
+    for name in ("content", "output"):
+        item = with_each(item, name, MAX_PARTS, partial(_lenient_part, f"input.{name}", ignored))
+    return item
+
+
+def _lenient_part(place: str, ignored: IgnoredFields, part: Any) -> Any:
+    return lenient(part, InputText, PART_IGNORED, place, ignored)
 
 
 def as_chat(request: ResponsesRequest) -> dict[str, Any]:
@@ -264,11 +312,12 @@ def as_chat(request: ResponsesRequest) -> dict[str, Any]:
         "messages": [turn.message for turn in _turns(request)],
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "stop": request.stop,
         "stream": request.stream,
-        "seed": request.seed,
         "max_completion_tokens": request.max_output_tokens,
         "response_format": None if request.text is None else _format(request.text.format),
         "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
+        **request.carried,
     }
     if request.tools:
         fields["tools"] = [
@@ -348,7 +397,7 @@ def _places(request: ResponsesRequest) -> Mapping[str, str]:
 
 def client_words(request: ResponsesRequest) -> ClientWords:
     """What the client of this request calls the fields of the chat that answers it."""
-    return ClientWords(_FIELDS, partial(_places, request))
+    return ClientWords(_FIELDS, partial(_places, request), _PHRASES)
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -365,3 +414,7 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields of the chat -> what the client calls them."""
+_PHRASES: Final[Mapping[str, str]] = MappingProxyType(
+    {"combined with 'response_format'": "combined with 'text.format'"}
+)
+"""What refusals say in the chat's words -> in the client's."""

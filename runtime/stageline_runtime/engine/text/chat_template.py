@@ -75,6 +75,10 @@ class ChatTemplate:
         self._limit_seconds = limit_seconds
         self._max_characters = max_characters
 
+    def reads(self, name: str) -> bool:
+        """Whether the template looks at a variable of this name."""
+        return name in self._variables
+
     def takes_effort(self, effort: str) -> bool:
         """Whether the template can tell the model to think so much."""
         return "reasoning_effort" in self._variables or (effort == "none" and "enable_thinking" in self._variables)

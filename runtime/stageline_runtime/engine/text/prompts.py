@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar, assert_never
+from typing import Final, NamedTuple, TypeVar, assert_never
 
 from stageline_api.engine_http import (
     MAX_STOP_CHARACTERS,
@@ -32,10 +32,12 @@ from stageline_runtime.engine.text.chat_template import (
     no_tool_format,
 )
 from stageline_runtime.engine.text.exclusions import with_exclusions
+from stageline_runtime.engine.text.open_thoughts import is_in_thought, without_others_marks
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
 from stageline_runtime.plan_bus.messages import RequestSampling
 
 NO_DEFAULTS: Final = SamplingParams()
+LONGEST_ARGUMENT_NAME: Final = 64
 _LEFT_OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """What the model is asked where a request says nothing."""
 
@@ -44,10 +46,14 @@ QUICK_LENGTH = 8192
 MOST_CHARACTERS_A_TOKEN = 16
 """On average over a prompt as long as the context: text has four, code less. What has more can be told without
 tokenizing it, which takes seconds."""
-THOUGHT_TOKENS = 16
-"""More than `<think>` and the blanks after it are, in any vocabulary."""
 QUICK_OUTPUT = 64
 """Generated ids to continue from become text again one by one; this many take a few milliseconds."""
+
+
+class _Tokenized(NamedTuple):
+    token_ids: tuple[int, ...]
+    chat_text: str | None = None
+    """What the template made of a chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +121,7 @@ class PromptReader:
             message = "An answer has a JSON schema, a regex or a grammar, not several of them."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="regex" if sampling.regex else "grammar")
         self._check_ids(request.generated_token_ids, "generated_token_ids")
-        token_ids = self.render_prompt(request.prompt)
+        token_ids, chat_text = self._rendered(request.prompt)
         sampling = _filled(sampling, self.sampling_defaults, self.max_model_len - len(token_ids))
         stop_token_ids = frozenset(sampling.stop_token_ids)
         admitted = AdmittedRequest(
@@ -126,7 +132,7 @@ class PromptReader:
             stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
             stop=sampling.stop,
             tool_call_format=self.tool_call_format(request.prompt),
-            thoughts=None if sampling.guide is not None else self._thoughts(request.prompt, token_ids),
+            thoughts=None if sampling.guide is not None else self._thoughts(request.prompt, chat_text),
             ignored=self._ignored(request.prompt),
             prompt_told=sampling.prompt_told,
             is_prompt_only=bool(sampling.prompt_only),
@@ -155,8 +161,11 @@ class PromptReader:
         Raises:
             PromptError: naming `messages` or `prompt`.
         """
+        return self._rendered(prompt).token_ids
+
+    def _rendered(self, prompt: Prompt) -> _Tokenized:
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        token_ids = self._tokenize(prompt)
+        token_ids, chat_text = self._tokenize(prompt)
         self._check_ids(token_ids, param)
         if not token_ids:
             raise PromptError(ErrorCode.INVALID_VALUE, "The prompt is empty: it has no token.", param=param)
@@ -166,7 +175,7 @@ class PromptReader:
                 f"its context is {self.max_model_len} tokens, and the answer needs at least one."
             )
             raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
-        return token_ids
+        return _Tokenized(token_ids, chat_text)
 
     def tool_call_format(self, prompt: Prompt) -> ToolCallFormat | None:
         """How the answer to `prompt` writes calls of tools; None when it is given none, or is held to a schema."""
@@ -174,18 +183,23 @@ class PromptReader:
             return None
         return self.chat_template.tool_call_format
 
-    def _thoughts(self, prompt: Prompt, token_ids: tuple[int, ...]) -> ThoughtStart | None:
-        """How the answer to `prompt` may begin with thoughts, as far as the template tells."""
+    def _thoughts(self, prompt: Prompt, chat_text: str | None) -> ThoughtStart | None:
+        """How the answer to `prompt` may begin with thoughts, as far as the template and the words before it tell."""
         if not isinstance(prompt, ChatPrompt) or self.chat_template is None or not self.chat_template.has_thoughts:
             return None
-        end = self.tokenizer.decode(token_ids[-THOUGHT_TOKENS:], skip_special_tokens=False)
-        return ThoughtStart.OPEN if end.rstrip().endswith("<think>") else ThoughtStart.TAGGED
+        assert chat_text is not None, "a chat has been rendered"
+        judged = without_others_marks(prompt)
+        text = chat_text if judged is prompt else self._render(judged)
+        return ThoughtStart.OPEN if is_in_thought(judged, text) else ThoughtStart.TAGGED
 
     def _ignored(self, prompt: Prompt) -> tuple[str, ...]:
+        """Names of the client's fields that the chat template has no use for."""
         template = self.chat_template
-        if not isinstance(prompt, ChatPrompt) or prompt.reasoning_effort is None or template is None:
+        if not isinstance(prompt, ChatPrompt) or template is None:
             return ()
-        return () if template.takes_effort(prompt.reasoning_effort) else ("reasoning_effort",)
+        unread = [_argument(name) for name in prompt.template_arguments if not template.reads(name)]
+        effort = prompt.reasoning_effort
+        return (*unread, *(() if effort is None or template.takes_effort(effort) else ("reasoning_effort",)))
 
     def tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
         """Token ids of `prompt`, however many; None adds special tokens as generation would.
@@ -193,7 +207,7 @@ class PromptReader:
         Raises:
             PromptError: naming `messages`, `tools` or `prompt`.
         """
-        token_ids = self._tokenize(prompt, add_special_tokens)
+        token_ids = self._tokenize(prompt, add_special_tokens).token_ids
         self._check_ids(token_ids, "prompt")
         return token_ids
 
@@ -220,16 +234,17 @@ class PromptReader:
         self._check_length(len(text), "messages")
         return text
 
-    def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> tuple[int, ...]:
+    def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> _Tokenized:
         match prompt:
             case ChatPrompt():
                 text = self._render(prompt)
-                return self.tokenizer.encode(text, add_special_tokens=bool(add_special_tokens), param="messages")
+                ids = self.tokenizer.encode(text, add_special_tokens=bool(add_special_tokens), param="messages")
+                return _Tokenized(ids, text)
             case TextPrompt(text=text):
                 self._check_length(len(text), "prompt")
-                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
+                return _Tokenized(self.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False))
             case TokenPrompt(token_ids=token_ids):
-                return token_ids
+                return _Tokenized(token_ids)
             case _:
                 assert_never(prompt)
 
@@ -350,3 +365,9 @@ def is_quick(request: GenerateRequest) -> bool:
     if len(request.generated_token_ids) > QUICK_OUTPUT:
         return False
     return not isinstance(request.prompt, ChatPrompt) and size_of(request.prompt) <= QUICK_LENGTH
+
+
+def _argument(name: str) -> str:
+    """An argument of a chat template, as a header may tell it: a name that no variable can have is not repeated."""
+    is_variable = name.isascii() and name.isidentifier() and len(name) <= LONGEST_ARGUMENT_NAME
+    return f"chat_template_kwargs.{name}" if is_variable else "chat_template_kwargs"

@@ -1,0 +1,47 @@
+"""Whether a chat's prompt ends within a thought of the assistant's, which the answer then goes on with. Pure.
+
+Thoughts stand at the beginning of an answer, between `<think>` and `</think>`. One is open where the template ends with
+the first mark, or where the words to continue begin with it, the template's or their own, and have no second one.
+"""
+
+from typing import Final
+
+from stageline_api.engine_http import ChatMessage, ChatPrompt
+
+OPENING: Final = "<think>"
+CLOSING: Final = "</think>"
+_NO_MARK: Final = "(think)"
+"""As long as the mark, so that the prompt keeps its bounds."""
+
+
+def without_others_marks(prompt: ChatPrompt) -> ChatPrompt:
+    """`prompt` with other words where one of its messages ends with the mark, except for the one to continue.
+
+    What the text of this one has where an answer begins is the template's. It is `prompt` itself where nothing changes.
+    """
+    others = prompt.messages[:-1] if prompt.continue_final_message else prompt.messages
+    if not any(_ends_with_mark(message.content) for message in others):
+        return prompt
+    changed = tuple(_without_mark(message) for message in others)
+    return prompt.model_copy(update={"messages": changed + prompt.messages[len(others) :]})
+
+
+def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
+    """Whether `text`, which the template made of `prompt`, ends within a thought; no other message ends with a mark."""
+    if not prompt.continue_final_message:
+        return _ends_with_mark(text)
+    words = prompt.messages[-1].content.strip()
+    before = text.rstrip().removesuffix(words)
+    begun = (OPENING if _ends_with_mark(before) else "") + words
+    return begun.startswith(OPENING) and CLOSING not in begun
+
+
+def _ends_with_mark(text: str) -> bool:
+    return text.rstrip().endswith(OPENING)
+
+
+def _without_mark(message: ChatMessage) -> ChatMessage:
+    if not _ends_with_mark(message.content):
+        return message
+    before, _, after = message.content.rpartition(OPENING)
+    return message.model_copy(update={"content": before + _NO_MARK + after})
