@@ -2,9 +2,10 @@
 
 `POST /v1/generate` takes a `GenerateRequest` and answers with newline-delimited JSON, one `Event` per line: exactly
 one `Admitted`, any number of `PromptTokens`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank
-line, every few seconds, says that the request still waits for its turn while the group works; readers skip it. A
-request that is refused before it is admitted gets a 4xx or 503 with an `EngineError` body. Closing the connection
-aborts the request. `POST /v1/multiplexed` does this for many requests over one connection (`multiplexing`).
+line, every few seconds, says that the request still waits, for its turn while the group works or for what it needs
+before; readers skip it. A request that is refused before it is admitted gets a 4xx or 503 with an `EngineError` body;
+where blank lines came first, with 200, the refusal is its only other line, as among many (`multiplexing.Refused`).
+Closing the connection aborts the request. `POST /v1/multiplexed` does this for many requests over one connection.
 All but the probes ask for a key (`engine_access`).
 `POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.

@@ -1,8 +1,8 @@
 """JSON schemas, regular expressions and grammars compiled for one model's tokenizer, in engine and last stage.
 
-The library's fuel limits, set here, bound most of what compiling may cost, the same in engine and stage; what they
-don't bound is found out by the engine, in a process that can be killed (`check_process`). Compiled grammars are kept by
-the schema's hash, the latest first, and are there for whoever needs one while another is compiled.
+The library's fuel limits, set here, bound most of what compiling and following may cost, the same in engine and stage;
+what they don't bound is found out by the engine, in a process that can be killed (`check_process`). Compiled grammars
+are kept by the schema's hash, the latest first, and are there for whoever needs one while another is compiled.
 Never raises for a client's schema anything but `GrammarError`. Free of torch. Safe from any thread.
 """
 
@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -19,12 +20,25 @@ from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK
 
 MAX_KEPT = 64
 SHOWN_CHARACTERS = 200
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000,
-    max_lexer_states=50_000, verbose_errors=False,
-)  # fmt: skip
-"""An answer's lexer keeps every state that it came to, up to two KiB each. A string of 20,000 characters at most has
-that many; an expression that makes new ones with every token ends here."""
+
+
+def _limits(step_max_items: int, max_items_in_row: int) -> LLParserLimits:
+    """With those of the lexer, which are all grammars'.
+
+    An answer's lexer keeps every state that it came to, up to two KiB each. A string of 20,000 characters at most has
+    that many; an expression that makes new ones with every token ends there.
+    """
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=step_max_items, verbose_errors=False,
+        max_items_in_row=max_items_in_row, max_grammar_size=500_000, max_lexer_states=50_000,
+    )  # fmt: skip
+
+
+_SCHEMA_LIMITS: Final = _limits(step_max_items=20_000, max_items_in_row=2_000)
+_WRITTEN_LIMITS: Final = _limits(step_max_items=5_000, max_items_in_row=1_000)
+"""Of a grammar that a client wrote, which may be as ambiguous as it likes: what a mask costs grows with the cube of a
+row's items. With these the dearest mask found behind a first token takes 0.2 s; SQL or JSON as grammars pass with less
+than half of them. The first mask of all, whose row has no such limit, is rehearsed."""
 _WHITESPACE = r"[ \n\r\t]{0,40}"
 """Between tokens of JSON: enough for deep indentation, but not for a model that wanders off in blanks."""
 
@@ -38,8 +52,8 @@ class JsonGrammars:
 
     def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._model_dir = model_dir
-        self._vocab_size = vocab_size
-        self._eos_token_ids = sorted(eos_token_ids)
+        self.vocab_size = vocab_size
+        self.eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         """Of what is kept; never held for long."""
@@ -57,14 +71,14 @@ class JsonGrammars:
                 return kept
             compiled = self._compile(schema)
         with self._lock:
-            self._kept[_key(schema)] = compiled
+            self._kept[schema_key(schema)] = compiled
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
             return compiled.deep_copy()
 
     def kept(self, schema: str) -> LLMatcher | None:
         """A matcher at its beginning where the schema was compiled before; never waits for a compile."""
-        key = _key(schema)
+        key = schema_key(schema)
         with self._lock:
             if (kept := self._kept.get(key)) is None:
                 return None
@@ -77,6 +91,7 @@ class JsonGrammars:
             self._loaded()
 
     def _compile(self, schema: str) -> LLMatcher:
+        limits = _WRITTEN_LIMITS if schema.startswith(GRAMMAR_MARK) else _SCHEMA_LIMITS
         try:
             if schema.startswith(REGEX_MARK):
                 grammar = LLMatcher.grammar_from_regex(schema.removeprefix(REGEX_MARK))
@@ -85,19 +100,19 @@ class JsonGrammars:
             else:
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
         except ValueError as error:
-            raise GrammarError(_first_line(str(error))) from error
-        matcher = LLMatcher(self._loaded(), grammar, log_level=0, limits=_LIMITS)
+            raise GrammarError(first_line(str(error))) from error
+        matcher = LLMatcher(self._loaded(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
+            raise GrammarError(first_line(matcher.get_error()))
         return matcher
 
     def _loaded(self) -> LLTokenizer:
-        if not self._eos_token_ids:
+        if not self.eos_token_ids:
             raise GrammarError("this model has no end-of-sequence token")
         if self._tokenizer is None:
             text = (self._model_dir / "tokenizer.json").read_text(encoding="utf-8")
             try:
-                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+                self._tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=self.eos_token_ids)
             except ValueError as error:
                 raise GrammarError("this model's tokenizer can't be guided") from error
         return self._tokenizer
@@ -107,13 +122,15 @@ def _as_lark(grammar: str) -> str:
     try:
         return any_to_lark(grammar)
     except Exception as error:  # the converter of GBNF raises whatever it meets
-        raise GrammarError(f"it is neither Lark nor GBNF: {_first_line(str(error))}") from error
+        raise GrammarError(f"it is neither Lark nor GBNF: {first_line(str(error))}") from error
 
 
-def _key(schema: str) -> str:
+def schema_key(schema: str) -> str:
+    """By which it is known where it was compiled before."""
     return hashlib.sha256(schema.encode()).hexdigest()
 
 
-def _first_line(message: str) -> str:
+def first_line(message: str) -> str:
+    """Of what the library says, fit for a sentence of one's own."""
     line = message.strip().split("\n", 1)[0]
     return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "…"

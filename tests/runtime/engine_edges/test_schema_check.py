@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,36 +95,146 @@ def test_a_known_schema_costs_no_child(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_leaves_while_its_schema_is_compiled_takes_the_child_with_it(tmp_path: Path) -> None:
-    """The next one must not get its answer."""
+def test_a_client_that_leaves_while_its_schema_is_compiled_has_it_given_up(tmp_path: Path) -> None:
+    """The next one must not get its answer, nor wait for a child to start."""
 
     async def run() -> None:
         async with checking(tmp_path, cpu_limit_seconds=600) as check:
             await check.check("{}")
             left = asyncio.create_task(check.check(DEARER))
-            await asyncio.sleep(0)
-            await until(lambda: check._turn.locked())
-            left.cancel()
-            await asyncio.gather(left, return_exceptions=True)
+            await until(lambda: check._dear.num_turns == 1)
+            await leave(left)
+            await until(lambda: check._dear.num_waiting == 0)
+            other = asyncio.create_task(check.check(DEAR))
+            await until(lambda: check._dear.num_turns == 2)
+            children = [check._quick._child, check._dear._child]
+            await leave(other)
             assert "type" in await fault_of(check, '{"type":"nothing"}')
+            assert [check._quick._child, check._dear._child] == children
+            assert all(child is not None and child.returncode is None for child in children)
+
+    asyncio.run(run())
+
+
+def test_a_child_starts_for_the_next_one_when_who_wanted_it_has_left(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path) as check:
+            left = asyncio.create_task(check.check(DEAR))
+            await until(lambda: check._quick._starting is not None)
+            await leave(left)
+            starting = check._quick._starting
+            await check.check(CHEAP)
+            assert check._quick._starting is starting
+            assert check._quick.num_turns == 1
+
+    asyncio.run(run())
+
+
+def test_clients_that_leave_free_the_line(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path) as check:
+            await check.check("{}")
+            await leave(*(asyncio.create_task(check.check(schema)) for schema in poison(30)))
+            waiting = [asyncio.create_task(check.check(schema)) for schema in poison(30)]
+            await until(lambda: check._quick.num_waiting == 30)
+            await leave(*waiting)
+            await until(lambda: check._quick.num_waiting == check._dear.num_waiting == 0)
+            turns = check._quick.num_turns
+            await check.check(CHEAP)
+            assert check._quick.num_turns == turns + 1
+            assert turns < 10, f"{turns} of 60 that left had a turn"
+
+    asyncio.run(run())
+
+
+def test_a_cheap_schema_waits_for_no_more_than_the_short_turns_of_dear_ones(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path) as check:
+            waiting = [asyncio.create_task(check.check(schema)) for schema in poison(30)]
+            await until(lambda: check._quick.num_waiting == 30)
+            await check.check(CHEAP)
+            assert check._quick.num_turns == 31
+            assert sum(one.done() for one in waiting) < 20, "the dear ones wait on, for each other"
+            await check.check('{"type":"integer","multipleOf":11}')
+            assert check._quick.num_turns == 32, "it waits for nobody"
+            await leave(*waiting)
+
+    asyncio.run(run())
+
+
+def test_requests_with_one_schema_share_its_turn_until_the_last_has_left(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path, cpu_limit_seconds=0.5) as check:
+            first, second, third = (asyncio.create_task(fault_of(check, DEAR)) for _ in range(3))
+            await until(lambda: check._dear.num_turns == 1)
+            await leave(first)
+            assert "takes too long" in await second
+            assert "takes too long" in await third
+            assert (check._quick.num_turns, check._dear.num_turns) == (1, 1)
+
+    asyncio.run(run())
+
+
+def test_who_has_waited_for_too_long_is_told_for_what(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path, cpu_limit_seconds=600, wait_limit_seconds=1.0) as check:
+            waiting = [asyncio.create_task(check.check(schema)) for schema in (DEARER, REGEX_MARK + "(a|b)*a(a|b){20}")]
+            with pytest.raises(EngineRefusal, match=r"JSON schema could not be compiled within 1 s: \d JSON schemas"):
+                await check.check(DEAR)
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await until(lambda: check._quick.num_waiting == check._dear.num_waiting == 0)
+            refused = waiting[0].exception()
+            assert isinstance(refused, EngineRefusal)
+            assert (refused.code, refused.retry_after_seconds) == (ErrorCode.NOT_READY, 2.0)
+            await check.check(CHEAP)
 
     asyncio.run(run())
 
 
 def test_more_than_may_wait_are_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_check, "MOST_WAITING", 2)
+    """By the line that is full: dear ones keep no cheap one away."""
+    monkeypatch.setattr(schema_check, "MOST_WAITING", 3)
+    monkeypatch.setattr(schema_check, "MOST_DEAR_WAITING", 1)
 
     async def run() -> None:
         async with checking(tmp_path, cpu_limit_seconds=600) as check:
-            waiting = [asyncio.create_task(check.check(schema)) for schema in (DEAR, DEARER)]
-            await until(lambda: check._num_waiting == 2)
-            with pytest.raises(EngineRefusal) as refused:
-                await check.check(CHEAP)
-            assert refused.value.code is ErrorCode.QUEUE_FULL
-            for one in waiting:
-                one.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            *_, third, fourth = waiting = [asyncio.create_task(check.check(schema)) for schema in poison(4)]
+            await asyncio.gather(fourth, third, return_exceptions=True)
+            for sent_away in (third, fourth):
+                refused = sent_away.exception()
+                assert isinstance(refused, EngineRefusal)
+                assert refused.code is ErrorCode.NOT_READY
             await check.check(CHEAP)
+            await leave(*waiting)
+            await check.check('{"type":"integer","multipleOf":11}')
+
+    asyncio.run(run())
+
+
+def test_a_child_that_ended_is_made_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path, cpu_limit_seconds=600) as check:
+            lost = asyncio.create_task(fault_of(check, DEAR))
+            await until(lambda: check._dear.num_turns == 1)
+            assert check._dear._child is not None
+            check._dear._child.kill()
+            assert "could not be compiled" in await lost
+            again = asyncio.create_task(check.check(DEARER))
+            await until(lambda: check._dear.num_turns == 2)
+            await leave(again)
+
+    asyncio.run(run())
+
+
+def test_the_end_of_the_engine_is_told_to_who_waits(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with checking(tmp_path, cpu_limit_seconds=600) as check:
+            waiting = [asyncio.create_task(check.check(schema)) for schema in poison(3)]
+            await until(lambda: check._dear.num_turns == 1)
+            await check.close()
+            for refused in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(refused, EngineRefusal)
+                assert refused.code is ErrorCode.NOT_READY
 
     asyncio.run(run())
 
@@ -157,6 +268,17 @@ def test_a_group_that_does_not_serve_is_asked_nothing(tmp_path: Path) -> None:
             assert asked == []
 
     asyncio.run(run())
+
+
+def poison(count: int) -> list[str]:
+    """So many different schemas, each of which would take many seconds."""
+    return [f'{{"type":"integer","multipleOf":{1999993 + 2 * number}}}' for number in range(count)]
+
+
+async def leave(*waiting: asyncio.Task[Any]) -> None:
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -95,6 +95,16 @@ def _wide(rng: random.Random) -> Any:
     return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
+def _ambiguous(rng: random.Random) -> dict[str, Any]:
+    """A grammar that compiles at once and reads a text in very many ways, some of them only after a beginning."""
+    parts = range(2, rng.choice((4, 8, 15, 30, 110)))
+    rules = " | ".join(" ".join(["s"] * count) for count in parts)
+    letter = rng.choice(("/[a-z]/", "/./", '/[a-z]/ | " "'))
+    beginning = rng.choice(("", "/[a-y]+/", '/[a-y]+/ "z"'))
+    grammar = f'start: {beginning} s\ns: {rules} | {letter} | ""\n'
+    return {"prompt": "x", "n": rng.choice((1, 8, 31)), "structured_outputs": {"grammar": grammar}}
+
+
 def _conversation(rng: random.Random) -> dict[str, Any]:
     count = rng.randint(1, 4_000)
     roles = ("user", "assistant")
@@ -138,6 +148,7 @@ _MADE: Final[dict[str, Callable[[random.Random], dict[str, Any]]]] = {
         "prompt": "x",
         "structured_outputs": {"grammar": "root ::= " + " | ".join(f'"w{at}"' for at in range(rng.randint(1, 5000)))},
     },
+    "an ambiguous grammar": _ambiguous,
     "many tools": lambda rng: {
         "messages": [{"role": "user", "content": "x"}],
         "tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(rng.randint(1, 2000))],

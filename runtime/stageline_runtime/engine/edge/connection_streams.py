@@ -2,8 +2,8 @@
 
 A stream is open from its `open` until its last line was taken or it is closed, which aborts its request; whatever
 still reads its prompt is cancelled then. Of a held stream nothing is taken. Each stream that has something waits in one
-line with the others and goes to its end with what it still has, so none keeps the others from being heard. No
-stream's bug is another's.
+line with the others and goes to its end with what it still has, so none keeps the others from being heard. One whose
+prompt is still read, or whose guide is made, says now and then that it waits. No stream's bug is another's.
 """
 
 import asyncio
@@ -17,7 +17,12 @@ from pydantic import ValidationError
 
 from stageline_api.engine_http import ErrorCode, Failed, GenerateRequest
 from stageline_api.multiplexing import BrokenConnectionError, ClientLine, Refused, Word
-from stageline_runtime.engine.edge.answer_lines import LARGE_LINE_CHARACTERS, MOST_BEFORE_A_LINE, AnswerLines
+from stageline_runtime.engine.edge.answer_lines import (
+    LARGE_LINE_CHARACTERS,
+    MOST_BEFORE_A_LINE,
+    QUEUED_WORD_SECONDS,
+    AnswerLines,
+)
 from stageline_runtime.engine.edge.generation import Generation, ReadRequest
 from stageline_runtime.engine.edge.http_errors import invalid_body
 from stageline_runtime.engine.errors import EngineRefusal
@@ -30,19 +35,30 @@ MOST_UNTOLD: Final = 2 * MOST_STREAMS
 
 
 class _Stream:
-    __slots__ = ("answer", "is_held", "last_word", "number", "reading")
+    __slots__ = ("answer", "is_held", "last_word", "number", "reading", "timer", "word_due")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_held = False
         self.reading: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        """While it is read."""
+        self.word_due = False
+        """To say that it is still read."""
         self.answer: AnswerLines | None = None
         self.last_word: Refused | Failed | None = None
         """In place of an answer."""
 
     @property
     def has_waiting(self) -> bool:
-        return self.last_word is not None or (self.answer is not None and self.answer.has_waiting)
+        return self.last_word is not None or (self.word_due if self.answer is None else self.answer.has_waiting)
+
+    def was_read(self) -> None:
+        """Or nobody wants it read any more."""
+        self.reading = None
+        self.word_due = False
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class ConnectionStreams:
@@ -93,6 +109,7 @@ class ConnectionStreams:
         self._waiting.pop(number, None)
         if stream.reading is not None:
             stream.reading.cancel()
+            stream.was_read()
         if stream.answer is not None:
             stream.answer.close()
 
@@ -120,10 +137,12 @@ class ConnectionStreams:
         try:
             if stream.last_word is not None:
                 line = stream.last_word.model_dump_json()
-            else:
-                assert answer is not None, "a stream waits with nothing to say"
+            elif answer is not None:
                 line = answer.next_line()
                 is_over = answer.is_over
+            else:
+                assert stream.word_due, "a stream waits with nothing to say"
+                line, is_over, stream.word_due = "", False, False
             written = f"{number} {line}\n".encode() if line else b"%d\n" % number
         except Exception:
             written = f"{number} {_failed('an answer could not be written').model_dump_json()}\n".encode()
@@ -161,6 +180,7 @@ class ConnectionStreams:
             read = self._generation.read_at_once(request)
             if read is None:
                 stream.reading = asyncio.create_task(self._read_and_start_later(stream, request))
+                self._say_if_read_later(stream)
             else:
                 self._start(stream, request, read)
 
@@ -174,7 +194,17 @@ class ConnectionStreams:
             # Not this task was cancelled but one that it waits for, as others may; its stream still needs an end.
             self._end_with(stream, _failed("what a request waits for was cancelled", request.request_id))
         finally:
-            stream.reading = None
+            stream.was_read()
+
+    def _say_if_read_later(self, stream: _Stream) -> None:
+        """Have a blank line written now and then until it was read."""
+
+        def say() -> None:
+            stream.word_due = True
+            self._wait_if_any(stream)
+            self._say_if_read_later(stream)
+
+        stream.timer = asyncio.get_running_loop().call_later(QUEUED_WORD_SECONDS, say)
 
     @contextmanager
     def _ending(self, stream: _Stream, what: str, request_id: str | None = None) -> Iterator[None]:

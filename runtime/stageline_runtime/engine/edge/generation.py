@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from stageline_api.engine_http import ErrorCode, GenerateRequest
+from stageline_api.engine_http import ChatPrompt, ErrorCode, GenerateRequest, Prompt
 from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.answer_lines import AnswerLines
 from stageline_runtime.engine.edge.prompt_room import PromptRoom
@@ -19,8 +19,10 @@ from stageline_runtime.engine.text.output_text import OutputStart, start_output
 from stageline_runtime.engine.text.prompts import PromptReader, is_quick, size_of
 
 logger = logging.getLogger(__name__)
-LARGE = 256 * 1024
-"""Characters, or ids: a prompt of as many takes about a second at worst."""
+LARGE = 64 * 1024
+"""Characters, or ids: a prompt of as many takes a quarter of a second at worst."""
+MESSAGE_CHARACTERS = 64
+"""A message of a chat takes a template as long as so many characters of text."""
 Done = TypeVar("Done")
 PrepareGuide = Callable[[str], Awaitable[None]]
 """Returns once an answer can be held to a JSON schema at once; raises EngineRefusal where it can't be."""
@@ -28,17 +30,20 @@ ReadRequest = tuple[AdmittedRequest, OutputStart]
 
 
 class ReadingThreads:
-    """Where prompts are read that are not quick. The threads are few, and every chat needs one for its template.
+    """Where prompts are read that are not quick, and their bodies: one thread for large ones, and one for the rest.
 
-    A prompt of megabytes takes seconds to tokenize: such ones wait for each other, and nobody else for them.
+    Every chat needs one for its template. A prompt of megabytes takes seconds to tokenize: such ones wait for each
+    other, and nobody else for them. There are no more threads because parsing and templates are Python's: of several
+    only one runs, and each has the event loop wait for the interpreter's lock once more between two tokens.
     """
 
     def __init__(self) -> None:
         self._for_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-prompts")
+        self._for_rest = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
 
     async def run(self, size: int, work: Callable[[], Done]) -> Done:
         """`work` on so many characters or ids, off the event loop."""
-        threads = self._for_large if size > LARGE else None
+        threads = self._for_large if size > LARGE else self._for_rest
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
@@ -53,7 +58,6 @@ class Generation:
         self._prepare_guide = prepare_guide
         self._threads = threads
         self._prompt_room = PromptRoom()
-        self._preparing: set[asyncio.Future[None]] = set()
         self._live: set[str] = set()
         """Ids of admitted requests; a second one of the same id would be aborted with the first."""
 
@@ -74,9 +78,9 @@ class Generation:
         if is_quick(request):
             done = self._read(request)
         else:
-            done = await self._threads.run(size_of(request.prompt), lambda: self._read(request))
+            done = await self._threads.run(_work_of(request.prompt), lambda: self._read(request))
         if (guide := request.sampling.guide) is not None:
-            await self._prepared(guide)
+            await self._prepare_guide(guide)
         return done
 
     def start(self, asked: GenerateRequest, read: ReadRequest, wake: Callable[[], None]) -> AnswerLines:
@@ -110,16 +114,15 @@ class Generation:
         _log_context(asked)
         return answer
 
-    async def _prepared(self, guide: str) -> None:
-        preparing = asyncio.ensure_future(self._prepare_guide(guide))
-        self._preparing.add(preparing)
-        preparing.add_done_callback(self._preparing.discard)
-        # Whoever is cancelled meanwhile leaves it to go on: a compile that is broken off is the next one's loss.
-        await asyncio.shield(preparing)
-
     def _read(self, request: GenerateRequest) -> ReadRequest:
         admitted = self._reader.read(request)
         return admitted, start_output(self._reader.tokenizer, admitted, request.generated_characters)
+
+
+def _work_of(prompt: Prompt) -> int:
+    """How long reading it takes, in characters or ids."""
+    messages = len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+    return size_of(prompt) + MESSAGE_CHARACTERS * messages
 
 
 def _log_context(request: GenerateRequest) -> None:

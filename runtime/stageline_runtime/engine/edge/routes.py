@@ -22,7 +22,8 @@ from stageline_api.engine_http import (
 )
 from stageline_api.multiplexing import MULTIPLEXED_PATH
 from stageline_runtime.engine.core_api import EngineCoreApi
-from stageline_runtime.engine.edge.event_stream import EventStream
+from stageline_runtime.engine.edge.answer_lines import QUEUED_WORD_SECONDS, AnswerLines
+from stageline_runtime.engine.edge.event_stream import EventStream, LateEventStream, wait_for_disconnect
 from stageline_runtime.engine.edge.generation import Generation, PrepareGuide, ReadingThreads, ReadRequest
 from stageline_runtime.engine.edge.http_errors import body_too_large, invalid_body, refusal_response
 from stageline_runtime.engine.edge.multiplexed import MultiplexedAnswers, MultiplexedConnections
@@ -70,7 +71,7 @@ def build_app(
     app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(check_caller)])
     threads = ReadingThreads()
     generation = Generation(core, reader, prepare_guide, threads)
-    _add_generation(app, _GenerateRoute(generation, max_body_bytes))
+    _add_generation(app, _GenerateRoute(generation, threads, max_body_bytes))
     _add_multiplexed(app, generation, connections)
     _add_tokenize_routes(app, reader, threads, max_body_bytes)
     add_state_routes(app, core)
@@ -139,10 +140,14 @@ def _add_rest(app: FastAPI, core: EngineCoreApi) -> None:
 
 
 class _GenerateRoute:
-    """A request of its own: its body read, its refusal a status, its id echoed."""
+    """A request of its own: its body read, its refusal a status, its id echoed.
 
-    def __init__(self, generation: Generation, max_body_bytes: int) -> None:
+    One that takes long to read, or waits for its guide, is begun to be answered with 200; its refusal is a line then.
+    """
+
+    def __init__(self, generation: Generation, threads: ReadingThreads, max_body_bytes: int) -> None:
         self._generation = generation
+        self._threads = threads
         self._max_body_bytes = max_body_bytes
 
     async def answer(self, http_request: Request) -> Response:
@@ -152,9 +157,9 @@ class _GenerateRoute:
             if body is None:
                 response = refusal_response(body_too_large(self._max_body_bytes), 413)
             else:
-                request = await _parsed(GenerateRequest, body)
+                request = await _parsed(GenerateRequest, body, self._threads)
                 request_id = request_id or request.request_id
-                response = self._start(request, await self._generation.read(request))
+                response = await self._begun(http_request, request)
         except ClientDisconnect:
             return Response(status_code=400)
         except ValidationError as error:
@@ -165,9 +170,39 @@ class _GenerateRoute:
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
-    def _start(self, request: GenerateRequest, read: ReadRequest) -> Response:
+    async def _begun(self, http_request: Request, request: GenerateRequest) -> Response:
         filled = asyncio.Event()
-        return EventStream(self._generation.start(request, read, filled.set), filled)
+
+        def start(read: ReadRequest) -> AnswerLines:
+            return self._generation.start(request, read, filled.set)
+
+        if (read := self._generation.read_at_once(request)) is not None:
+            return EventStream(start(read), filled)
+        reading = asyncio.create_task(self._generation.read(request))
+        try:
+            is_read = await _is_done_soon(reading, http_request)
+        except BaseException:
+            reading.cancel()
+            raise
+        return EventStream(start(reading.result()), filled) if is_read else LateEventStream(reading, start, filled)
+
+
+async def _is_done_soon(reading: asyncio.Task[ReadRequest], http_request: Request) -> bool:
+    """Whether it is done before its client has to be told that it waits.
+
+    Raises:
+        ClientDisconnect: starlette's; the client has left.
+    """
+    left = asyncio.create_task(wait_for_disconnect(http_request.receive))
+    try:
+        await asyncio.wait([reading, left], timeout=QUEUED_WORD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if left.done() and not reading.done():
+            raise ClientDisconnect
+        return reading.done()
+    finally:
+        # The connection has one who receives at a time.
+        left.cancel()
+        await asyncio.wait([left])
 
 
 def _is_plain(request_id: str) -> bool:
@@ -196,10 +231,10 @@ async def _answer_in_thread(
     return Response(done, media_type="application/json")
 
 
-async def _parsed(asked: type[Asked], body: bytes) -> Asked:
+async def _parsed(asked: type[Asked], body: bytes, threads: ReadingThreads) -> Asked:
     if len(body) <= QUICK_BODY_BYTES:
         return asked.model_validate_json(body)
-    return await asyncio.to_thread(asked.model_validate_json, body)
+    return await threads.run(len(body), lambda: asked.model_validate_json(body))
 
 
 async def _read_body(http_request: Request, max_body_bytes: int) -> bytes | None:
