@@ -176,9 +176,9 @@ class Admission:
         share = self._shares.get(caller.name)
         if share is None:
             share = self._shares[caller.name] = BodyShare(0, self.use_of(caller).account)
-        # Never less than one body: that would refuse it forever.
+        # Never less than one body, and what it is parsed to: that would refuse it forever.
         share.limit_bytes = max(
-            self.bodies.limit_bytes // 2, min(self.bodies.limit_bytes, self.bodies.body_limit_bytes)
+            self.bodies.limit_bytes // 2, min(self.bodies.limit_bytes, 2 * self.bodies.body_limit_bytes)
         )
         return share
 
@@ -260,6 +260,7 @@ class Permit:
         if isinstance(event, Delta):
             self.see_tokens(len(event.token_ids), choice)
         elif isinstance(event, Admitted):
+            self.body.line_sent()
             self._spend(event.prompt_tokens)
         elif isinstance(event, Finished):
             self._has_begun(choice)

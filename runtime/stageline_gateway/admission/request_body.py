@@ -2,9 +2,11 @@
 
 A body counts against the memory as it comes, so a slow sender holds what it has sent and no more; what parsing it will
 make counts before that is made: `{},` is three bytes and becomes a dictionary, a checked object and a part of the
-engine's request. Arguments of calls are JSON inside of strings: they count as what they become, once the body around
-them is parsed. It counts until its request is over, because its prompt is kept that long: another engine may have to be
-asked. Nothing waits here for room: whatever would go over the limit is refused, and gives back what it held.
+engine's request, and one emoji makes a text four times as large. Arguments of calls are JSON inside of strings: they
+count as what they become, once the body around them is parsed. When the engine's request is made, what that keeps
+counts in place of what it was made from. It counts until its request is over, because its prompt is kept that long:
+another engine may have to be asked. Nothing waits here for room: whatever would go over the limit is refused, and gives
+back what it held. Of large bodies one is worked on at a time, and only then counts what that needs.
 
 Anything a client can send ends in an `ApiError`: a wrong content type, too many bytes, a slow or broken upload,
 invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting deeper than the parser allows.
@@ -20,11 +22,11 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from stageline_gateway.admission.accounts import Account, Held
+from stageline_gateway.admission.text_sizes import held_text_bytes, most_text_bytes
 from stageline_gateway.errors import ApiError, bad_value, shown
+from stageline_gateway.large_work import QUICK_BYTES, off_the_loop
 from stageline_gateway.openai_api.chat_types import written_json
 
-QUICK_BYTES: Final = 64 * 1024
-"""A body of up to this many bytes is parsed and checked in a millisecond or two."""
 Made = TypeVar("Made")
 
 MOST_OBJECTS: Final = 32 * 1024
@@ -100,11 +102,6 @@ def _count(raw: bytes | bytearray) -> BodyShape:
 
 def _too_complex(message: str) -> ApiError:
     return ApiError(400, message, code="body_too_complex")
-
-
-async def off_the_loop(size_bytes: int, work: Callable[[], Made]) -> Made:
-    """`work` on a body of `size_bytes`: here when that is quick, else in a thread, so that streams go on meanwhile."""
-    return work() if size_bytes <= QUICK_BYTES else await asyncio.to_thread(work)
 
 
 @dataclass(slots=True)
@@ -211,6 +208,12 @@ class HeldBody:
     """Of the body as it came; the rest is what it was parsed to, and copies."""
     _shape: BodyShape = _NO_SHAPE
     """Of the body as it came."""
+    _most_bytes: int = 0
+    """That its texts may take once they are parsed."""
+    _texts_bytes: int = 0
+    """Counted for texts: of the body as it came, then of what it was parsed to, then of what was made of that."""
+    _line_bytes: int = 0
+    """Counted for lines to engines that may be unsent."""
     _is_reading: bool = True
     _is_kept: bool = False
 
@@ -228,9 +231,12 @@ class HeldBody:
         """Whether what was read is parsed and checked so soon that it needs no thread."""
         return self.text_bytes <= QUICK_BYTES
 
-    async def read_object(self, request: Request) -> dict[str, Any]:
-        """The body of `request`, a JSON object. Raises as `read` and `parsed`."""
-        return await self.parsed(await self.read(request))
+    async def made_of(
+        self, request: Request, work: Callable[[dict[str, Any]], Made], keeps: Callable[[Made], object]
+    ) -> Made:
+        """What `work` makes of the body of `request`, a JSON object. Raises as `read`, `parsed` and `made`."""
+        fields = await self.parsed(await self.read(request))
+        return await self.made(lambda: work(fields), keeps)
 
     async def read(self, request: Request, here: bytearray | None = None) -> bytearray:
         """The body of `request`, counted with what it will be parsed to; `here` is all of it, where it has come.
@@ -241,18 +247,39 @@ class HeldBody:
         _require_json(request)
         raw = await self._arriving(request) if here is None else self._arrived(here)
         self.has_come()
-        self.text_bytes = self.size_bytes
-        self._shape = await off_the_loop(len(raw), lambda: shape_of(raw))
+        self.text_bytes = self._texts_bytes = self.size_bytes
+        self._shape, self._most_bytes = await off_the_loop(
+            len(raw), lambda: (shape_of(raw), most_text_bytes(raw)), begins=True
+        )
         check_shape(self._shape)
         self.grow(self._shape.extra_bytes)
+        if self.is_quick:
+            self._count_texts(self._most_bytes)
         return raw
 
     async def parsed(self, raw: bytearray) -> dict[str, Any]:
-        """What was `read`, as a JSON object. Raises ApiError (400, 429, 503)."""
-        fields, whole = await off_the_loop(len(raw), lambda: _parsed(raw, self._shape))
+        """What was `read`, as a JSON object. Raises ApiError (400, 429, 503).
+
+        Of a large body nothing is left in `raw`: it counts no more.
+        """
+        if self.is_quick:
+            fields, whole = _parsed(raw, self._shape)
+        else:
+            fields, whole, texts_bytes = await self._parsed_beside(raw)
+            self._count_texts(texts_bytes)
         check_shape(whole)
         self.grow(whole.extra_bytes - self._shape.extra_bytes)
         return fields
+
+    async def _parsed_beside(self, raw: bytearray) -> tuple[dict[str, Any], BodyShape, int]:
+        """The same, what it has by now, and the bytes of its texts."""
+
+        def parse() -> tuple[dict[str, Any], BodyShape, int]:
+            fields, whole = _parsed(raw, self._shape)
+            raw.clear()
+            return fields, whole, held_text_bytes(fields)
+
+        return await off_the_loop(len(raw), parse, lambda: self._count_texts(self._texts_bytes + self._most_bytes))
 
     def _arrived(self, raw: bytearray) -> bytearray:
         if len(raw) > self.memory.body_limit_bytes:
@@ -283,15 +310,62 @@ class HeldBody:
             body += chunk
         return body
 
-    async def work(self, work: Callable[[], Made]) -> Made:
-        """`work` on what is held, off the loop where that is much."""
-        return await off_the_loop(self.size_bytes, work)
+    async def work(self, work: Callable[[], Made], before: Callable[[], None] = lambda: None) -> Made:
+        """`work` on what is held, off the loop where that is much; `before` is called in the loop just before it."""
+        # However wide texts are, the time that they take is that of their characters.
+        return await off_the_loop(self.size_bytes - self._texts_bytes + self.text_bytes, work, before)
+
+    async def made(self, work: Callable[[], Made], keeps: Callable[[Made], object]) -> Made:
+        """What `work` makes of what was `parsed`. From then on the texts of what it `keeps` count, and no others.
+
+        Raises as `grow`, and what `work` does.
+        """
+        if self.is_quick:
+            return await self.work(work)
+
+        def measured() -> tuple[Made, int]:
+            made = work()
+            return made, held_text_bytes(keeps(made))
+
+        # Texts may be joined, and arguments of calls read.
+        made, texts_bytes = await self.work(measured, lambda: self._count_texts(2 * self._texts_bytes))
+        self._count_texts(texts_bytes)
+        return made
 
     def grow(self, size_bytes: int) -> None:
         """Count bytes that came; raises ApiError 503 when they have no room."""
         if size_bytes:
             self.memory.take(size_bytes, self.share)
             self.size_bytes += size_bytes
+
+    def _count_texts(self, size_bytes: int) -> None:
+        """So much is held for texts now; raises ApiError 503 when that is more than before and has no room."""
+        more_bytes = size_bytes - self._texts_bytes
+        if more_bytes > 0:
+            self.grow(more_bytes)
+        else:
+            self._shrink(-more_bytes)
+        self._texts_bytes = size_bytes
+
+    def _shrink(self, size_bytes: int) -> None:
+        if self.size_bytes:  # else all was given back
+            self.size_bytes -= size_bytes
+            self.memory.give_back(size_bytes, self.share)
+
+    def hold_line(self) -> None:
+        """Count a line with the body's text, which an engine may not have taken yet; raises ApiError 503.
+
+        A short one doesn't: it is the room's own size at most, and is gone within the turn.
+        """
+        if not self.is_quick:
+            self.grow(self.text_bytes)
+            self._line_bytes += self.text_bytes
+
+    def line_sent(self) -> None:
+        """The engine has read it. What goes to another engine later is sent once that is there, and soon."""
+        if self._line_bytes:
+            self._shrink(self._line_bytes)
+            self._line_bytes = 0
 
     def copy(self, copies: int) -> None:
         """Count copies of the text before they are made: each choice sends the prompt to an engine by itself.

@@ -82,13 +82,16 @@ async def complete(
             prepared = plain(raw) if plain is not None and body.is_quick else None
             if prepared is None:
                 fields, strict = await body.parsed(raw), services.settings.strict_fields
-                del raw  # a large one is not held while its fields are checked
-                prepared = await body.work(lambda: prepare(fields, strict))
+                prepared = await body.made(
+                    lambda: prepare(fields, strict), lambda made: (made, fields if made.dialect else None)
+                )
+                del fields
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
             adapter = dispatcher.backends.discovered.adapter_of(model.name)
             prepared = _with_context(prepared, context.request_id, span.trace, caller, adapter)
             body.copy(prepared.asked.n - 1 + prepared.asked.num_echoes + 2 * bool(prepared.dialect))
+            body.hold_line()
             permit = services.admission.permit(caller, model, body, places=choices)
             metrics = services.metrics.of(model.namespace)
             meter = RequestMeter(metrics, model.name, arrived=arrived, choices=choices, trace_id=span.trace_id)

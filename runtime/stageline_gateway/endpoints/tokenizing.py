@@ -22,13 +22,13 @@ from stageline_api.engine_http import (
     Tokenized,
     TokenizeRequest,
 )
-from stageline_gateway.admission.request_body import off_the_loop
 from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, ignored_header
 from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.translated import Refuse
 from stageline_gateway.errors import ApiError, bad_value, not_ready
 from stageline_gateway.groups.routing import choose, why_not_ready
+from stageline_gateway.large_work import off_the_loop
 from stageline_gateway.openai_api.chat_types import Messages, Strict, Tools, check_messages, check_tool_names
 from stageline_gateway.openai_api.request_types import TokenId
 from stageline_gateway.openai_api.translate import chat_prompt
@@ -163,8 +163,7 @@ async def answer_question(
         caller = services.admission.caller_of(request.headers)
         span = services.tracing.begin(request.url.path, context.trace)
         with services.admission.body_of(caller) as held:
-            fields = await held.read_object(request)
-            question = await held.work(lambda: ask(fields))
+            question = await held.made_of(request, ask, lambda made: (made.model, made.ignored))
             model = services.served.asked_by(caller, question.model, services.settings.retry_after_seconds)
             held.grow(held.text_bytes)
             permit = services.admission.permit(caller, model, held)

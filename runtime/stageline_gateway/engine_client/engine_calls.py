@@ -1,10 +1,9 @@
 """Short questions to an engine or a stage: one JSON body there, one back, bounded in time and in bytes.
 
-An answer of megabytes, such as the ids of a long prompt, is read in a thread, and whoever asked is told of its bytes as
-they come, so that it can be refused before it is all here.
+An answer of megabytes, such as the ids of a long prompt, is read beside the loop, and whoever asked is told of its
+bytes as they come, so that it can be refused before it is all here.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -15,10 +14,9 @@ from stageline_api.engine_http import EngineError
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineTrust, by_name
 from stageline_gateway.errors import answer_broken, refused_by_engine
+from stageline_gateway.large_work import off_the_loop
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
-QUICK_BYTES: Final = 64 * 1024
-"""An answer of up to this many bytes is read in a millisecond."""
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -94,6 +92,4 @@ async def _read(response: httpx.Response, count: Callable[[int], None]) -> bytea
 
 
 async def _parsed(answer: type[Answer], content: bytearray) -> Answer:
-    if len(content) <= QUICK_BYTES:
-        return answer.model_validate_json(content)
-    return await asyncio.to_thread(answer.model_validate_json, content)
+    return await off_the_loop(len(content), lambda: answer.model_validate_json(content))

@@ -9,7 +9,7 @@ one Finished, all that came in one read at once; everything else is an `EngineRe
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -84,8 +84,8 @@ class EngineClient:
         Once an answer has begun, text goes to `texts` where there is one; all of it has been accounted for when this
         ends, in whatever way. With `shares` the engine lets requests share a connection.
         """
-        asked = _Asked(engine, written(request), on_open)
-        shares = shares and _has_short_lines(request) and len(asked.body) <= MOST_LINE_BYTES
+        asked = _Asked(engine, request, on_open)
+        shares = shares and _has_short_lines(request) and asked.line_bytes <= MOST_LINE_BYTES
         limits = self._timeouts.idle_seconds, self._timeouts.stall_seconds
         reader = EventReader(take, texts, *limits, engine, self._late)
         try:
@@ -129,7 +129,7 @@ class EngineClient:
         connection, was_used = await self._open(asked, is_second)
         try:
             asked.on_open(connection)
-            connection.post(asked.engine.host, GENERATE_PATH, asked.body, self._key.authorization)
+            connection.post(asked.engine.host, GENERATE_PATH, asked.take_line(), self._key.authorization)
             if await connection.head(reader.limit_seconds) != HTTP_OK:
                 raise _refusal(connection.status, await connection.body(reader.limit_seconds))
             await reader.read_all(connection)
@@ -156,7 +156,7 @@ class EngineClient:
         stream = shared.stream()
         try:
             asked.on_open(stream)
-            stream.ask(asked.body)
+            stream.ask(asked.take_line())
             await reader.read_all(stream)
         except NotConnectedError:
             raise _not_connected(is_second) from None
@@ -171,10 +171,22 @@ class EngineClient:
             stream.close(is_over=reader.order.is_over)
 
 
-class _Asked(NamedTuple):
-    engine: EngineAddress
-    body: bytes
-    on_open: Callable[[IncomingLines], None]
+class _Asked:
+    """A question. Its line may be megabytes: it is kept until it is sent, and written again in case it is needed."""
+
+    def __init__(
+        self, engine: EngineAddress, request: GenerateRequest, on_open: Callable[[IncomingLines], None]
+    ) -> None:
+        self.engine = engine
+        self.on_open = on_open
+        self._request = request
+        self._line: bytes | None = written(request)
+        self.line_bytes = len(self._line)
+
+    def take_line(self) -> bytes:
+        """For who sends it."""
+        line, self._line = self._line, None
+        return written(self._request) if line is None else line
 
 
 _Exchange = Callable[[_Asked, EventReader, bool], Awaitable[None]]

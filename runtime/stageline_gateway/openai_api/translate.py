@@ -154,7 +154,7 @@ class Asked(Protocol):
 
 
 class Prepared(NamedTuple):
-    """A checked request, as the client sent it and as the engine gets it."""
+    """A checked request, as the client sent it, but for a chat's messages, and as the engine gets it."""
 
     asked: Asked
     generate: GenerateRequest
@@ -202,7 +202,9 @@ def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bo
     asked = parse_chat(fields, ignored, strict)
     plain = partial(ChatShape, prompt_logprobs=asked.prompt_logprobs, goes_on=asked.goes_on)
     shape = shape_with_tools(asked) if asked.offered_tools else plain
-    return Prepared(asked, chat_to_generate(asked, *drawn(kind)), shape, tuple(ignored))
+    generate = chat_to_generate(asked, *drawn(kind))
+    # Whose texts are joined there: held twice they would be, for as long as the answer takes.
+    return Prepared(asked.model_copy(update={"messages": []}), generate, shape, tuple(ignored))
 
 
 def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:

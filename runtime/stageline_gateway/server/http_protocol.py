@@ -222,6 +222,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if not self.pipeline:
+            # A large last piece has uvicorn stop reading. Who takes it waits for nothing more, and would never hear of
+            # a client that leaves.
+            self.flow.resume_reading()
         if self.cycle.response_complete and not self.transport.is_closing():
             # It was answered before it had come. uvicorn has stopped its timer when the rest came.
             self._headers_came()

@@ -9,6 +9,7 @@ once.
 """
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -28,6 +29,7 @@ from fastapi import FastAPI
 from stageline_api.engine_access import is_loopback
 from stageline_api.standing_heap import settle_heap
 from stageline_gateway.groups.watching import run_forever
+from stageline_gateway.large_work import large_work
 from stageline_gateway.server.http_protocol import BoundedConfig, Connections, GatewayProtocol
 from stageline_gateway.server.listening import BACKLOG
 from stageline_gateway.server.loop_errors import log_loop_error
@@ -38,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 OPEN_FILES: Final = 65536
 """Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
+LARGE_BLOCK_BYTES: Final = 1024 * 1024
+"""A block of as many is the system's own, not a part of what the allocator keeps."""
+_MMAP_THRESHOLD: Final = -3
+"""`M_MMAP_THRESHOLD` of glibc's `malloc.h`."""
 _START_POLL_SECONDS: Final = 0.01
 _DATE_SECONDS: Final = 1.0
 YOUNG_OBJECTS: Final = 5_000
@@ -217,8 +223,12 @@ def serve(
 ) -> None:
     """Serve `app` until a signal, then shut down in these times; raises UserError for unusable TLS files."""
     _allow_open_files()
+    _keep_no_large_blocks()
     servers = GatewayServers(app, sockets, times.drain_seconds, access_log)
-    uvloop.run(_serve(servers, Leaving(servers, app, times), company))
+    try:
+        uvloop.run(_serve(servers, Leaving(servers, app, times), company))
+    finally:
+        large_work.close()
 
 
 def _allow_open_files() -> None:
@@ -226,6 +236,15 @@ def _allow_open_files() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _keep_no_large_blocks() -> None:
+    """Have what is freed of bodies and long texts go back to the system at once, where its C library is glibc.
+
+    That would keep them for later, up to as much again as is held, from the first such block that was freed.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 async def _serve(servers: GatewayServers, leaving: Leaving, company: Company | None) -> None:

@@ -431,6 +431,8 @@ def test_a_key_holds_no_more_than_its_share_of_the_bodies(
         gateway.serve(group(engine.url))
         first = pool.submit(raw_post, gateway, "free", large)
         eventually(lambda: len(engine.requests) == 1, "the first is under way")
+        body_bytes = "stageline_gateway_body_bytes"
+        eventually(lambda: gateway.sample(body_bytes) < 400_000, "it was sent")
         refused = raw_post(gateway, "free", large)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "body_share")
         second = pool.submit(raw_post, gateway, "busy", large)

@@ -4,7 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,16 @@ def test_many_large_and_slow_senders_hold_no_more_than_the_room(tmp_path: Path, 
 def test_a_body_counts_until_its_answer_has_ended(tmp_path: Path, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Hold(), *answer("late")[1:]]
     body = {"model": MODEL, "prompt": "x" * 100_000}
-    with bounded(tmp_path, engine, body_room_bytes=250_000) as gateway, ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(gateway.http.post, "/v1/completions", json=body) for _ in range(2)]
-        eventually(lambda: len(engine.requests) == 2, "two have room")
+    with bounded(tmp_path, engine, body_room_bytes=350_000) as gateway, ThreadPoolExecutor(2) as pool:
+
+        def is_sent() -> bool:
+            """While one is parsed and sent there is twice as much of it."""
+            return len(engine.requests) == len(running) and bodies(gateway)["bytes"] < len(running) * 102_000
+
+        running = list[Future[httpx.Response]]()
+        for _ in range(2):
+            running.append(pool.submit(gateway.http.post, "/v1/completions", json=body))
+            eventually(is_sent, lambda: f"two have room: {bodies(gateway)}")
         assert 200_000 < bodies(gateway)["bytes"] < 204_000
         assert bodies(gateway)["being_read"] == 0
         assert gateway.http.post("/v1/completions", json=body).status_code == 503
@@ -116,6 +123,22 @@ def test_a_body_counts_until_its_answer_has_ended(tmp_path: Path, engine: Script
         engine.release()
         assert [one.result().status_code for one in running] == [200, 200]
         eventually(lambda: bodies(gateway)["bytes"] == 0, lambda: f"not given back: {bodies(gateway)}")
+
+
+@pytest.mark.parametrize("size", [1000, 200_000, 1_500_000])
+def test_a_client_that_leaves_after_a_body_of_any_size_holds_nothing_more(
+    tmp_path: Path, engine: ScriptedEngine, size: int
+) -> None:
+    """Of a large one the last piece has the server stop reading: it must begin again to hear of an end."""
+    engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), Hold()]
+    content = json.dumps({"model": MODEL, "prompt": "x" * size}).encode()
+    with bounded(tmp_path, engine) as gateway, connect(gateway) as sender:
+        sender.sendall(HEAD % len(content) + content)
+        eventually(lambda: len(engine.requests) == 1, "asked")
+        assert bodies(gateway)["bytes"] >= size
+        sender.shutdown(socket.SHUT_RDWR)
+        eventually(lambda: bodies(gateway)["bytes"] == 0, lambda: f"not given back: {bodies(gateway)}")
+        eventually(lambda: len(engine.left_early) == 1, "the engine goes on")
 
 
 def test_what_is_refused_after_it_was_read_gives_its_room_back(tmp_path: Path, engine: ScriptedEngine) -> None:

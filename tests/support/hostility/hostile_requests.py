@@ -33,6 +33,7 @@ def hostile_requests(rng: random.Random, count: int) -> Iterator[HostileRequest]
         **{kind: _of_fields(make) for kind, make in _MADE.items()},
         "bytes exchanged": _exchanged,
         "cut off": _cut_off,
+        "texts made wide": _widened,
     }
     order = [kind for _ in range(-(-count // len(makers))) for kind in rng.sample(sorted(makers), len(makers))]
     for kind in order[:count]:
@@ -68,6 +69,13 @@ def _cut_off(rng: random.Random) -> tuple[str, bytes]:
     whole = REPEATED[rng.choice(sorted(REPEATED))]
     body = whole.body(_size(rng))
     return whole.path, body[: rng.randrange(1, len(body))]
+
+
+def _widened(rng: random.Random) -> tuple[str, bytes]:
+    """Texts of ASCII in which one emoji takes four bytes for each character, and which are joined."""
+    part = {"type": "text", "text": "x" * (_size(rng) // 2 - 200) + "\U0001f600"}
+    fields = {"model": MODEL, "max_tokens": _FEW, "top_k": 3, "messages": [{"role": "user", "content": [part, part]}]}
+    return CHATS, json.dumps(fields, ensure_ascii=False).encode()
 
 
 def _text(rng: random.Random, piece: str) -> str:
