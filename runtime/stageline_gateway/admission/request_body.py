@@ -156,13 +156,18 @@ class BodyMemory:
 
     def check_room(self, size_bytes: int, share: BodyShare | None = None) -> None:
         """Raise ApiError 503 when so many bytes more have no room, 429 when they have none in `share`."""
+        if (refusal := self._refusal_of(size_bytes, share)) is not None:
+            raise refusal
+
+    def _refusal_of(self, size_bytes: int, share: BodyShare | None) -> ApiError | None:
         wait_seconds = self.retry_after_seconds
         if (held_bytes := self.held_bytes) + size_bytes > self.limit_bytes:
             message = f"The bodies of open requests hold {held_bytes} bytes, and there is no room for this one."
-            raise ApiError(503, message, "server_error", code="body_room", retry_after_seconds=wait_seconds)
+            return ApiError(503, message, "server_error", code="body_room", retry_after_seconds=wait_seconds)
         if share is not None and (held_bytes := share.held_bytes) + size_bytes > share.limit_bytes:
             message = f"Bodies of this API key hold {held_bytes} bytes; its share is {share.limit_bytes}."
-            raise ApiError(429, message, "rate_limit_error", code="body_share", retry_after_seconds=wait_seconds)
+            return ApiError(429, message, "rate_limit_error", code="body_share", retry_after_seconds=wait_seconds)
+        return None
 
     def take(self, size_bytes: int, share: BodyShare | None = None) -> None:
         """Count bytes that came. Raises as `check_room` when they have no room, and counts none then.
@@ -171,12 +176,11 @@ class BodyMemory:
         none may get it, but never two.
         """
         self._add(size_bytes, share)
-        try:
-            self.check_room(0, share)
-        except ApiError:
+        # Raised and caught, it would be the next one's context, and hold all that was parsed until the collector comes.
+        if (refusal := self._refusal_of(0, share)) is not None:
             self._add(-size_bytes, share)
             self.check_room(size_bytes, share)  # says what is held without it
-            raise
+            raise refusal
         self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
 
     def give_back(self, size_bytes: int, share: BodyShare | None = None) -> None:

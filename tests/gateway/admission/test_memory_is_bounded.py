@@ -236,6 +236,13 @@ def test_no_room_is_said_with_a_time_to_come_back() -> None:
     assert (refused.value.status, refused.value.headers()["retry-after"]) == (503, "3")
 
 
+def test_a_refusal_holds_nothing_of_what_was_refused() -> None:
+    """An error in its context would hold the frames that it was raised through, and so what a body was parsed to."""
+    with begun(BodyMemory(limit_bytes=10)) as hold, pytest.raises(ApiError) as refused:
+        hold.grow(11)
+    assert refused.value.__context__ is None
+
+
 def test_a_refusal_stands_though_another_worker_gives_room_back_meanwhile() -> None:
     """Else bytes would be given back that were never counted."""
     account = Account([0] * len(Held) * 2, processes=2)
