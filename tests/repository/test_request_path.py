@@ -11,16 +11,17 @@ from processes.recorded_requests import ENGINE, GATEWAY, STAGE_0, RecordedReques
 from processes.repository_files import ROOT
 from processes.request_path import EMBEDDING, RequestPath, package_crossings, path_of
 
-MOST_FILES_ON_THE_WAY_IN = 58
+MOST_FILES_ON_THE_WAY_IN = 59
 """From the request's arrival at the gateway to stage 0's first embedding; without rooms there were 74.
 
 `core_life` and `output_text` are what our own runtime and vLLM share of an engine's core; `engine_access` is the key
 that engines ask for; `served_models` says which namespace's model a name means, and the gateway's `metrics` whose
-requests are counted; `accounts` count limits over a gateway's workers. `direct_routes`, `client_stream`,
-`connection_pool` and `written_pieces` make a request cost the gateway less. `generation` and `answer_lines` are what a
-request by itself and a stream among many share at an engine, `incoming_lines` at the gateway; `multiplexed` and
-`event_reader` there let many share one connection, whose lines `multiplexing` knows. `answer_shapes` and `json_answers`
-are the way out's, which is made ready while the engine computes.
+requests are counted; `accounts` count limits over a gateway's workers, `text_sizes` what texts take of them.
+`direct_routes`, `client_stream`, `connection_pool` and `written_pieces` make a request cost the gateway less.
+`generation` and `answer_lines` are what a request by itself and a stream among many share at an engine,
+`incoming_lines` at the gateway; `multiplexed` and `event_reader` there let many share one connection, whose lines
+`multiplexing` knows. `answer_shapes` and `json_answers` are the way out's, which is made ready while the engine
+computes.
 """
 
 MAIN, HTTP, BUS, LAYERS = (

@@ -100,6 +100,11 @@ def _count(raw: bytes | bytearray) -> BodyShape:
     return BodyShape(objects, raw.count(b",") + objects)
 
 
+def _first_look(raw: bytearray) -> tuple[BodyShape, int]:
+    """The shape of a body, and what its texts may take."""
+    return shape_of(raw), most_text_bytes(raw)
+
+
 def _too_complex(message: str) -> ApiError:
     return ApiError(400, message, code="body_too_complex")
 
@@ -252,9 +257,10 @@ class HeldBody:
         raw = await self._arriving(request) if here is None else self._arrived(here)
         self.has_come()
         self.text_bytes = self._texts_bytes = self.size_bytes
-        self._shape, self._most_bytes = await off_the_loop(
-            len(raw), lambda: (shape_of(raw), most_text_bytes(raw)), begins=True
-        )
+        if self.is_quick:
+            self._shape, self._most_bytes = _first_look(raw)
+        else:
+            self._shape, self._most_bytes = await off_the_loop(len(raw), lambda: _first_look(raw), begins=True)
         check_shape(self._shape)
         self.grow(self._shape.extra_bytes)
         if self.is_quick:
