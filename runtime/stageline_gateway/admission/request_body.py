@@ -365,7 +365,7 @@ class HeldBody:
     def hold_line(self) -> None:
         """Count a line with the body's text, which an engine may not have taken yet; raises ApiError 503.
 
-        A short one doesn't: it is the room's own size at most, and is gone within the turn.
+        Short ones don't: all together they are no more than what is counted of their bodies, and are gone soon.
         """
         if not self.is_quick:
             self.grow(self.text_bytes)

@@ -14,6 +14,11 @@ _PR_SET_PDEATHSIG: Final = 1
 _MOST_ANSWER_BYTES: Final = 64 * 1024
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process when who started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Fork:
     """Runs `work` for up to `cpu_seconds`. Once ended it is a zombie, whose `pid` is nobody else's, until buried."""
 
@@ -42,7 +47,7 @@ def _work(work: Callable[[], str], cpu_seconds: float, writing: int) -> None:
     """In the fork; never returns."""
     try:
         # A fork inherits neither this nor a timer.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         with os.fdopen(writing, "wb") as said:
             said.write(work().encode()[:_MOST_ANSWER_BYTES])

@@ -6,28 +6,25 @@ that schema can't guide, or `{"is_over_time": true}` when it had its CPU time. W
 `{"is_over_time": false}`. Ends with its standard input, or with its parent.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from stageline_runtime.guided.check_fork import Fork
+from stageline_runtime.guided.check_fork import Fork, end_with_parent
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
 from stageline_runtime.guided.rehearsal import rehearse
 
-_PR_SET_PDEATHSIG: Final = 1
 _NICENESS: Final = 10
 """Streams under way come first."""
 
 
 def main(cpu_seconds: str, model_dir: str, vocab_size: str, *eos_token_ids: str) -> None:
     # A compile under way reads no end of input.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.nice(_NICENESS)
     grammars = JsonGrammars(Path(model_dir), int(vocab_size), map(int, eos_token_ids))
     try:

@@ -26,8 +26,6 @@ SHARED_SHARE: Final = 0.3
 """Of the time between calls, which fills that up again."""
 SURE_SECONDS: Final = 0.003
 """What each call may take, whatever others have used."""
-
-
 MOST_OVERRUNS: Final = 2
 """Calls for one grammar that used up less than `CALL_SECONDS`, after which it counts as one that takes too long."""
 AVOIDED_SECONDS: Final = 60.0
