@@ -34,7 +34,8 @@ class ToolCall(_Frozen):
 
     id: str
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | str
+    """An object; a text where what the model wrote is none, as the token limit cut it off, or it was wrong."""
 
 
 class ChatMessage(_Frozen):
@@ -73,7 +74,7 @@ class ThoughtStart(StrEnum):
     TAGGED = "tagged"
     """After a `<think>` at the answer's beginning, if there is one."""
     OPEN = "open"
-    """At once: the prompt ended with `<think>`."""
+    """At once: the prompt ended within a thought."""
 
 
 MAX_TEMPLATE_ARGUMENTS = 16
@@ -351,6 +352,8 @@ class Failed(_Frozen):
     """Whether what was asked is the reason, so that no other engine would finish it either."""
     is_suspect: bool = False
     """Whether the group stopped making progress while it computed this: it may be what did that."""
+    was_waiting: bool = False
+    """Whether it waited for its turn when the group ended, and so had no part in that."""
 
 
 Event = Annotated[Admitted | PromptTokens | Delta | Finished | Failed, Field(discriminator="type")]

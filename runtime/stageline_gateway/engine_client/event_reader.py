@@ -53,9 +53,10 @@ class _Order:
                 raise EngineRefusedError(error)
             case Failed(is_final=True):
                 raise AnswerFailedError(event.message)
-            case Failed(is_suspect=is_suspect):
-                kind = LossKind.HUNG if is_suspect else LossKind.ENGINE_FAILED
-                raise EngineLostError(kind, f"The engine could not finish the answer: {event.message}")
+            case Failed():
+                kind = LossKind.HUNG if event.is_suspect else LossKind.ENGINE_FAILED
+                message = f"The engine could not finish the answer: {event.message}"
+                raise EngineLostError(kind, message, was_waiting=event.was_waiting)
             case Finished(reason=FinishReason.ABORT):
                 raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
             case Finished():

@@ -85,6 +85,8 @@ class EngineLostError(Exception):
     message: str
     is_echo: bool = False
     """Another request was lost by the very same event: a connection that both had."""
+    was_waiting: bool = False
+    """It waited for its turn when its group ended."""
 
 
 @dataclass(eq=False)

@@ -23,7 +23,6 @@ from stageline_gateway.engine_client.run_events import (
     EngineEvent,
     EngineLostError,
     EngineRefusedError,
-    LossKind,
     Resumed,
     StreamEvent,
     TextTaker,
@@ -50,11 +49,6 @@ ELSEWHERE: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.DRAINING, ErrorCode
 
 LONG_TOKENS: Final = 8192
 """A prompt of more takes a millisecond to name and send."""
-MOST_HANGS: Final = 1
-"""Groups that may hang over one request before it is given up: many hang with an innocent one once, none twice."""
-
-BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
-"""Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
 
 Deliver = Callable[[int, Sequence[StreamEvent]], Pause | None]
 """Takes the number of a choice and its next events, at once and never none."""
@@ -347,19 +341,18 @@ class Dispatcher:
             },
         )  # fmt: skip
         self.metrics.engine_losses.labels(group.model, error.kind).inc()
-        message = f"{error.message} No other group could take the request."
-        if progress.has_output:
-            failure = answer_broken(error.message)
-        else:
-            failure = not_ready(message, self.retry.retry_after_seconds)
-        if error.kind not in BLAMELESS:
-            progress.losses += 1
-        if error.kind is LossKind.HUNG:
-            progress.hangs += 1
-        if progress.losses > self.retry.most_losses or progress.hangs > MOST_HANGS:
+        blamed = progress.lost(error, self.retry.most_losses)
+        if blamed is not None:
             self._gave_up(progress, group.model, "exhausted")
-            raise failure
-        return failure
+            raise self._failure(progress, f"{error.message} {blamed}")
+        if progress.has_output:
+            return answer_broken(error.message)
+        return self._failure(progress, f"{error.message} No other group could take the request.")
+
+    def _failure(self, progress: Progress, message: str) -> ApiError:
+        if progress.has_output:
+            return answer_broken(message)
+        return not_ready(message, self.retry.retry_after_seconds)
 
     def _gave_up(self, progress: Progress, model: str, outcome: str) -> None:
         """Count an acknowledged request that is lost."""

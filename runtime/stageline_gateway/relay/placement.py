@@ -19,6 +19,7 @@ from stageline_gateway.errors import ApiError, answer_broken, model_suspended, n
 from stageline_gateway.groups.backends import SILENT, Backends
 from stageline_gateway.groups.probing import NOT_THERE
 from stageline_gateway.groups.routing import Wish, choose, identity, why_not_ready
+from stageline_gateway.relay.blame import Blame
 
 MOST_ID_CHARACTERS: Final = 128
 LOOK_AGAIN_SECONDS: Final = 0.1
@@ -55,10 +56,8 @@ class Progress:
     """Digest of what it computed with; empty where it doesn't say, None while it has not been heard."""
     runs: int = 0
     """Engines it was sent to."""
-    losses: int = 0
-    """Engines that had got it and were lost."""
-    hangs: int = 0
-    """Those among them whose groups hung while they computed it."""
+    blame: Blame | None = None
+    """For losses of engines that had it, once there is one."""
 
     @property
     def is_admitted(self) -> bool:
@@ -105,6 +104,12 @@ class Progress:
         """Account for so much text of the run that a Delta came of before."""
         self.token_ids += token_ids
         self.characters += characters
+
+    def lost(self, error: EngineLostError, most_losses: int) -> str | None:
+        """Its engine was lost. Returns why it is sent to no other, as a sentence; None where it may be."""
+        self.blame = self.blame or Blame()
+        self.blame.lost(error, len(self.token_ids))
+        return self.blame.reason(most_losses)
 
     def take(self, event: EngineEvent, revision: str, weights: str | None = None) -> bool:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""

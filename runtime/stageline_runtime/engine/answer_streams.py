@@ -95,9 +95,11 @@ class AnswerStreams:
             self._count_end(request_id, reason)
             stream.sink(EndEvent(reason))
 
-    def fail_all(self, message: str, is_suspect: Callable[[str], bool] = lambda _: False) -> None:
+    def fail_all(self, message: str, is_running: Callable[[str], bool], hung: bool = False) -> None:
+        """End all streams, since the group is lost; `hung`: while it computed those that `is_running` tells of."""
         for request_id in list(self._streams):
-            self.fail(request_id, message, GROUP_LOST, is_suspect=is_suspect(request_id))
+            running = is_running(request_id)
+            self.fail(request_id, message, GROUP_LOST, is_suspect=hung and running, was_waiting=not running)
 
     def fail(
         self,
@@ -108,6 +110,7 @@ class AnswerStreams:
         *,
         is_final: bool = False,
         is_suspect: bool = False,
+        was_waiting: bool = False,
     ) -> None:
         """End a stream, if it is open, with a sentence; `reason` is what the metric counts it as.
 
@@ -116,7 +119,7 @@ class AnswerStreams:
         if request_id in self._streams:
             self._metrics.failed(reason)
             stream = self._close(request_id, Outcome(None, reason, message if traced is None else traced))
-            stream.sink(FailEvent(message, is_final, is_suspect))
+            stream.sink(FailEvent(message, is_final, is_suspect, was_waiting))
 
     def found_cached(self, request_id: str, num_tokens: int) -> None:
         """So much of a request's prompt was cached: said with its next token."""

@@ -96,6 +96,8 @@ class FailEvent:
     """Whether what was asked is the reason, so that no other engine would finish it either."""
     is_suspect: bool = False
     """Whether the group hung while it computed this."""
+    was_waiting: bool = False
+    """Whether the group ended while this waited for its turn."""
 
 
 CoreEvent = PromptEvent | TokenEvent | EndEvent | FailEvent

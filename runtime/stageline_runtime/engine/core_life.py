@@ -131,7 +131,7 @@ class CoreLife(ABC):
     def fail_all(self, message: str, hung: bool = False) -> None:
         """End every stream with a failure; called once, when the group is lost. `hung`: it made no progress before."""
         self.set_phase(Phase.FAILED, message)
-        self._streams.fail_all(message, self.is_running if hung else lambda _: False)
+        self._streams.fail_all(message, self.is_running, hung)
 
     def status(self) -> EngineStatus:
         """As `EngineCoreApi`."""

@@ -10,7 +10,16 @@ import pytest
 from processes.free_ports import free_port
 from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
 from processes.scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
-from stageline_api.engine_http import Admitted, Delta, EngineError, ErrorCode, Failed, Finished, FinishReason
+from stageline_api.engine_http import (
+    Admitted,
+    Delta,
+    EngineError,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+)
 from stageline_gateway.openai_api.answer_shapes import CompletionShape
 from stageline_gateway.settings import GatewaySettings
 
@@ -254,3 +263,46 @@ def test_a_request_whose_groups_hang_is_sent_to_no_third(
         other_engine.script = lambda _: answer("well")
         done = [gateway.http.post("/v1/completions", json=BODY).status_code for _ in range(4)]
         assert done == [200] * 4, done
+
+
+@pytest.mark.parametrize("begins", [[ADMITTED], [ADMITTED, PIECE]], ids=["before text", "behind text"])
+def test_a_request_that_ends_three_groups_in_a_row_is_sent_to_no_fourth(
+    tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine, begins: list[Step]
+) -> None:
+    """As what takes more memory than there is does, wherever it is computed: it comes no token further."""
+    settings = GatewaySettings(
+        tmp_path / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
+    )
+
+    def ends_its_group(request: GenerateRequest) -> list[Step]:
+        return [ADMITTED, Drop()] if request.generated_token_ids else [*begins, Drop()]
+
+    engine.script = other_engine.script = ends_its_group
+    with running_gateway(settings) as gateway:
+        gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
+        [*_, error] = events_of(gateway.http.post("/v1/completions", json=STREAM).text) or [None]
+        refused = gateway.http.post("/v1/completions", json=BODY)
+        assert "3 groups in a row" in str(error or refused.text), (error, refused.text)
+        assert len(engine.requests) + len(other_engine.requests) == 6, "two requests, three groups each"
+        assert gateway.sample("stageline_gateway_resumes_total", model_name=MODEL, outcome="exhausted") == 2
+        engine.script = other_engine.script = lambda _: answer("well")
+        assert gateway.http.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_a_request_that_waited_while_its_groups_ended_is_not_taken_for_their_end(
+    tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine
+) -> None:
+    ended = Failed(message="the group failed: stage 1 died", was_waiting=True)
+    settings = GatewaySettings(
+        tmp_path / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
+    )
+
+    def script(_: GenerateRequest) -> list[Step]:
+        runs = len(engine.requests) + len(other_engine.requests)
+        return answer("well") if runs > 5 else [ADMITTED, Say(ended)]
+
+    engine.script = other_engine.script = script
+    with running_gateway(settings) as gateway:
+        gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
+        whole = gateway.http.post("/v1/completions", json=BODY)
+        assert (whole.status_code, whole.json()["choices"][0]["text"]) == (200, "well"), whole.text

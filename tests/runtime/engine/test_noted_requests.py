@@ -15,7 +15,7 @@ from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.engine.core_api import AdmittedRequest, FailEvent
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.engine.telemetry import tracing as engine_tracing
@@ -187,13 +187,16 @@ def test_a_preempted_request_tells_of_every_slot_it_got() -> None:
 def test_ends_are_told_apart() -> None:
     async def run() -> TwoStages:
         stages = TwoStages(slots=1)
-        reading = [submit(stages.core, request(name, 3, 50)) for name in ("left", "stopped", "lost", "queued")]
+        reading = [submit(stages.core, request(name, 3, 50)) for name in ("left", "stopped", "lost", "too", "queued")]
         await anext(reading[0])
         stages.core.abort("left")
         await anext(reading[1])
         stages.core.abort("stopped", FinishReason.STOP)
         await anext(reading[2])
         stages.core.fail_all("stage 1 is gone")
+        lost = [[event async for event in stream][-1] for stream in reading[2:]]
+        waited = [False, False, True]
+        assert lost == [FailEvent("stage 1 is gone", was_waiting=each) for each in waited], "two of them in slots"
         for _ in stages.plans:
             await asyncio.sleep(0)
         stages.tracing.close()
@@ -201,7 +204,7 @@ def test_ends_are_told_apart() -> None:
 
     sent = {trace.request.request_id: trace for trace in asyncio.run(run()).sink.sent}
     ends = {name: attributes_at_end(trace).get("error.type", "") for name, trace in sent.items()}
-    assert ends == {"left": "aborted", "stopped": "", "lost": "group_lost", "queued": "group_lost"}
+    assert ends == {"left": "aborted", "stopped": "", "lost": "group_lost", "too": "group_lost", "queued": "group_lost"}
     assert attributes_at_end(sent["stopped"])["gen_ai.response.finish_reasons"] == ("stop",)
 
 

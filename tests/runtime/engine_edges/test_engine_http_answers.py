@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from processes.scripted_core_server import MAX_MODEL_LEN, ScriptedCore, says, serve
-from stageline_api.engine_http import EngineError, ErrorCode, ModelInfo
+from stageline_api.engine_http import EngineError, ErrorCode, Failed, ModelInfo
 from stageline_api.health import EngineStatus, Phase
 
 GOOD = {"request_id": "r1", "prompt": {"kind": "text", "text": "hello"}}
@@ -189,7 +189,7 @@ def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     [response] = ask(BrokenCore(says("")), tmp_path, ("GET", "/v1/info", {}))
     assert response.status_code == 500
     message = "The engine failed on this request; its log says why."
-    assert response.json() == {"type": "failed", "message": message, "is_final": False, "is_suspect": False}
+    assert response.json() == Failed(message=message).model_dump()
 
 
 def test_unknown_paths_and_wrong_methods_are_answered_in_the_same_form(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class AnswerLines:
             about = {"request_id": self._request.request_id}
             logger.exception("the core's event could not be answered", extra=about)
             self._abort()
-            self._fail("The engine failed while it generated this answer; its log says why.")
+            self._fail(FailEvent("The engine failed while it generated this answer; its log says why."))
         if self._unwritten.has_any:
             self._wake()
 
@@ -158,9 +158,9 @@ class AnswerLines:
                 piece = self._output.finish()
                 self._unwritten.add(piece)
                 self._finish(FinishReason.STOP if piece.stopped else reason)
-            case FailEvent(message=message, is_final=is_final):
+            case FailEvent():
                 self._ended = True
-                self._fail(message, is_final, event.is_suspect)
+                self._fail(event)
 
     def _abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
         if not self._ended:
@@ -187,8 +187,15 @@ class AnswerLines:
             )
         )
 
-    def _fail(self, message: str, is_final: bool = False, is_suspect: bool = False) -> None:
-        self._unwritten.finish(Failed(message=message, is_final=is_final, is_suspect=is_suspect))
+    def _fail(self, event: FailEvent) -> None:
+        self._unwritten.finish(
+            Failed(
+                message=event.message,
+                is_final=event.is_final,
+                is_suspect=event.is_suspect,
+                was_waiting=event.was_waiting,
+            )
+        )
 
     def _say_if_queued_later(self, steps_said: int | None) -> None:
         """Have a blank line written now and then, but none when the group began no step since: a hang is still seen."""

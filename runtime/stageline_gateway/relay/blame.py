@@ -1,0 +1,53 @@
+"""Whether a request may be what ends the groups that compute it, so that no further group should be risked for it.
+
+A request is taken along by groups that end for reasons of their own, so one loss says nothing. What says something is
+the same request at the same place: a group that hung while it computed it, twice, or groups in a row that ended without
+another token of it. Who only waited for a turn when its group ended had no part in that, nor had who was moved on
+purpose. Losses of any kind together are bounded too, so that no request goes round for ever.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from stageline_gateway.engine_client.run_events import EngineLostError, LossKind
+
+MOST_HANGS: Final = 1
+"""Groups that may hang over one request before it is given up: many hang with an innocent one once, none twice."""
+MOST_WITHOUT_A_TOKEN: Final = 2
+"""Groups in a row that may end without another token of it. One more than hangs: a killed node takes requests along
+that it only just began, and two nodes of an outage may take the same one along."""
+BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
+"""Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
+
+
+@dataclass(slots=True)
+class Blame:
+    """The losses of one choice of a request, over all groups that it was sent to."""
+
+    losses: int = 0
+    hangs: int = 0
+    without_a_token: int = 0
+    """Losses in a row, the last one among them, since which no token came."""
+    _tokens: int = -1
+    """How many there were at the last of them."""
+
+    def lost(self, error: EngineLostError, tokens: int) -> None:
+        """A group was lost when so many tokens of the choice had come."""
+        if error.kind in BLAMELESS:
+            return
+        self.losses += 1
+        self.hangs += error.kind is LossKind.HUNG
+        if not error.was_waiting:
+            self.without_a_token = self.without_a_token + 1 if tokens == self._tokens else 1
+            self._tokens = tokens
+
+    def reason(self, most_losses: int) -> str | None:
+        """Why it is sent to no other group, as a sentence for the client; None while it may be."""
+        if self.hangs > MOST_HANGS:
+            return f"{self.hangs} groups hung while they computed this request, so it is sent to no other."
+        if self.without_a_token > MOST_WITHOUT_A_TOKEN:
+            lost = f"{self.without_a_token} groups in a row were lost without another token of this request"
+            return f"{lost}, so it is sent to no other."
+        if self.losses > most_losses:
+            return f"{self.losses} groups were lost with this request, so it is sent to no other."
+        return None
