@@ -57,7 +57,8 @@ GOES_ON: dict[str, list[Loss]] = {
 @pytest.mark.parametrize(("losses", "why"), GIVEN_UP.values(), ids=GIVEN_UP.keys())
 def test_it_is_given_up_at_the_last_of_these_losses_and_not_before(losses: list[Loss], why: str) -> None:
     told = reason(*losses)
-    assert told is not None and told.startswith(why), told
+    assert told is not None
+    assert told.startswith(why), told
     assert told.endswith("so it is sent to no other."), told
     assert reason(*losses[:-1]) is None
 
