@@ -83,8 +83,13 @@ def test_openai(base_url: str) -> None:
         "parsed": "messages.parsed",
         "streamed call": f"{index},{call}",
         "parsed call": call,
+        "cut call": "",
     }
     assert found["second_response"] in ("completed", "incomplete")
+    for arguments in found["cut"]:
+        with pytest.raises(ValueError, match=r"."):
+            json.loads(arguments)
+    assert found["after_cut"] in ("completed", "incomplete")
 
 
 def test_anthropic(base_url: str) -> None:
@@ -93,6 +98,7 @@ def test_anthropic(base_url: str) -> None:
     assert (found["stop_reason"], found["output_tokens"]) == ("max_tokens", 6)
     assert found["call"] == ["tool_use", "place", ["town"]]
     assert found["second"] in ("max_tokens", "end_turn")
+    assert found["after_cut"] == [["max_tokens", 1, "assistant"], ["max_tokens", 0, "assistant"]]
     assert found["refusal"] == "not_found_error"
     counted, read = found["counted"]
     assert counted == read > 0

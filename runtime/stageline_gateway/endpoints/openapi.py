@@ -10,7 +10,6 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from stageline_api.version import stageline_version
-from stageline_gateway.endpoints.tokenizing import DetokenizeBody, TokenizeBody
 from stageline_gateway.openai_api.dialects.messages_request import (
     BLOCK_IGNORED,
     MESSAGES_KNOWN,
@@ -41,6 +40,7 @@ from stageline_gateway.openai_api.known_fields import (
     Known,
 )
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
+from stageline_gateway.openai_api.tokenize_requests import OF_PROMPT, DetokenizeBody, TokenizeOptions
 
 JSON: Final = "application/json"
 _STATUSES: Final = {
@@ -98,8 +98,7 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
         (CompletionRequest, COMPLETION_KNOWN),
         (ResponsesRequest, RESPONSES_KNOWN),
         (MessagesRequest, MESSAGES_KNOWN),
-        (TokenizeBody, {}),
-        (DetokenizeBody, {}),
+        (DetokenizeBody, COMPLETION_KNOWN),
     ]
     for model, known in bodies:
         schemas |= _schemas_of(model, known, strict)
@@ -107,6 +106,7 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
     schemas["CountTokensBody"] = message | {"required": [name for name in message["required"] if name != "max_tokens"]}
     for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
         schemas[name]["properties"] |= {old: {} for old in GUIDED}
+    schemas |= _tokenize_bodies(schemas, strict)
     for name, repeated in _REPEATED_IN.items():
         schemas[name]["properties"] |= {field: {} for field in repeated}
     if not strict:
@@ -119,6 +119,28 @@ def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
         "security": [{"key": []}] if with_keys else [],
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
+
+
+def _tokenize_bodies(schemas: Mapping[str, Any], strict: bool) -> dict[str, Any]:
+    """What `/tokenize` takes: a chat's body or a completion's; a strict gateway takes of it what makes the prompt."""
+    options = _schemas_of(TokenizeOptions, {}, strict)["TokenizeOptions"]["properties"]
+    chat, completion = (
+        asked | {"properties": {name: _asked_about(name, rule, strict) for name, rule in asked["properties"].items()}}
+        for asked in (schemas["ChatRequest"], schemas["CompletionRequest"])
+    )
+    chat["properties"] |= options
+    completion["properties"] |= options | {"prompt": {"type": "string"}}
+    either = [{"$ref": f"#/components/schemas/{name}"} for name in ("TokenizeChat", "TokenizeCompletion")]
+    return {"TokenizeChat": chat, "TokenizeCompletion": completion, "TokenizeBody": {"anyOf": either}}
+
+
+def _asked_about(name: str, rule: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """A field of a body that is only asked about."""
+    if name in OF_PROMPT or not strict or "enum" in rule:
+        return rule
+    field = ChatRequest.model_fields.get(name) or CompletionRequest.model_fields.get(name)
+    usual = None if field is None else field.get_default(call_default_factory=True)
+    return {"enum": [None] if usual is None else [usual, None]}
 
 
 _ITEMS: Final = ("InputMessage", "InputCall", "InputResult", "InputReasoning")

@@ -1,16 +1,16 @@
 """`POST /tokenize` and `POST /detokenize`: a prompt as the model's engine would read it, and ids as text.
 
-The bodies are those of vLLM's endpoints of the same names; `POST /v1/messages/count_tokens` is Anthropic's and says how
-many tokens a message's prompt has. The engine's answer counts in the room of open requests as it comes, for what will
-be made of it, and what is large is made in a thread.
+The routes are vLLM's, and `tokenize_requests` checks their bodies; `POST /v1/messages/count_tokens` is Anthropic's and
+says how many tokens a message's prompt has. The engine's answer counts in the room of open requests as it comes, for
+what will be made of it, and what is large is made in a thread.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from fastapi import FastAPI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -18,7 +18,6 @@ from stageline_api.engine_http import (
     Detokenized,
     DetokenizeRequest,
     Prompt,
-    TextPrompt,
     Tokenized,
     TokenizeRequest,
 )
@@ -26,56 +25,17 @@ from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, ignored_header
 from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer
 from stageline_gateway.endpoints.services import Services
 from stageline_gateway.endpoints.translated import Refuse
-from stageline_gateway.errors import ApiError, bad_value, not_ready
+from stageline_gateway.errors import ApiError, not_ready
 from stageline_gateway.groups.routing import choose, why_not_ready
 from stageline_gateway.large_work import off_the_loop
-from stageline_gateway.openai_api.chat_types import Messages, Strict, Tools, check_messages, check_tool_names
-from stageline_gateway.openai_api.request_types import TokenId
-from stageline_gateway.openai_api.translate import chat_prompt
-from stageline_gateway.openai_api.validation import checked
+from stageline_gateway.openai_api.tokenize_requests import parse_detokenize, parse_tokenize
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
-MAX_TOKENS = 1024 * 1024
 IDS_FACTOR: Final = 16
 """What a byte of an engine's ids, or of tokens' texts, is held as at most: an object, its places in two lists, JSON."""
 TEXT_FACTOR: Final = 8
 """The same of a text's: four for each character where one of them is wide, and its JSON."""
-
-
-class TokenizeBody(Strict):
-    """Either `prompt` or `messages`."""
-
-    model: str
-    prompt: str | None = None
-    messages: Messages | None = None
-    tools: Tools = Field(default_factory=list)
-    add_generation_prompt: bool = True
-    add_special_tokens: bool | None = None
-    """Left out, a prompt gets them and a chat doesn't: its template writes them."""
-    return_token_strs: bool = False
-
-
-class DetokenizeBody(Strict):
-    """Token ids to turn into text."""
-
-    model: str
-    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
-
-
-def parse_tokenize(fields: Mapping[str, Any]) -> TokenizeBody:
-    body = checked(TokenizeBody, dict(fields))
-    if (body.prompt is None) == (body.messages is None):
-        raise bad_value("prompt", "Send either 'prompt' or 'messages'.")
-    if body.prompt is not None and body.tools:
-        raise bad_value("tools", "'tools' are only allowed with 'messages'.")
-    check_messages(body.messages or [])
-    check_tool_names(body.tools)
-    return body
-
-
-def parse_detokenize(fields: Mapping[str, Any]) -> DetokenizeBody:
-    return checked(DetokenizeBody, dict(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +53,19 @@ class Question:
     """Names of the client's fields that change nothing here."""
 
 
-def tokenize_question(fields: Mapping[str, Any]) -> Question:
-    body = parse_tokenize(fields)
-    prompt: Prompt
-    if body.messages is None:
-        prompt = TextPrompt(text=body.prompt or "")
-    else:
-        chat = chat_prompt(body.messages, body.tools, guided=True)
-        prompt = chat.model_copy(update={"add_generation_prompt": body.add_generation_prompt})
-    asked = TokenizeRequest(
-        prompt=prompt, add_special_tokens=body.add_special_tokens, with_texts=body.return_token_strs
-    )
-    return Question(body.model, "/v1/tokenize", asked.model_dump_json().encode(), Tokenized, _written_ids, IDS_FACTOR)
+def tokenize_question(fields: Mapping[str, Any], strict: bool) -> Question:
+    asked = parse_tokenize(fields, strict)
+    options = asked.options
+    told = TokenizeRequest(
+        prompt=asked.prompt, add_special_tokens=options.add_special_tokens, with_texts=options.return_token_strs
+    ).model_dump_json()
+    return Question(asked.model, "/v1/tokenize", told.encode(), Tokenized, _written_ids, IDS_FACTOR, asked.ignored)
 
 
-def detokenize_question(fields: Mapping[str, Any]) -> Question:
-    body = parse_detokenize(fields)
-    asked = DetokenizeRequest(token_ids=tuple(body.tokens))
-    return Question(
-        body.model, "/v1/detokenize", asked.model_dump_json().encode(), Detokenized, _written_text, TEXT_FACTOR
-    )
+def detokenize_question(fields: Mapping[str, Any], strict: bool) -> Question:
+    body, ignored = parse_detokenize(fields, strict)
+    told = DetokenizeRequest(token_ids=tuple(body.tokens)).model_dump_json()
+    return Question(body.model, "/v1/detokenize", told.encode(), Detokenized, _written_text, TEXT_FACTOR, ignored)
 
 
 def counting_question(prompt: Prompt, model: str, ignored: tuple[str, ...]) -> Question:
@@ -139,13 +92,15 @@ def _written_count(done: Tokenized) -> dict[str, Any]:
 
 
 def add_tokenize_routes(app: FastAPI, services: Services) -> None:
+    strict = services.settings.strict_fields
+
     @app.post("/tokenize")
     async def answer_tokenize(request: Request) -> Response:
-        return await answer_question(services, request, tokenize_question)
+        return await answer_question(services, request, lambda fields: tokenize_question(fields, strict))
 
     @app.post("/detokenize")
     async def answer_detokenize(request: Request) -> Response:
-        return await answer_question(services, request, detokenize_question)
+        return await answer_question(services, request, lambda fields: detokenize_question(fields, strict))
 
 
 async def answer_question(

@@ -51,7 +51,7 @@ class Strict(BaseModel):
 
 
 class CalledFunction(Strict):
-    """What an earlier turn called; `arguments` is a JSON object, written as a string, or an empty string for `{}`."""
+    """What an earlier turn called; `arguments` is a JSON object, written as a string, or whatever the model wrote."""
 
     name: ToolName
     arguments: str
@@ -166,8 +166,6 @@ def check_messages(messages: list[Message]) -> None:
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
         _check_fields(message, place)
-        for position, call in enumerate(message.tool_calls or []):
-            arguments_of(call, f"{place}.tool_calls[{position}].function.arguments")
 
 
 def _check_fields(message: Message, place: str) -> None:
@@ -176,7 +174,8 @@ def _check_fields(message: Message, place: str) -> None:
         if name not in takes and getattr(message, name) is not None:
             param = f"{place}.{name}"
             raise bad_value(param, f"'{param}' is not supported in a message of role '{message.role}'.")
-    if message.content is None and message.tool_calls is None:
+    # An answer that the token limit cut off before there was anything to tell has neither words nor calls.
+    if message.content is None and message.role != "assistant":
         _missing(f"{place}.content")
     if message.role == "tool" and message.tool_call_id is None:
         _missing(f"{place}.tool_call_id")
@@ -186,20 +185,22 @@ def _missing(param: str) -> None:
     raise bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
 
 
-def arguments_of(call: MadeCall, param: str) -> dict[str, Any]:
-    """The arguments as an object; raises ApiError 400 naming `param`.
+def arguments_of(call: MadeCall) -> dict[str, Any] | str:
+    """The arguments as an object, or as they are written where that is none.
 
-    Clients of OpenAI's and vLLM's servers write a call without arguments as an empty string.
+    What the token limit cut off comes back in the next turn, and OpenAI takes any text: a refusal would end a chat
+    whose client did nothing wrong. Clients write a call without arguments as nothing, or as null.
     """
-    if not call.function.arguments:
+    written = call.function.arguments
+    if not written.strip():
         return {}
     try:
-        value = from_json(call.function.arguments, allow_inf_nan=False)
+        value = from_json(written, allow_inf_nan=False)
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise bad_value(param, f"'{param}' must be a JSON object; got {shown(call.function.arguments)}.")
-    return value
+        return written
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else written
 
 
 def check_tool_names(tools: Sequence[Tool]) -> list[str]:

@@ -5,7 +5,7 @@ Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps 
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -69,7 +69,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
 
 
 def _call(call: MadeCall) -> ToolCall:
-    return ToolCall(id=call.id, name=call.function.name, arguments=arguments_of(call, "messages"))
+    return ToolCall(id=call.id, name=call.function.name, arguments=arguments_of(call))
 
 
 def _message(message: Message) -> ChatMessage:
@@ -88,23 +88,26 @@ def _function(tool: Tool) -> ToolFunction:
     return ToolFunction(name=function.name, description=function.description, parameters=function.parameters or {})
 
 
-def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] = (), guided: bool = False) -> ChatPrompt:
-    return ChatPrompt(messages=tuple(map(_message, messages)), tools=tuple(map(_function, tools)), tools_guided=guided)
-
-
-def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
-    guided = request.choice_of_tool not in ("none", "auto")
-    prompt = chat_prompt(request.messages, request.offered_tools, guided)
+def prompt_of_chat(request: ChatRequest) -> ChatPrompt:
+    prompt = ChatPrompt(
+        messages=tuple(map(_message, request.messages)),
+        tools=tuple(map(_function, request.offered_tools)),
+        tools_guided=request.choice_of_tool not in ("none", "auto"),
+    )
     if request.chat_template_kwargs or request.reasoning_effort is not None:
         told = {"template_arguments": request.chat_template_kwargs, "reasoning_effort": request.reasoning_effort}
         prompt = prompt.model_copy(update=told)
     if request.continue_final_message or not request.add_generation_prompt:
         update = {"add_generation_prompt": False, "continue_final_message": request.continue_final_message}
         prompt = prompt.model_copy(update=update)
+    return prompt
+
+
+def chat_to_generate(request: ChatRequest, request_id: str, drawn_seed: int) -> GenerateRequest:
     max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     return GenerateRequest(
         request_id=request_id,
-        prompt=prompt,
+        prompt=prompt_of_chat(request),
         sampling=_sampling(request, max_tokens, drawn_seed),
         cache_salt=request.cache_salt,
     )

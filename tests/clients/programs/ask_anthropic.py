@@ -1,5 +1,5 @@
-"""Anthropic's client: a message, a stream, a call that has to be made, and what comes back of it in a second turn.
-Prints findings as JSON."""
+"""Anthropic's client: a message, a stream, a call that has to be made, whole and cut off, and what comes back of it in
+a second turn. Prints findings as JSON."""
 
 import importlib
 import json
@@ -23,6 +23,16 @@ call = called.content[0]
 result = {"type": "tool_result", "tool_use_id": call.id, "content": "wet"}
 second = [*turns, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
 goes_on = client.messages.create(model="tiny", max_tokens=6, messages=second)
+forced = {"model": "tiny", "messages": turns, "tools": [tool], "tool_choice": {"type": "tool", "name": "place"}}
+after_cut = []
+with client.messages.stream(max_tokens=3, **forced) as stream:
+    begun = stream.get_final_message()
+for cut in (begun, client.messages.create(max_tokens=3, **forced)):
+    results = [{"type": "tool_result", "tool_use_id": block.id, "content": "?"} for block in cut.content]
+    told = results or "So?"
+    third = [*turns, {"role": "assistant", "content": cut.content}, {"role": "user", "content": told}]
+    answered = client.messages.create(model="tiny", max_tokens=6, messages=third)
+    after_cut.append([cut.stop_reason, len(cut.content), answered.role])
 try:
     client.messages.create(model="absent", max_tokens=6, messages=turns)
     refusal = ""
@@ -35,6 +45,7 @@ found = {
     "output_tokens": final.usage.output_tokens,
     "call": [called.stop_reason, called.content[0].name, sorted(called.content[0].input)],
     "second": goes_on.stop_reason,
+    "after_cut": after_cut,
     "refusal": refusal,
     "counted": [counted.input_tokens, whole.usage.input_tokens + whole.usage.cache_read_input_tokens],
 }

@@ -1,5 +1,5 @@
 """OpenAI's client: what its users send by default, streams, several prompts, responses, and second turns, where its own
-message objects go back. Prints findings as JSON."""
+message objects go back, also with a call that the token limit cut off. Prints findings as JSON."""
 
 import importlib
 import json
@@ -54,16 +54,29 @@ def second_turn(message: Any) -> str:
 warnings.filterwarnings("ignore", "Pydantic serializer warnings")
 ask: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Which?"}], "seed": 3}
 tool = openai.pydantic_function_tool(Town)
-forced = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "Town"}}, "max_tokens": 200}
+chosen_tool = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "Town"}}}
+forced = chosen_tool | {"max_tokens": 200}
+cut = client.chat.completions.create(**ask, **chosen_tool, max_tokens=3).choices[0].message
 second_turns = {
     "streamed": second_turn(streamed_message(**ask, extra_body={"structured_outputs": {"choice": ["red", "green"]}})),
     "parsed": second_turn(parsed_message(**ask, max_tokens=200, response_format=Town)),
     "streamed call": second_turn(streamed_message(**ask, **forced)),
     "parsed call": second_turn(parsed_message(**ask, **forced)),
+    "cut call": second_turn(cut),
 }
 first = client.responses.parse(model="tiny", input="Which?", text_format=Town, max_output_tokens=200)
 turns = [{"role": "user", "content": "Which?"}, *first.output, {"role": "user", "content": "So?"}]
 second_response = client.responses.create(model="tiny", input=turns, max_output_tokens=6)
+function = {"type": "function", "name": "Town", "parameters": Town.model_json_schema()}
+cut_call = client.responses.create(
+    model="tiny",
+    input="Which?",
+    tools=[function],
+    tool_choice={"type": "function", "name": "Town"},
+    max_output_tokens=3,
+).output[0]
+result = {"type": "function_call_output", "call_id": cut_call.call_id, "output": "no JSON"}
+after_cut = client.responses.create(model="tiny", input=[turns[0], cut_call, result], max_output_tokens=6)
 found = {
     "ignored": said.headers["x-stageline-ignored"],
     "whole": said.parse().choices[0].message.content,
@@ -74,5 +87,7 @@ found = {
     "last_event": kinds[-1],
     "second_turns": second_turns,
     "second_response": second_response.status,
+    "cut": [cut.tool_calls[0].function.arguments, cut_call.arguments],
+    "after_cut": after_cut.status,
 }
 print(json.dumps(found))  # noqa: T201 - what the test reads

@@ -143,11 +143,11 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c1"}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "["}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": {}}}]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),

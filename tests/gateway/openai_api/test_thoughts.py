@@ -1,8 +1,9 @@
 """What a reasoning model thinks comes apart from its answer, whole and streamed, with and without calls."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
 
+from oracles.tokenizer_models import write_byte_level
 from processes.gateway_harness import MODEL, RunningGateway
 from processes.scripted_engine import Refuse, Say, ScriptedEngine, Step
 from stageline_api.engine_http import (
@@ -20,10 +22,12 @@ from stageline_api.engine_http import (
     ErrorCode,
     Finished,
     FinishReason,
+    GenerateRequest,
     ThoughtStart,
     ToolCallFormat,
 )
 from stageline_gateway.openai_api.thoughts import ThoughtReader
+from stageline_runtime.engine.text.prompts import PromptReader
 
 TAGGED, OPEN = ThoughtStart.TAGGED, ThoughtStart.OPEN
 ANSWERS = [
@@ -139,6 +143,44 @@ def test_a_thought_that_goes_on_keeps_its_blanks(
         parts = [told.choices[0].message.model_dump()]
     assert "".join(part.get("reasoning_content") or "" for part in parts) == expected
     assert "".join(part["content"] or "" for part in parts) == "Four."
+
+
+OPENS_WITH_WORDS = (
+    "{% for message in messages %}{{ message.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}<think>\nOkay, {% endif %}{# </think> #}"
+)
+
+
+def reads(directory: Path, template: str, text: str) -> Callable[[GenerateRequest], list[Step]]:
+    """An engine that says `text`, and of its thoughts what the engine's reader of prompts makes of `template`."""
+    write_byte_level(directory, chat_template=template)
+    reader = PromptReader.load(directory, vocab_size=260, max_model_len=4096, eos_token_ids=[1])
+
+    def script(request: GenerateRequest) -> list[Step]:
+        begin = Admitted(prompt_tokens=3, thoughts=reader.read(request).thoughts)
+        return [Say(begin), *thinks(text)[1:]]
+
+    return script
+
+
+@pytest.mark.parametrize("asked", ["2+2?", "What is <think> for?", "Say <think>"])
+def test_a_thought_that_the_template_begins_with_words_of_its_own_is_one(
+    gateway: RunningGateway, client: OpenAI, engine: ScriptedEngine, tmp_path: Path, asked: str
+) -> None:
+    """The template's words are of the prompt, and no part of what is told."""
+    engine.script = reads(tmp_path, OPENS_WITH_WORDS, "two and two.\n</think>\n\nIt is 4.")
+    turns: Any = [{"role": "user", "content": asked}]
+    message = client.chat.completions.create(model=MODEL, messages=turns).choices[0].message.model_dump()
+    assert (message["reasoning_content"], message["content"]) == ("two and two.", "It is 4.")
+    chunks = client.chat.completions.create(model=MODEL, messages=turns, stream=True)
+    deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "two and two."
+    assert "".join(delta["content"] or "" for delta in deltas) == "It is 4."
+    response = client.responses.create(model=MODEL, input=asked)
+    assert ([item.type for item in response.output], response.output_text) == (["reasoning", "message"], "It is 4.")
+    body = {"model": MODEL, "max_tokens": 99, "messages": turns}
+    blocks = gateway.http.post("/v1/messages", json=body).json()["content"]
+    assert [block.get("thinking") or block["text"] for block in blocks] == ["two and two.", "It is 4."]
 
 
 def test_responses_have_them_as_an_item(client: OpenAI, engine: ScriptedEngine) -> None:

@@ -97,7 +97,7 @@ def bug_in_short_way(asked, *rest):
 def bug_in_answer(self, text, reason):
     raise ExceptionGroup(f"can't write {text}", [ValueError(text)])
 
-def bug_in_route(fields):
+def bug_in_route(fields, *rest):
     raise OSError(5, str(fields), fields["messages"][0]["content"])
 
 translate.chat_to_generate, answer_shapes.ChatShape.whole = bug_in_checks, bug_in_answer

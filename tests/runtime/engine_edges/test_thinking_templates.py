@@ -53,6 +53,18 @@ OPENS_EACH = (
 ENDS_BARE = "{% for message in messages %}{{ message.content }}\n{% endfor %}{# </think> #}"
 
 
+HAS_WORDS = SAID + "{% if add_generation_prompt %}<assistant><think>\nOkay, {% endif %}{# </think> #}"
+HAS_THOUGHT = SAID + "{% if add_generation_prompt %}<assistant><think>\n\n</think>\n\nSo: {% endif %}"
+ALWAYS_ADDS = (
+    SAID + "{% if add_generation_prompt %}<assistant>{% else %}{{ raise_exception('no') }}{% endif %}{# </think> #}"
+)
+ENDS_TURNS = SAID + "{% if add_generation_prompt %}<think>Hm, {% else %}<end>{% endif %}{# </think> #}"
+
+
+def asked(words: str, **fields: Any) -> ChatPrompt:
+    return ChatPrompt(messages=(ChatMessage(role="user", content=words),), **fields)
+
+
 def continued(words: str, asked: str = "Hi") -> ChatPrompt:
     turns = (ChatMessage(role="user", content=asked), ChatMessage(role="assistant", content=words))
     return ChatPrompt(messages=turns, add_generation_prompt=False, continue_final_message=True)
@@ -74,6 +86,18 @@ def continued(words: str, asked: str = "Hi") -> ChatPrompt:
         (ENDS_BARE, ChatPrompt(messages=(ChatMessage(role="user", content="Say <think>"),)), ThoughtStart.TAGGED),
         (OPENS, ChatPrompt(messages=(ChatMessage(role="user", content="Say <think>"),)), ThoughtStart.OPEN),
         (OPENS, ChatPrompt(messages=(ChatMessage(role="user", content="a</think>"),)), ThoughtStart.OPEN),
+        (HAS_WORDS, asked("Hi"), ThoughtStart.OPEN),
+        (HAS_WORDS, asked("Say <think>"), ThoughtStart.OPEN),
+        (HAS_WORDS, asked("Say <think>, a tag </think>"), ThoughtStart.OPEN),
+        (HAS_WORDS, asked("Hi", add_generation_prompt=False), ThoughtStart.TAGGED),
+        (HAS_WORDS, asked("Say <think> to me", add_generation_prompt=False), ThoughtStart.TAGGED),
+        (HAS_WORDS, continued("The answer"), ThoughtStart.TAGGED),
+        (HAS_THOUGHT, asked("Hi"), ThoughtStart.TAGGED),
+        (HAS_THOUGHT, asked("Say <think> to me"), ThoughtStart.TAGGED),
+        (ALWAYS_ADDS, asked("Say <think> to me"), ThoughtStart.TAGGED),
+        (ENDS_TURNS, asked("Hi"), ThoughtStart.OPEN),
+        (ENDS_TURNS, asked("<"), ThoughtStart.OPEN),
+        (ENDS_BARE, asked("Say <think> to me"), ThoughtStart.TAGGED),
     ],
     ids=lambda value: ascii(value.messages[-1].content)[:30] if isinstance(value, ChatPrompt) else None,
 )

@@ -113,12 +113,12 @@ Block = Annotated[
 
 
 class Turn(Strict):
-    """One turn."""
+    """One turn. It may have no block, as an answer has none of which the token limit left only a part of a call."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("#text")]
-        | Annotated[list[Block], Tag("#list"), Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)],
+        | Annotated[list[Block], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
         Discriminator(
             text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of blocks"
         ),

@@ -30,6 +30,7 @@ from stageline_api.engine_http import (
 )
 from stageline_api.failures import FailureClass
 from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.text.call_arguments import WriteArguments, as_sent, as_text, ways_to_write
 from stageline_runtime.termination import RuntimeFailure
 
 T = TypeVar("T")
@@ -115,13 +116,12 @@ class ChatTemplate:
         variables = {
             **arguments,
             **self._special_tokens,
-            "messages": [_plain_message(message) for message in messages],
             "tools": [_plain_tool(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return _run_with_time_limit(lambda: self._generate(variables), self._limit_seconds)
+            return _run_with_time_limit(lambda: self._generate_in_any_way(messages, variables), self._limit_seconds)
         except PromptError:
             raise
         except _TimeLimitExceededError as error:
@@ -157,6 +157,23 @@ class ChatTemplate:
         # Whether a template keeps the blanks at a message's end shows in the one after the marker.
         return words if after[0].startswith(" ") else words.rstrip()
 
+    def _generate_in_any_way(self, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> str:
+        """The text with the arguments of calls written in the first way that the template can use."""
+        refusal: Exception | None = None
+        has_calls = any(message.tool_calls for message in messages)
+        for write in ways_to_write(messages) if has_calls else (as_sent,):
+            try:
+                return self._generate(
+                    variables | {"messages": [_plain_message(message, write) for message in messages]}
+                )
+            except PromptError:
+                raise
+            except Exception as error:
+                # Where no way helps, what is told is not that a template has no use for texts.
+                refusal = refusal if write is as_text else error
+        assert refusal is not None, "the first way is no text"
+        raise refusal
+
     def _generate(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []
         length = 0
@@ -168,12 +185,12 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _plain_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as templates know it: keys that say nothing are left out, arguments of calls are objects."""
+def _plain_message(message: ChatMessage, write: WriteArguments) -> dict[str, Any]:
+    """A message as templates know it: keys that say nothing are left out."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         plain["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": write(call.arguments)}}
             for call in message.tool_calls
         ]
     optional = {"tool_call_id": message.tool_call_id, "name": message.name}

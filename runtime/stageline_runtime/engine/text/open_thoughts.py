@@ -1,7 +1,8 @@
 """Whether a chat's prompt ends within a thought of the assistant's, which the answer then goes on with. Pure.
 
 Thoughts stand at the beginning of an answer, between `<think>` and `</think>`. One is open where the template ends with
-the first mark, or where the words to continue begin with it, the template's or their own, and have no second one.
+the first mark, or has words after it in what it adds for an answer, or where the words to continue begin with it, the
+template's or their own, and have no second one.
 """
 
 from typing import Final
@@ -34,6 +35,18 @@ def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
     before = text.rstrip().removesuffix(words)
     begun = (OPENING if _ends_with_mark(before) else "") + words
     return begun.startswith(OPENING) and CLOSING not in begun
+
+
+def may_have_begun(text: str) -> bool:
+    """Whether a thought is open in `text`, or somebody wrote so: its last mark is the first of a pair."""
+    return text.rfind(OPENING) > text.rfind(CLOSING)
+
+
+def is_begun_for_the_answer(text: str, without: str) -> bool:
+    """Whether the mark that is open in `text` is part of what the template adds for an answer; it made `without`, of
+    the same messages, without that."""
+    mark = text.rfind(OPENING)
+    return without[: mark + len(OPENING)] != text[: mark + len(OPENING)]
 
 
 def _ends_with_mark(text: str) -> bool:

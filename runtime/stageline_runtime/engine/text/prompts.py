@@ -32,7 +32,12 @@ from stageline_runtime.engine.text.chat_template import (
     no_tool_format,
 )
 from stageline_runtime.engine.text.exclusions import with_exclusions
-from stageline_runtime.engine.text.open_thoughts import is_in_thought, without_others_marks
+from stageline_runtime.engine.text.open_thoughts import (
+    is_begun_for_the_answer,
+    is_in_thought,
+    may_have_begun,
+    without_others_marks,
+)
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
 from stageline_runtime.plan_bus.messages import RequestSampling
 
@@ -190,7 +195,18 @@ class PromptReader:
         assert chat_text is not None, "a chat has been rendered"
         judged = without_others_marks(prompt)
         text = chat_text if judged is prompt else self._render(judged)
-        return ThoughtStart.OPEN if is_in_thought(judged, text) else ThoughtStart.TAGGED
+        is_open = is_in_thought(judged, text) or self._begins_thought(prompt, chat_text)
+        return ThoughtStart.OPEN if is_open else ThoughtStart.TAGGED
+
+    def _begins_thought(self, prompt: ChatPrompt, text: str) -> bool:
+        """Whether the template begins a thought for the answer, with words of its own."""
+        if not prompt.add_generation_prompt or not may_have_begun(text):
+            return False
+        try:
+            without = self._render(prompt.model_copy(update={"add_generation_prompt": False}))
+        except PromptError:
+            return False
+        return is_begun_for_the_answer(text, without)
 
     def _ignored(self, prompt: Prompt) -> tuple[str, ...]:
         """Names of the client's fields that the chat template has no use for."""

@@ -1,0 +1,117 @@
+"""The bodies of `/tokenize` and `/detokenize`, checked; vLLM has these routes, and SDKs send what they send elsewhere.
+
+A chat's body, or a completion's, can be asked about as it is, and the API whose body it is says what of it is right.
+What makes the prompt counts. What would only make an answer changes nothing here, so it is named as ignored, like what
+changes nothing there.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from stageline_api.engine_http import Prompt, TextPrompt
+from stageline_gateway.errors import bad_value, shown
+from stageline_gateway.openai_api.chat_types import Strict
+from stageline_gateway.openai_api.known_fields import COMPLETION_KNOWN, GUIDED
+from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest, TokenId
+from stageline_gateway.openai_api.translate import prompt_of_chat
+from stageline_gateway.openai_api.validation import (
+    IgnoredFields,
+    checked,
+    parse_chat,
+    parse_completion,
+    settled,
+    without_effect,
+)
+
+MAX_TOKENS: Final = 1024 * 1024
+OF_PROMPT: Final = frozenset(
+    {
+        "model",
+        "prompt",
+        "messages",
+        "tools",
+        "tool_choice",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+        "reasoning_effort",
+    }
+)
+"""Fields of chats and completions that decide what the prompt is."""
+
+
+class TokenizeOptions(Strict):
+    """What a body of `/tokenize` has beside a chat's or a completion's fields."""
+
+    add_special_tokens: bool | None = None
+    """Left out, a prompt gets them and a chat doesn't: its template writes them."""
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Strict):
+    """Token ids to turn into text."""
+
+    model: str
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True)
+class ToTokenize:
+    """A prompt to tokenize."""
+
+    model: str
+    prompt: Prompt
+    options: TokenizeOptions
+    ignored: tuple[str, ...]
+    """Names of fields that were left out."""
+
+
+def parse_tokenize(fields: Mapping[str, Any], strict: bool = False) -> ToTokenize:
+    """Raises ApiError 400 as the API does whose body it is, and for a body of both or none."""
+    options = checked(TokenizeOptions, {name: value for name, value in fields.items() if _is_option(name)})
+    rest = {name: value for name, value in fields.items() if not _is_option(name)}
+    given = [name for name in ("prompt", "messages") if rest.get(name) is not None]
+    if len(given) != 1:
+        raise bad_value("prompt", "Send either 'prompt' or 'messages'.")
+    rest = {name: value for name, value in rest.items() if name in given or name not in ("prompt", "messages")}
+    ignored: IgnoredFields = {}
+    asked, prompt = (_text if given == ["prompt"] else _chat)(rest, ignored, strict)
+    without_effect(dict(_of_the_answer(asked, rest)), strict, ignored)
+    return ToTokenize(asked.model, prompt, options, tuple(ignored))
+
+
+def _is_option(name: str) -> bool:
+    return name in TokenizeOptions.model_fields
+
+
+def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[CompletionRequest, Prompt]:
+    if not isinstance(text := fields["prompt"], str):
+        raise bad_value("prompt", f"Invalid type for 'prompt': should be a string; got {shown(text)}.", "invalid_type")
+    return parse_completion(fields, ignored, strict), TextPrompt(text=text)
+
+
+def _chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[ChatRequest, Prompt]:
+    asked = parse_chat(fields, ignored, strict)
+    # No answer is read here, so in which form a model writes calls doesn't matter.
+    return asked, prompt_of_chat(asked).model_copy(update={"tools_guided": True})
+
+
+def _of_the_answer(asked: ChatRequest | CompletionRequest, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Those of `fields`, as they were sent, that ask for something and make no prompt."""
+    rules = type(asked).model_fields
+    for name, value in fields.items():
+        if name in GUIDED:
+            yield name, value
+        elif name in rules and name not in OF_PROMPT:
+            asks = getattr(asked, name) != rules[name].get_default(call_default_factory=True)
+            yield name, value if asks else None
+
+
+def parse_detokenize(fields: Mapping[str, Any], strict: bool = False) -> tuple[DetokenizeBody, tuple[str, ...]]:
+    """The body, and names of fields that were left out; raises ApiError 400 naming the first that is wrong."""
+    ignored: IgnoredFields = {}
+    body = checked(DetokenizeBody, settled(fields, COMPLETION_KNOWN, strict, ignored))
+    return body, tuple(ignored)

@@ -1,0 +1,44 @@
+"""Arguments of calls in earlier turns, in the form that a model's chat template can use. Pure.
+
+What a client sends back is what the model wrote, and that need not be an object: the token limit may have cut it off.
+Most templates take objects alone, some texts alone, some both, which none of them tells, so the forms are tried: first
+what was sent, an object or a text.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from stageline_api.engine_http import ChatMessage
+
+Arguments = dict[str, Any] | str
+WriteArguments = Callable[[Arguments], Arguments]
+"""Makes arguments of a call what a template is given."""
+
+
+def ways_to_write(messages: Sequence[ChatMessage]) -> Sequence[WriteArguments]:
+    """Forms to try for the calls of `messages`, one after the other."""
+    has_texts = any(isinstance(call.arguments, str) for message in messages for call in message.tool_calls)
+    return (as_sent, as_object, as_text) if has_texts else (as_sent, as_text)
+
+
+def as_sent(arguments: Arguments) -> Arguments:
+    """A copy, which the template may change."""
+    return arguments if isinstance(arguments, str) else dict(arguments)
+
+
+def as_object(arguments: Arguments) -> Arguments:
+    """Of a text, the object that it is the beginning of; one that begins no object is a value of its own."""
+    if not isinstance(arguments, str):
+        return dict(arguments)
+    try:
+        begun = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        begun = None
+    return begun if isinstance(begun, dict) else {"arguments": arguments}
+
+
+def as_text(arguments: Arguments) -> Arguments:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
