@@ -3,6 +3,7 @@
 import json
 import socket
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from hostility.repeated_parts import BODY_BYTES, REPEATED
-from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
+from processes.gateway_harness import MODEL, LongestTurn, RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import Hold, Say, ScriptedEngine
 from stageline_api.engine_http import (
     Admitted,
@@ -35,10 +36,10 @@ from stageline_gateway.admission.request_body import (
     shape_of,
     shape_with_written,
 )
-from stageline_gateway.endpoints.tokenizing import parse_detokenize, parse_tokenize
 from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, shown
 from stageline_gateway.openai_api.dialects.prepared_message import prepare_message
 from stageline_gateway.openai_api.dialects.prepared_response import prepare_response
+from stageline_gateway.openai_api.tokenize_requests import parse_detokenize, parse_tokenize
 from stageline_gateway.openai_api.validation import parse_chat, parse_completion
 from stageline_gateway.settings import GatewaySettings
 from stageline_runtime.engine.edge.http_errors import invalid_body
@@ -46,24 +47,40 @@ from stageline_runtime.engine.edge.http_errors import invalid_body
 LOOP_SECONDS: Final = 0.05
 """Of CPU; a machine ten times slower than the one that this was measured on needs no more than it has."""
 SLOW_MACHINE: Final = 10
+TRIES: Final = 3
 LONGEST_TURN_SECONDS: Final = 0.25
 """What the soak allows anybody's pause to be, here of CPU."""
 JSON = {"content-type": "application/json"}
 
 
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    """One gateway for all that is refused before an engine is asked."""
+    engine = ScriptedEngine()
+    engine.start()
+    with running_gateway(GatewaySettings(tmp_path_factory.mktemp("attacked") / "endpoints.json")) as gateway:
+        gateway.serve(group(engine.url))
+        yield gateway
+    engine.stop()
+
+
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_refusal_of_a_large_body_hardly_costs_the_loop(gateway: RunningGateway, name: str) -> None:
+def test_a_refusal_of_a_large_body_has_no_long_turn_of_the_loop(attacked: RunningGateway, name: str) -> None:
+    """How much of the loop it has altogether is in `test_costs_of_attacks`.
+
+    The shortest of several tries counts: Python collects its garbage in whatever turn it comes to.
+    """
     path, body = REPEATED[name].path, REPEATED[name].body()
-    gateway.http.get("/healthz")
-    before = gateway.loop_seconds()
-    with gateway.longest_turn() as turn:
-        refused = gateway.http.post(path, content=body, headers=JSON)
-    spent = gateway.loop_seconds() - before
-    assert refused.status_code == 400, refused.text
-    assert len(refused.content) < 2000, refused.text
-    assert spent < LOOP_SECONDS * SLOW_MACHINE, f"{name}: {spent:.3f} s of the loop for {len(body)} bytes"
+    turns = list[LongestTurn]()
+    while not turns or turns[-1].own_seconds >= LOOP_SECONDS:
+        assert len(turns) < TRIES, f"{name}: {[each.own_seconds for each in turns]} s for {len(body)} bytes"
+        with attacked.longest_turn() as turn:
+            refused = attacked.http.post(path, content=body, headers=JSON)
+        assert refused.status_code == 400, refused.text
+        assert len(refused.content) < 2000, refused.text
+        turns.append(turn)
     # A thread may hold the interpreter's lock all through one call of a library.
-    assert turn.seconds < LONGEST_TURN_SECONDS, f"{name}: a turn of {turn.seconds:.3f} s for {len(body)} bytes"
+    assert turns[-1].seconds < LONGEST_TURN_SECONDS, f"{name}: {turns[-1].seconds:.3f} s for {len(body)} bytes"
 
 
 @pytest.mark.parametrize("name", REPEATED)

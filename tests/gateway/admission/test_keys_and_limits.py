@@ -366,9 +366,15 @@ def raw_post(gateway: RunningGateway, name: str, content: bytes) -> httpx.Respon
 
 def test_what_is_refused_counts_as_a_request_too(gateway: RunningGateway) -> None:
     """A key that may ask twice a minute can't have fifty bodies read and checked."""
+    before = gateway.loop_seconds()
     statuses = [raw_post(gateway, "slow", BAD_BODIES[index % 4]).status_code for index in range(50)]
+    spent = gateway.loop_seconds() - before
     assert set(statuses[:2]) <= {400, 404}, statuses
     assert statuses[2:] == [429] * 48, statuses
+    assert spent < 1.0, f"{spent:.3f} s of the loop"
+    held = gateway.admin.get("/status").json()["bodies"]
+    assert held["bytes"] == 0
+    assert held["most_bytes"] < 16 * 1024, held
 
 
 def test_a_request_that_generates_pays_once(gateway: RunningGateway) -> None:

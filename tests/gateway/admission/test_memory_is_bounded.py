@@ -168,13 +168,19 @@ def test_a_key_at_its_limit_is_refused_before_it_sends_a_body(tmp_path: Path, en
         gateway.serve(group(engine.url))
         body = {"model": MODEL, "prompt": "x"}
         assert gateway.http.post("/v1/completions", json=body).status_code == 200
-        with connect(gateway) as raw:
-            head = HEAD.replace(b"host: x", b"host: x\r\nauthorization: Bearer sk-0123456789abcdef")
-            raw.sendall(head % 1_000_000)
-            told = raw.recv(65536)
-        assert re.match(rb"HTTP/1.1 429 ", told), told
-        assert b"retry-after: " in told
-        assert b"x-ratelimit-remaining-requests: 0" in told
+        held, before = bodies(gateway), gateway.loop_seconds()
+        with ExitStack() as stack:
+            for _ in range(50):
+                raw = stack.enter_context(connect(gateway))
+                head = HEAD.replace(b"host: x", b"host: x\r\nauthorization: Bearer sk-0123456789abcdef")
+                raw.sendall(head % 4_000_000 + b"{")
+                told = raw.recv(65536)
+                assert re.match(rb"HTTP/1.1 429 ", told), told
+                assert b"retry-after: " in told
+                assert b"x-ratelimit-remaining-requests: 0" in told
+            spent = gateway.loop_seconds() - before
+            assert bodies(gateway) == held, "none of them is read"
+        assert spent < 0.5, f"{spent:.3f} s of the loop for 50 refusals"
 
 
 def test_connections_are_bounded_in_number(

@@ -1,5 +1,6 @@
 """Clients that open connections and then do nothing, or never read: bounded in number and in time, and soon gone."""
 
+import resource
 import socket
 import ssl
 import threading
@@ -13,6 +14,7 @@ import trustme
 from starlette.types import Receive, Scope, Send
 
 from processes.gateway_harness import RunningGateway, eventually, group, running_gateway
+from processes.lone_gateway import lone_gateway
 from processes.scripted_engine import ScriptedEngine
 from stageline_gateway.server import http_protocol, tls_listener
 from stageline_gateway.server.http_protocol import MOST_SENT_AHEAD, BoundedConfig, GatewayProtocol
@@ -22,17 +24,26 @@ from stageline_gateway.settings import GatewaySettings
 GET = b"GET /page.js HTTP/1.1\r\nhost: x\r\n\r\n"
 """Its answer is several KiB."""
 ATTACKERS = 20
+MOST_BYTES = 48 * 1024 * 1024
+"""Of this whole process; they had 11 MiB each."""
 SILENT = 300
+SILENT_SECONDS = 0.25
+"""Of CPU, that the loop may have for all of them."""
+SILENT_BYTES = 6 * 1024 * 1024
 LIMIT = 10
 
 
 def connect(gateway: RunningGateway) -> socket.socket:
     url = httpx.URL(gateway.url)
+    return connect_to((url.host, url.port or 0))
+
+
+def connect_to(address: tuple[str, int]) -> socket.socket:
     raw = socket.socket()
     # A window as small as can be, so that few answers fill it.
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.settimeout(60)
-    raw.connect((url.host, url.port or 0))
+    raw.connect(address)
     return raw
 
 
@@ -63,16 +74,26 @@ def test_requests_sent_ahead_and_never_read_hold_little_and_not_for_long(
         eventually(lambda: open_connections(gateway) == 0, "the test's own are gone")
         attackers = [stack.enter_context(connect(gateway)) for _ in range(ATTACKERS)]
         flooding = [threading.Thread(target=flood, args=(raw,), daemon=True) for raw in attackers]
+        before, before_bytes = gateway.loop_seconds(), resident_bytes()
         for one in flooding:
             one.start()
         while any(one.is_alive() for one in flooding):
             most_waiting = max(most_waiting, waiting_requests(gateway))
             most_unsent_bytes = max(most_unsent_bytes, unsent_bytes(gateway))
+            grown_bytes = resident_bytes() - before_bytes
+            assert grown_bytes < MOST_BYTES, f"grew by {grown_bytes} bytes"
             flooding[0].join(0.005)
             flooding = [one for one in flooding if one.is_alive()] or flooding[:1]
         assert most_waiting <= MOST_SENT_AHEAD
         assert most_unsent_bytes < ATTACKERS * 512 * 1024
+        spent = gateway.loop_seconds() - before
+        assert spent < 1.0, f"{spent:.3f} s of the loop"
         eventually(lambda: open_connections(gateway) == 0, lambda: f"{open_connections(gateway)} are still held")
+
+
+def resident_bytes() -> int:
+    """Memory of this process, the gateway's too."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def flood(raw: socket.socket) -> None:
@@ -139,6 +160,22 @@ def test_silent_connections_count_before_their_handshake(
         )
         assert accepted_connections(secure) == LIMIT
     eventually(lambda: accepted_connections(secure) == 0, lambda: f"{accepted_connections(secure)} are open")
+
+
+def test_silent_connections_that_are_too_many_cost_little(tmp_path: Path, engine: ScriptedEngine) -> None:
+    """With a handshake under way each would have 50 KiB, as the system counts it, until that is given up."""
+    files, trust = write_tls_files(tmp_path)
+    options = "--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--connection-limit", str(LIMIT)
+    with lone_gateway(tmp_path, engine, *options, trust=trust) as gateway, ExitStack() as stack:
+        before = gateway.loop_seconds()
+        silent = [stack.enter_context(connect_to(gateway.address)) for _ in range(SILENT)]
+        eventually(
+            lambda: sum(map(was_dropped, silent)) >= SILENT - LIMIT,
+            lambda: f"{SILENT - sum(map(was_dropped, silent))} are open",
+        )
+        spent = gateway.loop_seconds() - before
+        assert spent < SILENT_SECONDS, f"{spent:.3f} s of the loop"
+        assert gateway.grown_bytes < SILENT_BYTES, f"grew by {gateway.grown_bytes} bytes"
 
 
 def was_dropped(raw: socket.socket) -> bool:
