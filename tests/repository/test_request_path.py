@@ -16,7 +16,7 @@ MOST_FILES_ON_THE_WAY_IN = 59
 
 `core_life` and `output_text` are what our own runtime and vLLM share of an engine's core; `engine_access` is the key
 that engines ask for; `served_models` says which namespace's model a name means, and the gateway's `metrics` whose
-requests are counted; `accounts` count limits over a gateway's workers, `text_sizes` what texts take of them.
+requests are counted; `accounts` count limits over a gateway's workers, `body_sizes` what bodies take of them.
 `direct_routes`, `client_stream`, `connection_pool` and `written_pieces` make a request cost the gateway less.
 `generation` and `answer_lines` are what a request by itself and a stream among many share at an engine,
 `incoming_lines` at the gateway; `multiplexed` and `event_reader` there let many share one connection, whose lines

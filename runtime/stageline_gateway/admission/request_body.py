@@ -1,112 +1,40 @@
 """A request's body: read within bounds of size and time, held in a bounded memory, and parsed as strict JSON.
 
 A body counts against the memory as it comes, so a slow sender holds what it has sent and no more; what parsing it will
-make counts before that is made: `{},` is three bytes and becomes a dictionary, a checked object and a part of the
-engine's request, and one emoji makes a text four times as large. Arguments of calls are JSON inside of strings: they
-count as what they become, once the body around them is parsed. When the engine's request is made, what that keeps
-counts in place of what it was made from. It counts until its request is over, because its prompt is kept that long:
-another engine may have to be asked. Nothing waits here for room: whatever would go over the limit is refused, and gives
-back what it held. Of large bodies one is worked on at a time, and only then counts what that needs.
+make counts before that is made (`body_sizes`). Arguments of calls are JSON inside of strings: they count as what they
+become, once the body around them is parsed. When the engine's request is made, what that keeps counts in place of what
+it was made from. It counts until its request is over, because its prompt is kept that long: another engine may have to
+be asked. Nothing waits here for room: whatever would go over the limit is refused, and gives back what it held. Of
+large bodies one is worked on at a time, and only then counts what that needs.
 
 Anything a client can send ends in an `ApiError`: a wrong content type, too many bytes, a slow or broken upload,
 invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting deeper than the parser allows.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
 from stageline_gateway.admission.accounts import Account, Held
-from stageline_gateway.admission.text_sizes import held_text_bytes, most_text_bytes
+from stageline_gateway.admission.body_sizes import (
+    BodyShape,
+    check_shape,
+    held_text_bytes,
+    most_text_bytes,
+    shape_of,
+    shape_with_written,
+)
 from stageline_gateway.errors import ApiError, bad_value, shown
 from stageline_gateway.large_work import QUICK_BYTES, off_the_loop
-from stageline_gateway.openai_api.chat_types import written_json
 
 Made = TypeVar("Made")
 
-MOST_OBJECTS: Final = 32 * 1024
-"""Objects and lists of one body: many times those of the longest chat with the most tools."""
-MOST_VALUES: Final = 1024 * 1024
-"""Values of one body, the ids of a prompt among them."""
-OBJECT_BYTES: Final = 1024
-"""What one object or list holds at most, over all forms that it is in at once."""
-MOST_STRINGS: Final = 128 * 1024
-"""Strings of one body, names of fields among them."""
-VALUE_BYTES: Final = 48
-"""A number in a list, in the same sense."""
-FEW: Final = 4096
-"""As many marks in a body, inside strings or not, need no closer look."""
-
-
-class BodyShape(NamedTuple):
-    """How many objects and lists a body has, and how many values; both may be too high where there are `FEW`."""
-
-    objects: int
-    values: int
-
-    @property
-    def extra_bytes(self) -> int:
-        """What it will hold beyond its text."""
-        return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
-
-
 _NO_SHAPE: Final = BodyShape(0, 0)
-
-
-def shape_of(raw: bytes | bytearray) -> BodyShape:
-    """The shape of `raw`, which need not be JSON.
-
-    Raises:
-        ApiError: 400; it has more strings than any request needs.
-    """
-    found = _count(raw)
-    if found.objects + found.values <= FEW:
-        return found
-    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 2 * MOST_STRINGS:
-        raise _too_complex(f"The body has more than {MOST_STRINGS} strings.")
-    return _count(b"".join(plain.split(b'"')[::2]))
-
-
-def shape_with_written(shape: BodyShape, fields: Mapping[str, Any]) -> BodyShape:
-    """`shape` of a body, and in it that of the JSON which its strings hold and which is read as well.
-
-    Raises:
-        ApiError: as `shape_of`.
-    """
-    # In one piece: few marks in each of many texts are many. Whatever stands behind broken JSON is never read.
-    written = ",".join(written_json(fields))
-    if not written:
-        return shape
-    inner = shape_of(written.encode(errors="surrogatepass"))
-    return BodyShape(shape.objects + inner.objects, shape.values + inner.values)
-
-
-def check_shape(shape: BodyShape) -> None:
-    """Raise ApiError 400 for a body of more parts than any request needs."""
-    if shape.objects > MOST_OBJECTS:
-        raise _too_complex(f"The body has {shape.objects} objects and lists; at most {MOST_OBJECTS} are allowed.")
-    if shape.values > MOST_VALUES:
-        raise _too_complex(f"The body has more than {MOST_VALUES} values.")
-
-
-def _count(raw: bytes | bytearray) -> BodyShape:
-    objects = raw.count(b"{") + raw.count(b"[")
-    return BodyShape(objects, raw.count(b",") + objects)
-
-
-def _first_look(raw: bytearray) -> tuple[BodyShape, int]:
-    """The shape of a body, and what its texts may take."""
-    return shape_of(raw), most_text_bytes(raw)
-
-
-def _too_complex(message: str) -> ApiError:
-    return ApiError(400, message, code="body_too_complex")
 
 
 @dataclass(slots=True)
@@ -432,6 +360,11 @@ def _declared_bytes(request: Request) -> int:
     """What the client says it will send; 0 when it doesn't say."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isascii() and declared.isdecimal() and len(declared) < 20 else 0
+
+
+def _first_look(raw: bytearray) -> tuple[BodyShape, int]:
+    """The shape of a body, and what its texts may take."""
+    return shape_of(raw), most_text_bytes(raw)
 
 
 def _parsed(raw: bytearray, shape: BodyShape) -> tuple[dict[str, Any], BodyShape]:

@@ -27,15 +27,15 @@ from stageline_api.engine_http import (
     TokenLogprob,
     TopLogprob,
 )
-from stageline_gateway.admission.request_body import (
+from stageline_gateway.admission.body_sizes import (
     FEW,
     MOST_OBJECTS,
     BodyShape,
     check_shape,
-    parse_object,
     shape_of,
     shape_with_written,
 )
+from stageline_gateway.admission.request_body import parse_object
 from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, shown
 from stageline_gateway.openai_api.dialects.prepared_message import prepare_message
 from stageline_gateway.openai_api.dialects.prepared_response import prepare_response

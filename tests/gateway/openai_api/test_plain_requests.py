@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stageline_api.engine_http import FinishReason
-from stageline_gateway.admission.request_body import parse_object, shape_of, shape_with_written
+from stageline_gateway.admission.body_sizes import shape_of, shape_with_written
+from stageline_gateway.admission.request_body import parse_object
 from stageline_gateway.engine_client.written_request import written
 from stageline_gateway.openai_api.answer_shapes import AnswerShape
 from stageline_gateway.openai_api.plain_requests import Plain, plain_chat, plain_completion

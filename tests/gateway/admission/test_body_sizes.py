@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_api.engine_http import ChatMessage, ChatPrompt, GenerateRequest, SamplingParams
-from stageline_gateway.admission.text_sizes import held_text_bytes, most_text_bytes, text_bytes
+from stageline_gateway.admission.body_sizes import held_text_bytes, most_text_bytes, text_bytes
 
 EMPTY: Final = 80
 """What Python has beside the characters of a text, at most."""
