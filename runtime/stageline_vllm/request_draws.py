@@ -12,7 +12,7 @@ import msgspec
 from stageline_runtime.plan_bus.messages import RequestSampling
 
 KEY: Final = "stageline_draws"
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -25,6 +25,9 @@ class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """`num_prompt_tokens` is the border in what vLLM takes for the prompt: ids behind it were generated before."""
     eos_token_ids: tuple[int, ...] = ()
     """What ends an answer that a grammar guides."""
+    awaits_grammar: bool = False
+    """Whether these tokens are nobody's: an end once the grammar is compiled, for the request of that number, and
+    others before."""
 
 
 class DrawsError(ValueError):

@@ -195,6 +195,13 @@ def test_an_answer_is_held_to_a_schema(served: Served) -> None:
     assert isinstance(found["is_large"], bool), text
 
 
+def test_an_answer_waits_for_a_schema_that_takes_long_to_compile(served: Served) -> None:
+    schema = {"type": "integer", "multipleOf": 80021, "minimum": 0}
+    wanted = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema, "strict": True}}
+    text = served.chat("Which number?", response_format=wanted, max_tokens=16)
+    assert text.isdigit(), text
+
+
 def test_a_stop_string_ends_an_answer_before_itself(served: Served) -> None:
     (whole,) = completion(served, ignore_eos=True)
     words = whole["text"].split()

@@ -4,6 +4,7 @@ import gc
 import itertools
 import json
 import random
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from oracles import vllm_logits_interface
-from oracles.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, write_tiny_tokenizer
+from oracles.tiny_models import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, write_tiny_tokenizer
+from stageline_api.engine_http import GRAMMAR_MARK
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
@@ -68,6 +71,12 @@ def processor(model_dir: Path) -> KeyedNoise:
 
 
 MOST_AT_ONCE = 8
+WAIT_SECONDS = 60.0
+FOREIGN_TOKEN_ID = 0
+LATE = (
+    GRAMMAR_MARK + 'start: /[a-z]+/ "~" s\ns: /[a-z]/ | "" | ' + " | ".join(" ".join(["s"] * n) for n in range(2, 30))
+)
+"""Dear behind the first word only."""
 
 
 def made(model_dir: Path, *, rank: int = 0, stages: int = 1, tensor: int = 1) -> KeyedNoise:
@@ -78,6 +87,10 @@ def made(model_dir: Path, *, rank: int = 0, stages: int = 1, tensor: int = 1) ->
         scheduler_config=SimpleNamespace(max_num_seqs=MOST_AT_ONCE),
     )
     return KeyedNoise(config, torch.device("cpu"), False)
+
+
+def token_of(letter: str) -> int:
+    return len(SPECIAL_TOKENS) + sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter)
 
 
 def bordered(sampling: RequestSampling, num_prompt_tokens: int = len(PROMPT)) -> RequestSampling:
@@ -118,12 +131,17 @@ class VllmRequest:
 
     @classmethod
     def of(
-        cls, sampling: RequestSampling | None, number: int, prompt: tuple[int, ...], *generated: int
+        cls,
+        sampling: RequestSampling | None,
+        number: int,
+        prompt: tuple[int, ...],
+        *generated: int,
+        awaits_grammar: bool = False,
     ) -> "VllmRequest":
         """`sampling` None: plain greedy, without draws."""
         extra = None
         if sampling is not None:
-            draws = RequestDraws(VERSION, number, bordered(sampling, len(prompt)), (EOS_TOKEN_ID,))
+            draws = RequestDraws(VERSION, number, bordered(sampling, len(prompt)), (EOS_TOKEN_ID,), awaits_grammar)
             extra = json.loads(json.dumps(as_extra_args(draws)))
         params = SimpleNamespace(
             extra_args=extra, temperature=0.0, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0
@@ -257,10 +275,57 @@ def test_a_prompt_in_chunks_is_drawn_from_in_vain_until_its_last(processor: Keye
     assert answer(batch, request, 24) == own_answer(model_dir, SAMPLINGS["penalties"], 24)
 
 
-def test_where_the_grammar_is_lost_only_an_end_is_left(processor: KeyedNoise) -> None:
+def test_where_the_grammar_is_lost_a_token_is_left_that_none_admits(processor: KeyedNoise) -> None:
     # Output that the grammar does not admit can't come from a group of ours; no token may follow it.
     request = VllmRequest.of(SAMPLINGS["a grammar"], 1, PROMPT, 3, 3, 3)
-    assert answer(VllmBatch(processor), request, 5) == [EOS_TOKEN_ID]
+    assert answer(VllmBatch(processor), request, 5) == [FOREIGN_TOKEN_ID] * 5
+
+
+def test_a_grammar_that_takes_too_long_is_no_end_of_the_answer_where_one_may_be(processor: KeyedNoise) -> None:
+    """It would look as if the model had ended there."""
+    sampling = RequestSampling(temperature=1.0, seed=1, json_schema=LATE)
+    request = VllmRequest.of(sampling, 1, PROMPT, *map(token_of, "a~"))
+    neighbour = VllmRequest.of(SAMPLINGS["temperature"], 2, PROMPT)
+    batch = VllmBatch(processor)
+    batch.step([request, neighbour])
+    assert request.output == [FOREIGN_TOKEN_ID]
+    assert not neighbour.ended
+
+
+def test_no_step_waits_until_a_grammar_is_compiled(processor: KeyedNoise, model_dir: Path) -> None:
+    sampling = SAMPLINGS["a grammar"]
+    awaiting = VllmRequest.of(sampling, 1, PROMPT, awaits_grammar=True)
+    neighbour = VllmRequest.of(SAMPLINGS["temperature"], 2, PROMPT)
+    batch = VllmBatch(processor)
+    with processor._draws._guide_maker((EOS_TOKEN_ID,)).grammars._compiling:  # another's takes long
+        for _ in range(3):
+            batch.step([awaiting, neighbour])
+        assert EOS_TOKEN_ID not in awaiting.output
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not awaiting.ended:
+        assert time.monotonic() < deadline, "it was never compiled"
+        batch.step([awaiting])
+    request = VllmRequest.of(sampling, 1, PROMPT)
+    with processor._draws._guide_maker((EOS_TOKEN_ID,)).grammars._compiling:
+        assert answer(batch, request, 24) == own_answer(model_dir, sampling, 24), "held under its number"
+    assert answer(batch, neighbour, 24) == own_answer(model_dir, SAMPLINGS["temperature"], 24)
+
+
+def test_grammars_that_nobody_waits_for_any_more_are_not_compiled(processor: KeyedNoise) -> None:
+    """Or requests that come and go would have all others wait in that line."""
+    batch = VllmBatch(processor)
+    with processor._draws._guide_maker((EOS_TOKEN_ID,)).grammars._compiling:
+        for number in range(1, 60):
+            sampling = RequestSampling(temperature=1.0, json_schema=json.dumps({"const": number}))
+            batch.step([VllmRequest.of(sampling, number, (EOS_TOKEN_ID,), awaits_grammar=True)])
+        waiting = processor._draws._guide_maker((EOS_TOKEN_ID,))._thread._work_queue.qsize()
+        futures = [row.slot.guide.compiled for row in processor._draws._kept.values() if row.slot.guide is not None]
+    assert waiting > len(futures), "which are passed over when their turn comes"
+    assert len(futures) == 2 * MOST_AT_ONCE
+    for future in futures:
+        future.result(WAIT_SECONDS)
+    kept = processor._draws._guide_maker((EOS_TOKEN_ID,)).grammars._kept
+    assert len(kept) <= len(futures) + 1, "the first was being compiled"
 
 
 def test_hidden_ids_of_the_output_end_the_step_and_not_the_truth(processor: KeyedNoise) -> None:

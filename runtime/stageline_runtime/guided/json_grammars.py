@@ -54,6 +54,8 @@ class JsonGrammars:
         self._model_dir = model_dir
         self.vocab_size = vocab_size
         self.eos_token_ids = sorted(eos_token_ids)
+        self.foreign_token: int | None = None
+        """In no text, and no end: only a grammar that names it admits it. Known once the tokenizer is read."""
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         """Of what is kept; never held for long."""
@@ -112,9 +114,12 @@ class JsonGrammars:
         if self._tokenizer is None:
             text = (self._model_dir / "tokenizer.json").read_text(encoding="utf-8")
             try:
-                self._tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=self.eos_token_ids)
+                tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=self.eos_token_ids)
             except ValueError as error:
                 raise GrammarError("this model's tokenizer can't be guided") from error
+            special = filter(tokenizer.is_special_token, range(self.vocab_size))
+            self.foreign_token = next((token for token in special if token not in self.eos_token_ids), None)
+            self._tokenizer = tokenizer
         return self._tokenizer
 
 

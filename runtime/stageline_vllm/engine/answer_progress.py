@@ -1,47 +1,45 @@
 """One answer as vLLM generates it: its events become tokens, until a stop token or the limit. Pure.
 
 The last token waits for the event after it, which says how much of the prompt was cached. A guided answer is followed
-through its grammar here as well: vLLM's worker masks, this side lets no other token pass, so a mask that was lost or
-belongs to another grammar ends the request with that failure and never in wrong text.
+through its grammar here as well, within the same limits of CPU time as where masks are made: vLLM's worker masks, this
+side lets no other token pass, so a mask that was lost or belongs to another grammar ends the request with that failure
+and never in wrong text.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final
 
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.scheduling.scheduler import NewToken
+from stageline_runtime.guided.grammar_walk import GrammarWalk
 from stageline_runtime.plan_bus.messages import TokenLogprobs
 from stageline_vllm.engine.generate_words import Choice, StreamEvent, VllmAnswerError, reported_logprobs
 
-
-class GrammarWalk(Protocol):
-    """A matcher of `JsonGrammars`."""
-
-    def consume_token(self, token: int) -> bool: ...
-
-    def is_stopped(self) -> bool: ...
+LOST_IN_WORKER: Final = "the grammar takes too long to follow, or became too complex, where masks are made"
 
 
-class NotAdmittedError(Exception):
-    """The grammar doesn't admit a token; which one, as half a sentence."""
+class NotFollowedError(Exception):
+    """The grammar doesn't admit a token, or can't be followed to it; which and why, as half a sentence."""
 
 
 class AnswerProgress:
     """Tokens of one request, in order; `cached_tokens` once known."""
 
-    def __init__(self, request: AdmittedRequest, grammar: GrammarWalk | None = None) -> None:
-        """`grammar` stands at its beginning.
+    def __init__(
+        self, request: AdmittedRequest, grammar: GrammarWalk | None = None, lost_token: int | None = None
+    ) -> None:
+        """`grammar` stands at its beginning; `lost_token` is what vLLM's worker says where it has lost it.
 
         Raises:
-            NotAdmittedError: it doesn't admit what was generated before.
+            NotFollowedError: it doesn't admit what was generated before.
         """
         self._request = request
         self._grammar = grammar
+        self._lost_token = lost_token
         self._count = len(request.generated_token_ids)
         self._last: NewToken | None = None
         self.cached_tokens: int | None = None
-        for token in request.generated_token_ids:
-            self._follow(token)
+        self._follow(request.generated_token_ids)
 
     def take(self, event: StreamEvent) -> list[NewToken]:
         """What the event adds; the last token is kept for `end`.
@@ -75,18 +73,20 @@ class AnswerProgress:
     def _new(self, token: int, logprobs: TokenLogprobs | None) -> NewToken:
         name = self._request.request_id
         try:
-            self._follow(token)
-        except NotAdmittedError as error:
+            self._follow((token,))
+        except NotFollowedError as error:
             return NewToken(name, token, True, False, failure=str(error))
         self._count += 1
         stopped = token in self._request.stop_token_ids
         return NewToken(name, token, stopped or self._count >= self._request.max_new_tokens, stopped, logprobs)
 
-    def _follow(self, token: int) -> None:
-        if self._grammar is None or self._grammar.is_stopped():
+    def _follow(self, token_ids: tuple[int, ...]) -> None:
+        if self._grammar is None or not token_ids:
             return
-        if not self._grammar.consume_token(token):
-            raise NotAdmittedError(f"token {token} is not admitted by the grammar")
+        self._grammar.take(token_ids)
+        if self._grammar.failure is not None:
+            is_lost = token_ids == (self._lost_token,)
+            raise NotFollowedError(LOST_IN_WORKER if is_lost else self._grammar.failure)
 
     def _logprobs(self, choice: Choice) -> list[TokenLogprobs]:
         count = self._request.sampling.num_top_logprobs

@@ -10,6 +10,7 @@ import logging
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +23,11 @@ from stageline_runtime.engine.core_life import CoreLife, RequestLoad
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
+from stageline_runtime.guided.grammar_walk import GrammarWalk, WalkMaker
+from stageline_runtime.guided.json_grammars import GrammarError
 from stageline_runtime.plan_bus.messages import ToStage
 from stageline_vllm.engine.generation import Generation, VllmServer, generate_one_token
+from stageline_vllm.engine.grammar_words import WorkersGrammars
 from stageline_vllm.engine.prompt_words import asks_for_prompt, most_answer_bytes
 from stageline_vllm.engine.response_reader import LINE_LIMIT_BYTES
 from stageline_vllm.engine.vllm_figures import VllmFigures, read_figures
@@ -72,6 +76,8 @@ class VllmCore(CoreLife):
         """`max_running` is vLLM's own `--max-num-seqs`."""
         super().__init__(info, metrics, tracing, group=group, incarnation=incarnation)
         self._server = server
+        self._walks = WalkMaker(server.grammars, GrammarWalk)
+        self._workers_grammars = WorkersGrammars(max_running)
         self.adapters = frozenset(adapters)
         self._max_running, self._max_waiting = max_running, max_waiting
         self._numbers = 0
@@ -95,12 +101,14 @@ class VllmCore(CoreLife):
         self._stands = True
 
     async def warm_up(self) -> None:
-        """One token through all stages.
+        """One token through all stages, and the tokenizer read as grammars need it, here and by vLLM's worker.
 
         Raises:
             VllmUnreachableError, VllmAnswerError: vLLM does not give it.
         """
         await generate_one_token(self._server)
+        with suppress(GrammarError):  # which is told when a request needs it
+            await asyncio.wrap_future(self._walks.load())
 
     def is_running(self, request_id: str) -> bool:
         return request_id in self._running
@@ -128,6 +136,7 @@ class VllmCore(CoreLife):
         for running in list(self._running.values()):
             self._let_go(running)
         await asyncio.gather(*self._leaving, return_exceptions=True)
+        self._walks.close()
         await self._http.aclose()
 
     # -- EngineCoreApi -----------------------------------------------------------------------------------------
@@ -197,7 +206,15 @@ class VllmCore(CoreLife):
     def _start(self, waiting: _Waiting) -> None:
         if not self._running:
             self._progress_at = time.monotonic()
-        generation = Generation(waiting.request, waiting.number, self._server, self._streams, self._heard)
+        generation = Generation(
+            waiting.request,
+            waiting.number,
+            self._server,
+            self._walks,
+            self._workers_grammars,
+            self._streams,
+            self._heard,
+        )
         task = asyncio.create_task(self._run(generation))
         self._running[waiting.request.request_id] = _Running(generation, task)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from stageline_runtime.engine.core_api import AdmittedRequest
-from stageline_runtime.plan_bus.messages import TokenLogprobs
+from stageline_runtime.plan_bus.messages import RequestSampling, TokenLogprobs
 from stageline_vllm.request_draws import VERSION, RequestDraws, as_extra_args, needs_draws
 
 GENERATE_PATH: Final = "/inference/v1/generate"
@@ -120,11 +120,19 @@ def asked_of(
     return body
 
 
-def warm_up_body(token_id: int) -> bytes:
-    """One greedy token."""
-    sampling = {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True, "detokenize": False}
+def warm_up_body(eos_token_ids: Iterable[int]) -> bytes:
+    """One token, for which vLLM's worker has to read the tokenizer as grammars need it."""
+    ends = tuple(sorted(eos_token_ids))
+    guided = RequestSampling(temperature=0.0, json_schema="{}")
+    sampling = {
+        "temperature": 0.0,
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "detokenize": False,
+        "extra_args": as_extra_args(RequestDraws(VERSION, 0, guided, ends, awaits_grammar=True)),
+    }
     return msgspec.json.encode(
-        {"request_id": "warm-up", "token_ids": [token_id], "sampling_params": sampling, "stream": True}
+        {"request_id": "warm-up", "token_ids": ends[:1] or (0,), "sampling_params": sampling, "stream": True}
     )
 
 

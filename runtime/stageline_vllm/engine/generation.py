@@ -15,8 +15,9 @@ from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.scheduling.row_selection import FirstRow
 from stageline_runtime.engine.scheduling.scheduler import NewToken, ReportedPrompt
 from stageline_runtime.engine.telemetry.metrics import GROUP_LOST, GUIDE, REFUSED
+from stageline_runtime.guided.grammar_walk import GrammarWalk, WalkMaker
 from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
-from stageline_vllm.engine.answer_progress import AnswerProgress, NotAdmittedError
+from stageline_vllm.engine.answer_progress import AnswerProgress, NotFollowedError
 from stageline_vllm.engine.generate_words import (
     GENERATE_PATH,
     VllmAnswerError,
@@ -25,6 +26,7 @@ from stageline_vllm.engine.generate_words import (
     refusal_of,
     warm_up_body,
 )
+from stageline_vllm.engine.grammar_words import WorkersGrammars, grammar_body, is_compiled
 from stageline_vllm.engine.prompt_words import asks_for_prompt, prompt_body, read_prompt
 from stageline_vllm.engine.vllm_exchange import VllmExchange, VllmUnreachableError
 from stageline_vllm.server_key import authorization
@@ -61,13 +63,17 @@ class Generation:
         request: AdmittedRequest,
         number: int,
         server: VllmServer,
+        walks: WalkMaker[GrammarWalk],
+        workers_grammars: WorkersGrammars,
         streams: AnswerStreams,
         on_event: Callable[[], None],
     ) -> None:
-        """`on_event` is called for each event that vLLM sends."""
+        """`walks` are through the server's grammars; `on_event` is called for each event that vLLM sends."""
         self.request = request
         self.number = number
         self._server = server
+        self._walks = walks
+        self._workers_grammars = workers_grammars
         self._streams = streams
         self._on_event = on_event
         self._is_over = False
@@ -82,7 +88,7 @@ class Generation:
             await self._ask()
         except (VllmUnreachableError, VllmAnswerError) as error:
             self._fail(f"The group could not finish this answer: {error}.", GROUP_LOST)
-        except (NotAdmittedError, GrammarError) as error:
+        except (NotFollowedError, GrammarError) as error:
             self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
         except Exception:
             logger.exception("a request failed at vLLM", extra={"request_id": self.request.request_id})
@@ -98,7 +104,11 @@ class Generation:
 
     async def _ask(self) -> None:
         self._progress = await self._begin()
-        if asks_for_prompt(self.request):
+        schema = self.request.sampling.json_schema
+        guided_number = self._workers_grammars.begin() if schema is not None else 0
+        if schema is not None and not self._workers_grammars.surely_has(schema):
+            await self._ask_for_grammar()
+        if asks_for_prompt(self.request) and not self._is_over:
             await self._ask_about_prompt()
         if self._is_over:
             return
@@ -107,8 +117,10 @@ class Generation:
         status = await exchange.ended()
         if status != HTTPStatus.OK:
             self._refused(status)
-        else:
-            self._finish()
+            return
+        if schema is not None:
+            self._workers_grammars.used(schema, guided_number)
+        self._finish()
 
     async def _open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
         exchange = self._exchange = await self._server.open(take_line)
@@ -120,33 +132,47 @@ class Generation:
 
     async def _ask_about_prompt(self) -> None:
         """Tell log probabilities of the prompt; all that there is to an answer without output."""
-        lines: list[bytes] = []
-        exchange = await self._open(lambda _status, line: lines.append(line))
-        self._server.ask(exchange, prompt_body(self.request, self.number))
-        status = await exchange.ended()
-        exchange.close()
-        if status != HTTPStatus.OK:
-            self._refusal = lines
-            self._refused(status)
+        lines = await self._ask_aside(prompt_body(self.request, self.number))
+        if self._is_over:
             return
         # What it says of a long prompt takes a tenth of a second to read.
         report, drawn = await asyncio.to_thread(read_prompt, lines, self.request)
         if self._is_over:
             return
-        self._on_event()
         name = self.request.request_id
         self._streams.tell_prompt(ReportedPrompt(name, report))
         if self.request.is_prompt_only:
             self._is_over = True
             self._streams.deliver(NewToken(name, drawn, finished=True, stopped=False))
 
+    async def _ask_for_grammar(self) -> None:
+        """Wait until vLLM's worker has compiled the grammar."""
+        body = grammar_body(self.request, self.number, self._server.eos_token_ids)
+        is_there = False
+        while not is_there:
+            lines = await self._ask_aside(body)
+            is_there = self._is_over or is_compiled(lines)
+
+    async def _ask_aside(self, body: bytes) -> list[bytes]:
+        """What vLLM answers to a request that is no stream; once it has refused it, this one is over."""
+        lines: list[bytes] = []
+        exchange = await self._open(lambda _status, line: lines.append(line))
+        self._server.ask(exchange, body)
+        status = await exchange.ended()
+        exchange.close()
+        self._on_event()
+        if status != HTTPStatus.OK:
+            self._refusal = lines
+            self._refused(status)
+        return lines
+
     async def _begin(self) -> AnswerProgress:
         schema = self.request.sampling.json_schema
         if schema is None:
             return AnswerProgress(self.request)
-        # Compiled when the request was checked; but another's compiling may hold the lock.
-        grammar = await asyncio.to_thread(self._server.grammars.matcher, schema)
-        return AnswerProgress(self.request, grammar)
+        grammar = self._walks.start(schema)
+        await asyncio.wrap_future(grammar.compiled)
+        return AnswerProgress(self.request, grammar, self._server.grammars.foreign_token)
 
     def _take_line(self, status: int, line: bytes) -> None:
         if self._is_over:
@@ -206,7 +232,7 @@ async def generate_one_token(server: VllmServer) -> None:
     lines: list[bytes] = []
     exchange = await server.open(lambda _status, line: lines.append(line))
     try:
-        server.ask(exchange, warm_up_body(min(server.eos_token_ids, default=0)))
+        server.ask(exchange, warm_up_body(server.eos_token_ids))
         status = await exchange.ended()
     finally:
         exchange.close()

@@ -55,7 +55,7 @@ def _vllm_core(parts: CoreParts) -> GroupCore:
         warm_up=warm_up,
         step_done=_no_plans,
         close=core.close,
-        # vLLM compiles a grammar at its request's first step; the engine has bounded what that costs.
+        # vLLM's worker compiles a grammar for a request that goes before the one that needs it (`grammar_words`).
         stages_prepare_guides=False,
     )
 

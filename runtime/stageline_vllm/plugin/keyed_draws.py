@@ -13,6 +13,7 @@ are held. Knows torch, but nothing of vllm.
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,11 +54,14 @@ class KeyedDraws:
             return
         assert prompt is not None, "vLLM shows no prompt ids of a request whose tokens depend on them"
         self.remove(place)
-        row = self._kept.pop(draws.number, None) or _Row(draws, self._slot_of(draws))
+        row = self._kept.pop(draws.number, None) or self._row_of(draws)
+        row.awaits_grammar = draws.awaits_grammar
         row.show(prompt, output)
         self._rows[place] = self._kept[draws.number] = row
         if len(self._kept) > self._most_kept:
-            self._kept.popitem(last=False)
+            _, oldest = self._kept.popitem(last=False)
+            if oldest not in self._rows.values():
+                oldest.give_up()
 
     def remove(self, place: int) -> None:
         row = self._rows.pop(place, None)
@@ -89,12 +93,12 @@ class KeyedDraws:
         logits[index, tokens] = 0.0
         return logits
 
-    def _slot_of(self, draws: RequestDraws) -> SlotSampling:
+    def _row_of(self, draws: RequestDraws) -> "_Row":
         sampling = draws.sampling
-        guide = None
-        if sampling.json_schema is not None:
-            guide = self._guide_maker(draws.eos_token_ids).start(sampling.json_schema)
-        return slot_sampling(0, sampling, guide)
+        if sampling.json_schema is None:
+            return _Row(draws, slot_sampling(0, sampling, None))
+        maker = self._guide_maker(draws.eos_token_ids)
+        return _Row(draws, slot_sampling(0, sampling, maker.start(sampling.json_schema)), maker.grammars)
 
     def _guide_maker(self, eos_token_ids: tuple[int, ...]) -> GuideMaker:
         maker = self._guides.get(eos_token_ids)
@@ -107,9 +111,13 @@ class KeyedDraws:
 class _Row:
     """One request: its parameters, what it has said as far as that was followed, and vLLM's view of its ids."""
 
-    def __init__(self, draws: RequestDraws, slot: SlotSampling) -> None:
+    def __init__(self, draws: RequestDraws, slot: SlotSampling, grammars: JsonGrammars | None = None) -> None:
+        """`grammars` are those of the slot's guide."""
         self.slot = slot
+        self._grammars = grammars
         self._eos_token_ids = draws.eos_token_ids
+        self.awaits_grammar = False
+        """Whether nothing is drawn yet but the answer to whether its grammar is compiled."""
         self._prompt: list[int] = []
         self._output: list[int] = []
         self._followed: int | None = None
@@ -124,16 +132,36 @@ class _Row:
         return len(self._prompt) + len(self._output)
 
     def change(self, logits: Tensor, place: Placing) -> None:
-        """Bias, penalise and mask `logits` `[vocab_size]`. Where the grammar is lost, only an end is left.
+        """Bias, penalise and mask `logits` `[vocab_size]`. Where the grammar is lost, a token that none admits is left.
 
-        The engine follows the same grammar: it takes an end only where the text may end, and fails the request else.
+        The engine follows the same grammar, and so fails the request.
         """
+        if self.awaits_grammar:
+            _leave(self._end if self._has_grammar else self._no_end, logits)
+            return
         if self.slot.needs_history:
             self._follow()
         self.slot.change(logits, self.position, place)
         if self.slot.failure is not None:
-            logits.fill_(float("-inf"))
-            logits[self._eos_token_ids[0] if self._eos_token_ids else 0] = 0.0
+            foreign = None if self._grammars is None else self._grammars.foreign_token
+            _leave(self._end if foreign is None else foreign, logits)
+
+    def give_up(self) -> None:
+        """Compile no grammar for it that isn't being compiled yet."""
+        if self.slot.guide is not None:
+            self.slot.guide.compiled.cancel()
+
+    @property
+    def _has_grammar(self) -> bool:
+        return self.slot.guide is None or self.slot.guide.compiled.done()
+
+    @property
+    def _end(self) -> int:
+        return self._eos_token_ids[0] if self._eos_token_ids else 0
+
+    @property
+    def _no_end(self) -> int:
+        return next(token for token in count() if token not in self._eos_token_ids)
 
     def _follow(self) -> None:
         if self._followed is None:
@@ -145,6 +173,12 @@ class _Row:
         for token in new:
             self.slot.take_output(token)
         self._followed = len(self._output)
+
+
+def _leave(token: int, logits: Tensor) -> None:
+    """Nothing but this one."""
+    logits.fill_(float("-inf"))
+    logits[token] = 0.0
 
 
 def _drawn(logits: Tensor, rows: list[_Row], bring: Placing) -> Tensor:

@@ -16,7 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.schema_check import SchemaCheck
-from stageline_runtime.guided.guide import TOO_SLOW, Guide, GuideMaker
+from stageline_runtime.guided.grammar_walk import TOO_SLOW
+from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.guided.mask_time import (
     ANSWER_SECONDS,

@@ -9,6 +9,7 @@ logits processor is told, the border between prompt and output among it, and kee
 import hashlib
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from stageline_vllm.request_draws import RequestDraws, read_draws
 
 UNMASKED = "FAKE_VLLM_UNMASKED"
 """Set: grammars are not kept to, as if the logits processor had lost them."""
+COMPILES_FOR = "FAKE_VLLM_COMPILES_FOR"
+"""For how many steps each request's grammar is not compiled yet; 0 where it isn't set."""
+NOT_YET = 0
+_awaited: Counter[int] = Counter()
+"""Steps for which a request, by its number, has been told to wait."""
 
 
 def next_token(
@@ -32,6 +38,8 @@ def next_token(
     """The token after `ids`; without a grammar none of the first hundred, which may be control tokens."""
     noise: object = ()
     told = read_draws(sampling.get("extra_args"))
+    if told is not None and told.awaits_grammar:
+        return _word_on_grammar(told)
     if sampling.get("temperature", 1.0) > 0:
         noise = (sampling.get("seed"), draws)
     elif told is not None:
@@ -40,8 +48,20 @@ def next_token(
     drawn = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
     if told is None or told.sampling.json_schema is None or model_dir is None or UNMASKED in os.environ:
         return 100 + drawn % (vocabulary - 100)
+    assert _awaited[told.number] >= _steps_to_wait(), "a step waits for a compiler"
     admitted = _admitted(ids, told, model_dir, vocabulary)
     return admitted[drawn % len(admitted)]
+
+
+def _word_on_grammar(told: RequestDraws) -> int:
+    if _awaited[told.number] >= _steps_to_wait():
+        return told.eos_token_ids[0]
+    _awaited[told.number] += 1
+    return NOT_YET
+
+
+def _steps_to_wait() -> int:
+    return int(os.environ.get(COMPILES_FOR, "0"))
 
 
 def _admitted(ids: Sequence[int], told: RequestDraws, model_dir: Path, vocabulary: int) -> list[int]:

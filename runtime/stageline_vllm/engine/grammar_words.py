@@ -1,0 +1,77 @@
+"""How the engine waits until vLLM's worker has a request's grammar: by a request of nobody's tokens. Pure.
+
+The worker compiles a grammar beside its steps, up to a second of CPU, and one after the other. Were a request whose
+grammar isn't compiled drawn from, its step would wait for that, and everybody's token with it. So another one goes
+before it, which gets an end once the grammar is there, and holds it under the number of the request to come. It costs a
+step or two, and so is left out where the worker surely still keeps the grammar.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from stageline_runtime.engine.core_api import AdmittedRequest
+from stageline_runtime.guided.json_grammars import MAX_KEPT
+from stageline_vllm.engine.generate_words import StreamEvent, VllmAnswerError, asked_of
+from stageline_vllm.request_draws import VERSION, RequestDraws, as_extra_args
+
+MOST_TOKENS: Final = 32
+"""Of one such request; then another is made, so that a step of a second is no silence."""
+_READY: Final = "stop"
+_ANSWERS: Final = msgspec.json.Decoder(StreamEvent)
+
+
+class WorkersGrammars:
+    """Which grammars vLLM's worker surely keeps compiled: it keeps the `MAX_KEPT` that it used last."""
+
+    def __init__(self, max_running: int) -> None:
+        # What it may use meanwhile besides: those of answers under way, and as many that are being aborted.
+        self._most_begun_since = MAX_KEPT - 2 * max_running
+        self._num_begun = 0
+        self._used: OrderedDict[str, int] = OrderedDict()
+        """The number of the latest guided answer by schema that is known to have used it."""
+
+    def begin(self) -> int:
+        """A guided answer begins; returns its number."""
+        self._num_begun += 1
+        return self._num_begun
+
+    def surely_has(self, schema: str) -> bool:
+        used = self._used.get(schema)
+        return used is not None and self._num_begun - used <= self._most_begun_since
+
+    def used(self, schema: str, number: int) -> None:
+        """The worker had it for the answer of that number, after that began."""
+        self._used[schema] = max(number, self._used.pop(schema, 0))
+        if len(self._used) > MAX_KEPT:
+            self._used.popitem(last=False)
+
+
+def grammar_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
+    """What vLLM is asked ahead of a guided request."""
+    ends = tuple(sorted(eos_token_ids))
+    sampling: dict[str, Any] = {
+        "temperature": 0.0,
+        "max_tokens": MOST_TOKENS,
+        "stop_token_ids": ends,
+        "ignore_eos": True,
+        "detokenize": False,
+        "extra_args": as_extra_args(RequestDraws(VERSION, number, request.sampling, ends, awaits_grammar=True)),
+    }
+    body = asked_of(request, f"{number}-{request.request_id}-grammar", ends[:1], sampling)
+    return msgspec.json.encode(body | {"stream": False})
+
+
+def is_compiled(lines: Iterable[bytes]) -> bool:
+    """Whether the answer to `grammar_body` ended because the grammar is there.
+
+    Raises:
+        VllmAnswerError: it is no such answer.
+    """
+    try:
+        answer = _ANSWERS.decode(b"\n".join(lines))
+    except msgspec.DecodeError as error:
+        raise VllmAnswerError(f"vLLM's answer can't be read: {error}") from error
+    return any(choice.finish_reason == _READY for choice in answer.choices)
