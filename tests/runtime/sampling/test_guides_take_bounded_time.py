@@ -144,12 +144,23 @@ def maker(grammars: JsonGrammars) -> Iterator[GuideMaker]:
 
 
 @pytest.mark.parametrize("grammar", HOSTILE.values(), ids=HOSTILE.keys())
-def test_many_choices_of_one_take_no_more_of_a_step_than_a_gap_may_last(
-    grammars: JsonGrammars, maker: GuideMaker, grammar: str
-) -> None:
-    """As if it had not been rehearsed."""
+def test_many_choices_of_one_take_no_more_of_a_step_than_a_gap_may_last(grammars: JsonGrammars, grammar: str) -> None:
+    """As if it had not been rehearsed.
+
+    The least of three: whoever is to leave a call behind may be late itself where others load the machine, and the call
+    goes on meanwhile.
+    """
     text = GRAMMAR_MARK + grammar
     grammars.matcher(text)
+    seconds: list[float] = []
+    while len(seconds) < 3 and min(seconds, default=GAP_SECONDS) >= GAP_SECONDS:
+        seconds.append(slowest_step_of_31(grammars, text))
+    assert min(seconds) < GAP_SECONDS, f"seconds of CPU for one step, in three tries: {seconds}"
+
+
+def slowest_step_of_31(grammars: JsonGrammars, text: str) -> float:
+    """Seconds of CPU, with another's answer among them."""
+    maker = GuideMaker(grammars)
     hostile, chooser = {number: maker.start(text) for number in range(31)}, random.Random(1)
     other = maker.start(REGEX_MARK + "[a-z ]+")
     slowest, steps = 0.0, 0
@@ -160,8 +171,9 @@ def test_many_choices_of_one_take_no_more_of_a_step_than_a_gap_may_last(
         slowest, steps = max(slowest, maker.calls.cpu_seconds - began), steps + 1
     assert other.failure is None, "another's answer goes on"
     assert not hostile, f"it is followed after {steps} tokens"
-    assert slowest < GAP_SECONDS, f"{slowest:.3f} s of CPU for one step"
     assert maker.calls.num_left <= 2
+    maker.close()
+    return slowest
 
 
 def test_one_that_turns_dear_late_ends_its_own_answer_alone(grammars: JsonGrammars) -> None:
