@@ -353,7 +353,12 @@ class Failed(_Frozen):
     is_suspect: bool = False
     """Whether the group stopped making progress while it computed this: it may be what did that."""
     was_waiting: bool = False
-    """Whether it waited for its turn when the group ended, and so had no part in that."""
+    """Whether it waited for its turn when the group ended, and so had no part in that. Written only where it is true:
+    gateways from before know no such field, and would read nothing of this."""
+
+    @model_serializer(mode="wrap")
+    def _as_known_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name != "was_waiting" or value}
 
 
 Event = Annotated[Admitted | PromptTokens | Delta | Finished | Failed, Field(discriminator="type")]

@@ -20,6 +20,7 @@ from stageline_runtime.guided.grammar_walk import TOO_SLOW, GrammarWalk, WalkMak
 from stageline_runtime.guided.json_grammars import MAX_KEPT, JsonGrammars
 from stageline_runtime.guided.rehearsal import rehearse
 from stageline_runtime.plan_bus.messages import RequestSampling
+from stageline_vllm.engine import generation
 from stageline_vllm.engine.answer_progress import LOST_IN_WORKER, AnswerProgress
 from stageline_vllm.engine.generate_words import Choice, StreamEvent
 from stageline_vllm.engine.grammar_words import MOST_TOKENS, WorkersGrammars, grammar_body, is_compiled
@@ -149,6 +150,40 @@ def test_a_guided_answer_is_asked_for_once_vllms_worker_has_its_grammar(tmp_path
     with stand_in(tmp_path, environment={COMPILES_FOR: str(2 * MOST_TOKENS + 3)}) as vllm:
         ended, _ = answers(vllm, *(request(REGEX_MARK + f"[0-9]{{{count}}}") for count in (2, 3, 4)))
         assert [each[-1] for each in ended] == [EndEvent(FinishReason.STOP)] * 3
+
+
+def test_others_have_vllms_places_while_grammars_are_compiled(tmp_path: Path) -> None:
+    plain = AdmittedRequest(
+        request_id="plain",
+        prompt_token_ids=PROMPT,
+        sampling=RequestSampling(num_prompt_tokens=len(PROMPT)),
+        max_new_tokens=4,
+        stop_token_ids=frozenset(),
+    )
+
+    async def run(vllm: StandIn) -> tuple[list[CoreEvent], int]:
+        core = vllm.core(max_running=2)
+        try:
+            for count in (2, 3):
+                core.submit(request(REGEX_MARK + f"[0-9]{{{count}}}"), lambda _: None)
+            return await answer_of(core, plain), core.load().waiting
+        finally:
+            await core.close()
+
+    with stand_in(tmp_path, environment={COMPILES_FOR: str(10**9)}) as vllm:
+        events, waiting = asyncio.run(run(vllm))
+    assert events[-1] == EndEvent(FinishReason.LENGTH)
+    assert waiting == 1, "of the two with grammars one keeps a place"
+
+
+def test_a_grammar_that_is_not_compiled_in_time_ends_its_answer_here_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "GRAMMAR_LIMIT_SECONDS", 0.5)
+    with stand_in(tmp_path, environment={COMPILES_FOR: str(10**9)}) as vllm:
+        [[failed]], _ = answers(vllm, request(NUMBERS))
+    assert failed == FailEvent("Its grammar was not compiled within 0.5 s.")
+    assert not failed.is_final, "another group may have it"
 
 
 def test_what_is_asked_for_a_grammar_is_of_its_request_and_ends_by_a_stop() -> None:

@@ -73,12 +73,19 @@ def shape_with_written(shape: BodyShape, fields: Mapping[str, Any]) -> BodyShape
     Raises:
         ApiError: as `shape_of`.
     """
-    # In one piece: few marks in each of many texts are many. Whatever stands behind broken JSON is never read.
-    written = ",".join(written_json(fields))
+    # In one piece: few marks in each of many texts are many.
+    written = ",".join(map(_with_its_last_string_ended, written_json(fields)))
     if not written:
         return shape
     inner = shape_of(written.encode(errors="surrogatepass"))
     return BodyShape(shape.objects + inner.objects, shape.values + inner.values)
+
+
+def _with_its_last_string_ended(text: str) -> str:
+    """Calls that were cut off are taken as they are: a string that is open there must not count what is behind it as
+    its own."""
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    return text if plain.count('"') % 2 == 0 else plain.replace("\\", "") + '"'
 
 
 def check_shape(shape: BodyShape) -> None:

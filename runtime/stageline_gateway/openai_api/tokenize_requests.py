@@ -88,9 +88,12 @@ def _is_option(name: str) -> bool:
 
 
 def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[CompletionRequest, Prompt]:
-    if not isinstance(text := fields["prompt"], str):
-        raise bad_value("prompt", f"Invalid type for 'prompt': should be a string; got {shown(text)}.", "invalid_type")
-    return parse_completion(fields, ignored, strict), TextPrompt(text=text)
+    match fields["prompt"]:
+        case str(text) | [str(text)]:
+            return parse_completion(fields, ignored, strict), TextPrompt(text=text)
+        case other:
+            message = f"Invalid type for 'prompt': should be one string; got {shown(other)}."
+            raise bad_value("prompt", message, "invalid_type")
 
 
 def _chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[ChatRequest, Prompt]:

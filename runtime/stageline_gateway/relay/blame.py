@@ -18,6 +18,8 @@ MOST_WITHOUT_A_TOKEN: Final = 2
 that it only just began, and two nodes of an outage may take the same one along."""
 BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 """Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
+NO_END: Final = frozenset({LossKind.PROTOCOL})
+"""Losses of which no group ended: it refused this gateway's key, or who answered was no engine."""
 
 
 @dataclass(slots=True)
@@ -37,17 +39,17 @@ class Blame:
             return
         self.losses += 1
         self.hangs += error.kind is LossKind.HUNG
-        if not error.was_waiting:
+        if not error.was_waiting and error.kind not in NO_END:
             self.without_a_token = self.without_a_token + 1 if tokens == self._tokens else 1
             self._tokens = tokens
 
     def reason(self, most_losses: int) -> str | None:
         """Why it is sent to no other group, as a sentence for the client; None while it may be."""
         if self.hangs > MOST_HANGS:
-            return f"{self.hangs} groups hung while they computed this request, so it is sent to no other."
+            return f"Groups hung {self.hangs} times while they computed this request, so it is sent to no other."
         if self.without_a_token > MOST_WITHOUT_A_TOKEN:
-            lost = f"{self.without_a_token} groups in a row were lost without another token of this request"
+            lost = f"Engines were lost {self.without_a_token} times in a row without another token of this request"
             return f"{lost}, so it is sent to no other."
         if self.losses > most_losses:
-            return f"{self.losses} groups were lost with this request, so it is sent to no other."
+            return f"Engines were lost {self.losses} times with this request, so it is sent to no other."
         return None

@@ -35,11 +35,13 @@ from stageline_vllm.server_key import authorization
 
 logger = logging.getLogger(__name__)
 
+COMPILING_SHARE: Final = 4
+"""One in so many of vLLM's places may be kept by answers whose grammars are being compiled."""
 FIGURES_SECONDS: Final = 5.0
 """How often vLLM's own metrics are read while it works."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     request: AdmittedRequest
     number: int
@@ -199,9 +201,17 @@ class VllmCore(CoreLife):
         if self._phase not in (Phase.READY, Phase.DRAINING):
             return
         self._say_outstanding(bool(self._waiting or self._running))
-        while self._waiting and len(self._running) < self._max_running:
-            self._start(self._waiting.pop(0))
+        while len(self._running) < self._max_running and (waiting := self._next()) is not None:
+            self._waiting.remove(waiting)
+            self._start(waiting)
         self._check_drained()
+
+    def _next(self) -> _Waiting | None:
+        """The first in line; one whose grammar isn't compiled only while few such keep places of vLLM's idle."""
+        compiling = sum(each.generation.awaits_grammar for each in self._running.values())
+        if compiling < max(1, self._max_running // COMPILING_SHARE):
+            return self._waiting[0] if self._waiting else None
+        return next((each for each in self._waiting if not self._workers_grammars.lacks(each.request)), None)
 
     def _start(self, waiting: _Waiting) -> None:
         if not self._running:
@@ -214,6 +224,7 @@ class VllmCore(CoreLife):
             self._workers_grammars,
             self._streams,
             self._heard,
+            self._want_pump,
         )
         task = asyncio.create_task(self._run(generation))
         self._running[waiting.request.request_id] = _Running(generation, task)

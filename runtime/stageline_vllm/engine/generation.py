@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Final
 
 from stageline_runtime.engine.answer_streams import AnswerStreams
 from stageline_runtime.engine.core_api import AdmittedRequest
@@ -55,6 +56,10 @@ class VllmServer:
         exchange.post(self.host, GENERATE_PATH, authorization(self.key), body)
 
 
+GRAMMAR_LIMIT_SECONDS: Final = 60.0
+"""For which an answer waits for compilers, which others may keep busy."""
+
+
 class Generation:
     """A request from when it is handed to vLLM to its end. Used on the engine's event loop."""
 
@@ -67,8 +72,10 @@ class Generation:
         workers_grammars: WorkersGrammars,
         streams: AnswerStreams,
         on_event: Callable[[], None],
+        on_grammar: Callable[[], None],
     ) -> None:
-        """`walks` are through the server's grammars; `on_event` is called for each event that vLLM sends."""
+        """`walks` are through the server's grammars; `on_event` is called for each event that vLLM sends, `on_grammar`
+        once its own grammar is compiled everywhere."""
         self.request = request
         self.number = number
         self._server = server
@@ -76,6 +83,9 @@ class Generation:
         self._workers_grammars = workers_grammars
         self._streams = streams
         self._on_event = on_event
+        self._on_grammar = on_grammar
+        self.awaits_grammar = workers_grammars.lacks(request)
+        """Whether it waits for a compiler first, and keeps vLLM's place meanwhile."""
         self._is_over = False
         self._has_begun = False
         self._refusal: list[bytes] = []
@@ -88,6 +98,8 @@ class Generation:
             await self._ask()
         except (VllmUnreachableError, VllmAnswerError) as error:
             self._fail(f"The group could not finish this answer: {error}.", GROUP_LOST)
+        except TimeoutError:
+            self._fail(f"Its grammar was not compiled within {GRAMMAR_LIMIT_SECONDS:g} s.", GUIDE)
         except (NotFollowedError, GrammarError) as error:
             self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
         except Exception:
@@ -103,11 +115,10 @@ class Generation:
         self._is_over = True
 
     async def _ask(self) -> None:
-        self._progress = await self._begin()
-        schema = self.request.sampling.json_schema
-        guided_number = self._workers_grammars.begin() if schema is not None else 0
-        if schema is not None and not self._workers_grammars.surely_has(schema):
-            await self._ask_for_grammar()
+        async with asyncio.timeout(GRAMMAR_LIMIT_SECONDS):
+            self._progress, guided_number = await self._begin()
+        self.awaits_grammar = False
+        self._on_grammar()
         if asks_for_prompt(self.request) and not self._is_over:
             await self._ask_about_prompt()
         if self._is_over:
@@ -118,7 +129,7 @@ class Generation:
         if status != HTTPStatus.OK:
             self._refused(status)
             return
-        if schema is not None:
+        if (schema := self.request.sampling.json_schema) is not None:
             self._workers_grammars.used(schema, guided_number)
         self._finish()
 
@@ -166,13 +177,17 @@ class Generation:
             self._refused(status)
         return lines
 
-    async def _begin(self) -> AnswerProgress:
+    async def _begin(self) -> tuple[AnswerProgress, int]:
+        """Its progress, and the number of this guided answer, once both sides have compiled its grammar."""
         schema = self.request.sampling.json_schema
         if schema is None:
-            return AnswerProgress(self.request)
+            return AnswerProgress(self.request), 0
         grammar = self._walks.start(schema)
         await asyncio.wrap_future(grammar.compiled)
-        return AnswerProgress(self.request, grammar, self._server.grammars.foreign_token)
+        number = self._workers_grammars.begin()
+        if not self._workers_grammars.surely_has(schema):
+            await self._ask_for_grammar()
+        return AnswerProgress(self.request, grammar, self._server.grammars.foreign_token), number
 
     def _take_line(self, status: int, line: bytes) -> None:
         if self._is_over:

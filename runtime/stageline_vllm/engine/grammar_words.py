@@ -1,4 +1,4 @@
-"""How the engine waits until vLLM's worker has a request's grammar: by a request of nobody's tokens. Pure.
+"""How the engine waits until vLLM's worker has a request's grammar: by a request whose tokens nobody gets. Pure.
 
 The worker compiles a grammar beside its steps, up to a second of CPU, and one after the other. Were a request whose
 grammar isn't compiled drawn from, its step would wait for that, and everybody's token with it. So another one goes
@@ -41,6 +41,11 @@ class WorkersGrammars:
     def surely_has(self, schema: str) -> bool:
         used = self._used.get(schema)
         return used is not None and self._num_begun - used <= self._most_begun_since
+
+    def lacks(self, request: AdmittedRequest) -> bool:
+        """Whether the grammar of a request that begins may have to be compiled first."""
+        schema = request.sampling.json_schema
+        return schema is not None and not self.surely_has(schema)
 
     def used(self, schema: str, number: int) -> None:
         """The worker had it for the answer of that number, after that began."""

@@ -117,7 +117,7 @@ class _Row:
         self._grammars = grammars
         self._eos_token_ids = draws.eos_token_ids
         self.awaits_grammar = False
-        """Whether nothing is drawn yet but the answer to whether its grammar is compiled."""
+        """Whether its tokens only say if the grammar is compiled (`RequestDraws`)."""
         self._prompt: list[int] = []
         self._output: list[int] = []
         self._followed: int | None = None

@@ -282,11 +282,20 @@ def test_a_request_that_ends_three_groups_in_a_row_is_sent_to_no_fourth(
         gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
         [*_, error] = events_of(gateway.http.post("/v1/completions", json=STREAM).text) or [None]
         refused = gateway.http.post("/v1/completions", json=BODY)
-        assert "3 groups in a row" in str(error or refused.text), (error, refused.text)
+        for told in (str(error), refused.text):
+            assert "Engines were lost 3 times in a row" in told, (error, refused.text)
         assert len(engine.requests) + len(other_engine.requests) == 6, "two requests, three groups each"
         assert gateway.sample("stageline_gateway_resumes_total", model_name=MODEL, outcome="exhausted") == 2
         engine.script = other_engine.script = lambda _: answer("well")
         assert gateway.http.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_a_gateway_from_before_reads_every_end_but_that_of_who_waited() -> None:
+    known = {"type", "message", "is_final", "is_suspect"}
+    ends = [Failed(message="m"), Failed(message="m", is_final=True), Failed(message="m", is_suspect=True)]
+    assert [set(json.loads(end.model_dump_json())) for end in ends] == [known] * 3
+    waited = Failed(message="m", was_waiting=True)
+    assert Failed.model_validate_json(waited.model_dump_json()) == waited
 
 
 def test_a_request_that_waited_while_its_groups_ended_is_not_taken_for_their_end(

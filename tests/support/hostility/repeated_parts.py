@@ -36,7 +36,13 @@ _CHAT: Final = b'{"model":"%s","messages":[' % MODEL.encode()
 _RESPONSE: Final = b'{"model":"%s",' % MODEL.encode()
 _ASKED: Final = _RESPONSE + b'"max_tokens":1,'
 _CALL: Final = b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"['
-"""Arguments are JSON inside of a string, and an object: a list is read to its end and refused."""
+"""Arguments are JSON inside of a string."""
+_CUT: Final = b'{"id":"b","type":"function","function":{"name":"f","arguments":"{\\"a\\": \\"b"}}'
+"""A call that the token limit cut off within a string."""
+_BEHIND_A_CUT: Final = (
+    b'{"role":"assistant","tool_calls":[%s,{"id":"c","type":"function","function":{"name":"f","arguments":"{\\"a\\":['
+    % _CUT
+)
 REPEATED: Final[dict[str, Repeated]] = {
     "numbers for messages": Repeated(CHATS, _CHAT, b"1", b"]}"),
     "empty messages": Repeated(CHATS, _CHAT, b"{}", b"]}"),
@@ -72,6 +78,15 @@ REPEATED: Final[dict[str, Repeated]] = {
     ),
     "lists in lists": Repeated(COMPLETIONS, _PROMPT, b"[" * 50 + b"]" * 50, b"}"),
     "objects within arguments": Repeated(CHATS, _CHAT + _CALL, b"{}", b']"}}]}]}'),
+    "objects behind a cut call": Repeated(CHATS, _CHAT + _BEHIND_A_CUT, b"[]", b']}"}}]}]}'),
+    "objects behind a cut call to tokenize": Repeated("/tokenize", _CHAT + _BEHIND_A_CUT, b"[]", b']}"}}]}]}'),
+    "objects behind a cut call of an item": Repeated(
+        "/v1/responses",
+        _RESPONSE + b'"input":[{"type":"function_call","call_id":"b","name":"f","arguments":"{\\"a\\": \\"b"},'
+        b'{"type":"function_call","call_id":"c","name":"f","arguments":"{\\"a\\":[',
+        b"[]",
+        b']}"}]}',
+    ),
     "numbers within arguments": Repeated(CHATS, _CHAT + _CALL, b"0", b']"}}]}]}'),
     "objects within arguments of an item": Repeated(
         "/v1/responses",

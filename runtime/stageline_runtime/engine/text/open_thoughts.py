@@ -38,15 +38,14 @@ def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
 
 
 def may_have_begun(text: str) -> bool:
-    """Whether a thought is open in `text`, or somebody wrote so: its last mark is the first of a pair."""
+    """Whether the last mark in `text` is the first of a pair, whoever wrote it."""
     return text.rfind(OPENING) > text.rfind(CLOSING)
 
 
 def is_begun_for_the_answer(text: str, without: str) -> bool:
-    """Whether the mark that is open in `text` is part of what the template adds for an answer; it made `without`, of
-    the same messages, without that."""
-    mark = text.rfind(OPENING)
-    return without[: mark + len(OPENING)] != text[: mark + len(OPENING)]
+    """Whether the template adds such a mark for an answer: `text` has more of them than `without`, which it made of the
+    same messages without the words for an answer."""
+    return text.count(OPENING) > without.count(OPENING)
 
 
 def _ends_with_mark(text: str) -> bool:
