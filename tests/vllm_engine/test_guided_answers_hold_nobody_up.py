@@ -182,8 +182,7 @@ def test_a_grammar_that_is_not_compiled_in_time_ends_its_answer_here_alone(
     monkeypatch.setattr(generation, "GRAMMAR_LIMIT_SECONDS", 0.5)
     with stand_in(tmp_path, environment={COMPILES_FOR: str(10**9)}) as vllm:
         [[failed]], _ = answers(vllm, request(NUMBERS))
-    assert failed == FailEvent("Its grammar was not compiled within 0.5 s.")
-    assert not failed.is_final, "another group may have it"
+    assert failed == FailEvent("Its grammar was not compiled within 0.5 s.", is_final=True), "the group is well"
 
 
 def test_what_is_asked_for_a_grammar_is_of_its_request_and_ends_by_a_stop() -> None:
@@ -215,5 +214,7 @@ def test_a_worker_surely_has_a_grammar_until_it_may_have_used_as_many_others_as_
 
 def test_a_worker_that_runs_more_at_once_than_it_keeps_surely_has_none() -> None:
     workers = WorkersGrammars(max_running=MAX_KEPT)
+    assert workers.is_new("one")
     workers.used("one", workers.begin())
     assert not workers.surely_has("one")
+    assert not workers.is_new("one"), "it is asked about, and behind no others' compilers"

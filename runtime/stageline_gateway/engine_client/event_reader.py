@@ -56,7 +56,7 @@ class _Order:
             case Failed():
                 kind = LossKind.HUNG if event.is_suspect else LossKind.ENGINE_FAILED
                 message = f"The engine could not finish the answer: {event.message}"
-                raise EngineLostError(kind, message, was_waiting=event.was_waiting)
+                raise EngineLostError(kind, message, had_no_part=event.was_waiting)
             case Finished(reason=FinishReason.ABORT):
                 raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
             case Finished():

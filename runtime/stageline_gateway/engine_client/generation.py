@@ -216,6 +216,6 @@ def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
         error = EngineError.model_validate_json(body)
         if error.code is not ErrorCode.KEY_MISSING:
             return EngineRefusedError(error)
-        return EngineLostError(LossKind.PROTOCOL, KEY_NOT_TAKEN)
+        return EngineLostError(LossKind.PROTOCOL, KEY_NOT_TAKEN, had_no_part=True)
     except ValidationError:
         return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")

@@ -85,8 +85,8 @@ class EngineLostError(Exception):
     message: str
     is_echo: bool = False
     """Another request was lost by the very same event: a connection that both had."""
-    was_waiting: bool = False
-    """It waited for its turn when its group ended."""
+    had_no_part: bool = False
+    """The request can't be why: it waited for its turn when its group ended, or was refused unread."""
 
 
 @dataclass(eq=False)

@@ -18,8 +18,6 @@ MOST_WITHOUT_A_TOKEN: Final = 2
 that it only just began, and two nodes of an outage may take the same one along."""
 BLAMELESS: Final = frozenset({LossKind.LEFT, LossKind.UNREACHABLE})
 """Losses that can't be the request's doing: it was moved on purpose, or nothing of it was ever sent."""
-NO_END: Final = frozenset({LossKind.PROTOCOL})
-"""Losses of which no group ended: it refused this gateway's key, or who answered was no engine."""
 
 
 @dataclass(slots=True)
@@ -39,7 +37,7 @@ class Blame:
             return
         self.losses += 1
         self.hangs += error.kind is LossKind.HUNG
-        if not error.was_waiting and error.kind not in NO_END:
+        if not error.had_no_part:
             self.without_a_token = self.without_a_token + 1 if tokens == self._tokens else 1
             self._tokens = tokens
 

@@ -36,7 +36,9 @@ from stageline_vllm.server_key import authorization
 logger = logging.getLogger(__name__)
 
 COMPILING_SHARE: Final = 4
-"""One in so many of vLLM's places may be kept by answers whose grammars are being compiled."""
+"""One in so many of vLLM's places may be kept by answers whose grammars are being compiled,"""
+MOST_COMPILING: Final = 8
+"""and so many at most, since that goes one by one."""
 FIGURES_SECONDS: Final = 5.0
 """How often vLLM's own metrics are read while it works."""
 
@@ -209,9 +211,12 @@ class VllmCore(CoreLife):
     def _next(self) -> _Waiting | None:
         """The first in line; one whose grammar isn't compiled only while few such keep places of vLLM's idle."""
         compiling = sum(each.generation.awaits_grammar for each in self._running.values())
-        if compiling < max(1, self._max_running // COMPILING_SHARE):
+        if compiling < min(MOST_COMPILING, max(1, self._max_running // COMPILING_SHARE)):
             return self._waiting[0] if self._waiting else None
-        return next((each for each in self._waiting if not self._workers_grammars.lacks(each.request)), None)
+        return next((each for each in self._waiting if not self._is_new(each.request.sampling.json_schema)), None)
+
+    def _is_new(self, schema: str | None) -> bool:
+        return schema is not None and self._workers_grammars.is_new(schema)
 
     def _start(self, waiting: _Waiting) -> None:
         if not self._running:

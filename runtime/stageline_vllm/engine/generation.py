@@ -6,6 +6,7 @@ inside vLLM. Exactly one end is delivered, unless the request was aborted: then 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -84,7 +85,8 @@ class Generation:
         self._streams = streams
         self._on_event = on_event
         self._on_grammar = on_grammar
-        self.awaits_grammar = workers_grammars.lacks(request)
+        schema = request.sampling.json_schema
+        self.awaits_grammar = schema is not None and workers_grammars.is_new(schema)
         """Whether it waits for a compiler first, and keeps vLLM's place meanwhile."""
         self._is_over = False
         self._has_begun = False
@@ -99,7 +101,8 @@ class Generation:
         except (VllmUnreachableError, VllmAnswerError) as error:
             self._fail(f"The group could not finish this answer: {error}.", GROUP_LOST)
         except TimeoutError:
-            self._fail(f"Its grammar was not compiled within {GRAMMAR_LIMIT_SECONDS:g} s.", GUIDE)
+            # Final, since the group is well, and what can't be compiled here would go round.
+            self._fail(f"Its grammar was not compiled within {GRAMMAR_LIMIT_SECONDS:g} s.", GUIDE, is_final=True)
         except (NotFollowedError, GrammarError) as error:
             self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
         except Exception:
@@ -115,10 +118,10 @@ class Generation:
         self._is_over = True
 
     async def _ask(self) -> None:
-        async with asyncio.timeout(GRAMMAR_LIMIT_SECONDS):
-            self._progress, guided_number = await self._begin()
-        self.awaits_grammar = False
-        self._on_grammar()
+        self._progress = await self._begin()
+        if self.awaits_grammar:
+            self.awaits_grammar = False
+            self._on_grammar()
         if asks_for_prompt(self.request) and not self._is_over:
             await self._ask_about_prompt()
         if self._is_over:
@@ -129,8 +132,6 @@ class Generation:
         if status != HTTPStatus.OK:
             self._refused(status)
             return
-        if (schema := self.request.sampling.json_schema) is not None:
-            self._workers_grammars.used(schema, guided_number)
         self._finish()
 
     async def _open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
@@ -157,12 +158,21 @@ class Generation:
             self._streams.deliver(NewToken(name, drawn, finished=True, stopped=False))
 
     async def _ask_for_grammar(self) -> None:
-        """Wait until vLLM's worker has compiled the grammar."""
+        """Wait until vLLM's worker has compiled the grammar.
+
+        Raises TimeoutError: it has said for too long that it hasn't. How long it takes to say so, as vLLM has other
+        things to do, counts as any wait for vLLM.
+        """
         body = grammar_body(self.request, self.number, self._server.eos_token_ids)
-        is_there = False
-        while not is_there:
+        until: float | None = None
+        while True:
             lines = await self._ask_aside(body)
-            is_there = self._is_over or is_compiled(lines)
+            if self._is_over or is_compiled(lines):
+                return
+            now = time.monotonic()
+            until = now + GRAMMAR_LIMIT_SECONDS if until is None else until
+            if now >= until:
+                raise TimeoutError
 
     async def _ask_aside(self, body: bytes) -> list[bytes]:
         """What vLLM answers to a request that is no stream; once it has refused it, this one is over."""
@@ -177,17 +187,20 @@ class Generation:
             self._refused(status)
         return lines
 
-    async def _begin(self) -> tuple[AnswerProgress, int]:
-        """Its progress, and the number of this guided answer, once both sides have compiled its grammar."""
+    async def _begin(self) -> AnswerProgress:
+        """Its progress, once both sides have compiled its grammar."""
         schema = self.request.sampling.json_schema
         if schema is None:
-            return AnswerProgress(self.request), 0
+            return AnswerProgress(self.request)
         grammar = self._walks.start(schema)
-        await asyncio.wrap_future(grammar.compiled)
+        async with asyncio.timeout(GRAMMAR_LIMIT_SECONDS):
+            await asyncio.wrap_future(grammar.compiled)
         number = self._workers_grammars.begin()
         if not self._workers_grammars.surely_has(schema):
             await self._ask_for_grammar()
-        return AnswerProgress(self.request, grammar, self._server.grammars.foreign_token), number
+        if not self._is_over:
+            self._workers_grammars.used(schema, number)
+        return AnswerProgress(self.request, grammar, self._server.grammars.foreign_token)
 
     def _take_line(self, status: int, line: bytes) -> None:
         if self._is_over:

@@ -42,10 +42,9 @@ class WorkersGrammars:
         used = self._used.get(schema)
         return used is not None and self._num_begun - used <= self._most_begun_since
 
-    def lacks(self, request: AdmittedRequest) -> bool:
-        """Whether the grammar of a request that begins may have to be compiled first."""
-        schema = request.sampling.json_schema
-        return schema is not None and not self.surely_has(schema)
+    def is_new(self, schema: str) -> bool:
+        """Whether it will have to be compiled, as far as can be told: the worker used none such lately."""
+        return schema not in self._used
 
     def used(self, schema: str, number: int) -> None:
         """The worker had it for the answer of that number, after that began."""

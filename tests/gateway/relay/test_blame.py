@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_gateway.engine_client.run_events import EngineLostError, LossKind
-from stageline_gateway.relay.blame import BLAMELESS, MOST_HANGS, MOST_WITHOUT_A_TOKEN, NO_END, Blame
+from stageline_gateway.relay.blame import BLAMELESS, MOST_HANGS, MOST_WITHOUT_A_TOKEN, Blame
 
 MOST_LOSSES = 8
 
@@ -17,41 +17,41 @@ class Loss(NamedTuple):
 
     kind: LossKind
     tokens: int
-    was_waiting: bool = False
+    had_no_part: bool = False
 
 
 def reason(*losses: Loss) -> str | None:
     """Why a request with these losses is given up behind the last of them."""
     blame = Blame()
-    for kind, tokens, was_waiting in losses:
-        blame.lost(EngineLostError(kind, "lost", was_waiting=was_waiting), tokens)
+    for kind, tokens, had_no_part in losses:
+        blame.lost(EngineLostError(kind, "lost", had_no_part=had_no_part), tokens)
     return blame.reason(MOST_LOSSES)
 
 
-def died(tokens: int, was_waiting: bool = False) -> Loss:
+def died(tokens: int, had_no_part: bool = False) -> Loss:
     """A group ended for no reason that is known."""
-    return Loss(LossKind.CONNECTION_LOST, tokens, was_waiting)
+    return Loss(LossKind.CONNECTION_LOST, tokens, had_no_part)
 
 
 HUNG, LEFT, UNREACHABLE = Loss(LossKind.HUNG, 0), Loss(LossKind.LEFT, 0), Loss(LossKind.UNREACHABLE, 0)
-REFUSED = Loss(LossKind.PROTOCOL, 2)
-"""The gateway's key, or by something that is no engine."""
+REFUSED = Loss(LossKind.PROTOCOL, 2, had_no_part=True)
+"""With the gateway's key."""
 IN_A_ROW, NINE = "Engines were lost 3 times in a row", "Engines were lost 9 times with"
 GIVEN_UP: dict[str, tuple[list[Loss], str]] = {
     "three before the first token": ([died(0)] * 3, IN_A_ROW),
     "three behind the same token": ([died(0), died(5), died(5), died(5)], IN_A_ROW),
     "moved on purpose between": ([died(0), LEFT, died(0), UNREACHABLE, died(0)], IN_A_ROW),
-    "waited between": ([died(2), died(2, was_waiting=True), died(2), REFUSED, died(2)], IN_A_ROW),
+    "waited between": ([died(2), died(2, had_no_part=True), died(2), REFUSED, died(2)], IN_A_ROW),
     "two hangs": ([HUNG, HUNG], "Groups hung 2 times"),
     "two hangs with tokens between": ([HUNG, Loss(LossKind.HUNG, 7)], "Groups hung 2 times"),
     "nine with a token each": ([died(each) for each in range(9)], NINE),
-    "nine while it waited": ([died(0, was_waiting=True)] * 9, NINE),
+    "nine while it waited": ([died(0, had_no_part=True)] * 9, NINE),
 }
 GOES_ON: dict[str, list[Loss]] = {
     "two before the first token": [died(0)] * 2,
     "a token since": [died(0), died(0), died(1), died(1)],
     "a hang and two others": [HUNG, died(0)],
-    "eight while it waited": [died(0, was_waiting=True)] * 8,
+    "eight while it waited": [died(0, had_no_part=True)] * 8,
     "refused eight times": [REFUSED] * 8,
     "moved on purpose": [LEFT] * 20,
     "never reached": [UNREACHABLE] * 20,
@@ -78,7 +78,7 @@ def test_tokens_that_never_go_back_say_by_their_count_alone_whether_it_is_given_
     real = [loss for loss in losses if loss.kind not in BLAMELESS]
     told = reason(*losses)
     hangs = sum(loss.kind is LossKind.HUNG for loss in real)
-    blamed = [loss.tokens for loss in real if not loss.was_waiting and loss.kind not in NO_END]
+    blamed = [loss.tokens for loss in real if not loss.had_no_part]
     in_a_row = blamed.count(blamed[-1]) if blamed else 0
     is_guilty = hangs > MOST_HANGS or in_a_row > MOST_WITHOUT_A_TOKEN or len(real) > MOST_LOSSES
     assert (told is not None) == is_guilty, (told, real)

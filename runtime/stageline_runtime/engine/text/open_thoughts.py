@@ -44,7 +44,7 @@ def may_have_begun(text: str) -> bool:
 
 def is_begun_for_the_answer(text: str, without: str) -> bool:
     """Whether the template adds such a mark for an answer: `text` has more of them than `without`, which it made of the
-    same messages without the words for an answer."""
+    same messages without the words for an answer. Counted, since a template may write the time before them."""
     return text.count(OPENING) > without.count(OPENING)
 
 
