@@ -73,21 +73,20 @@ def test_a_stream_goes_on_unbroken(
 
 
 class ShortOnce:
-    """A gateway's `EngineTimeouts` that is short for one silence alone: the one after so many events with tokens.
+    """A gateway's `EngineTimeouts` that is short for the first run alone.
 
     Were it so for all, a silence of a busy machine would end a run that is not counted here.
     """
 
     connect_seconds = idle_seconds = 60.0
 
-    def __init__(self, after: int) -> None:
-        self._after = after
-        self._events = count(1)
+    def __init__(self) -> None:
+        self._runs = count()
 
     @property
     def stall_seconds(self) -> float:
-        """Asked for at each event with tokens."""
-        return 0.3 if next(self._events) == self._after else 60.0
+        """Asked for once by each run."""
+        return 60.0 if next(self._runs) else 1.0
 
 
 @AFTER
@@ -98,7 +97,7 @@ def test_a_stream_whose_engine_stalls_goes_on_unbroken(
     after: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet, "EngineTimeouts", lambda *_: ShortOnce(after))
+    monkeypatch.setattr(fleet, "EngineTimeouts", lambda *_: ShortOnce())
     with running_gateway(settings) as gateway:
         assert_goes_on_unbroken(gateway, engine, other_engine, Hold(), after)
 
