@@ -164,8 +164,7 @@ Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 def check_messages(messages: list[Message]) -> None:
     """Raise ApiError 400 for a field that its message's role doesn't take, or lacks."""
     for index, message in enumerate(messages):
-        place = f"messages[{index}]"
-        _check_fields(message, place)
+        _check_fields(message, f"messages[{index}]")
 
 
 def _check_fields(message: Message, place: str) -> None:

@@ -52,6 +52,13 @@ BREAKS_AFTER_TEXT: dict[str, list[Step]] = {
 STALL_SECONDS = 1.0
 
 
+def patient(directory: Path) -> GatewaySettings:
+    """Of a gateway that waits for groups longer than any test takes."""
+    return GatewaySettings(
+        directory / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
+    )
+
+
 def unused_url() -> str:
     """An address nothing listens on."""
     return f"http://127.0.0.1:{free_port()}"
@@ -248,12 +255,9 @@ def test_a_request_whose_groups_hang_is_sent_to_no_third(
 ) -> None:
     """It may be what hangs them; a request that was only there when one hung goes on elsewhere."""
     hung = Failed(message="the group failed: no plan finished within 30 s", is_suspect=True)
-    settings = GatewaySettings(
-        tmp_path / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
-    )
     for script in (engine, other_engine):
         script.script = lambda _: [ADMITTED, Say(hung)]
-    with running_gateway(settings) as gateway:
+    with running_gateway(patient(tmp_path)) as gateway:
         gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
         refused = gateway.http.post("/v1/completions", json=BODY)
         assert refused.status_code == 503, refused.text
@@ -270,15 +274,12 @@ def test_a_request_that_ends_three_groups_in_a_row_is_sent_to_no_fourth(
     tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine, begins: list[Step]
 ) -> None:
     """As what takes more memory than there is does, wherever it is computed: it comes no token further."""
-    settings = GatewaySettings(
-        tmp_path / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
-    )
 
     def ends_its_group(request: GenerateRequest) -> list[Step]:
         return [ADMITTED, Drop()] if request.generated_token_ids else [*begins, Drop()]
 
     engine.script = other_engine.script = ends_its_group
-    with running_gateway(settings) as gateway:
+    with running_gateway(patient(tmp_path)) as gateway:
         gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
         [*_, error] = events_of(gateway.http.post("/v1/completions", json=STREAM).text) or [None]
         refused = gateway.http.post("/v1/completions", json=BODY)
@@ -302,16 +303,13 @@ def test_a_request_that_waited_while_its_groups_ended_is_not_taken_for_their_end
     tmp_path: Path, engine: ScriptedEngine, other_engine: ScriptedEngine
 ) -> None:
     ended = Failed(message="the group failed: stage 1 died", was_waiting=True)
-    settings = GatewaySettings(
-        tmp_path / "endpoints.json", connect_timeout_seconds=60, hold_seconds=60, resume_window_seconds=600
-    )
 
     def script(_: GenerateRequest) -> list[Step]:
         runs = len(engine.requests) + len(other_engine.requests)
         return answer("well") if runs > 5 else [ADMITTED, Say(ended)]
 
     engine.script = other_engine.script = script
-    with running_gateway(settings) as gateway:
+    with running_gateway(patient(tmp_path)) as gateway:
         gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
         whole = gateway.http.post("/v1/completions", json=BODY)
         assert (whole.status_code, whole.json()["choices"][0]["text"]) == (200, "well"), whole.text
